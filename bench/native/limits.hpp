@@ -1,0 +1,17 @@
+// Shared by the limit probes: what each translation unit offers to limits.cpp.
+//
+// The exp probes live in their own files because they must be compiled differently: libmvec is only
+// reachable under -ffast-math, which must not leak into the probe of qkcore's own exp.
+#pragma once
+
+#include <cstddef>
+
+namespace limits {
+
+// y[i] = exp(x[i]); false when this build has no such exp, so that the caller leaves the figure out.
+bool exp_libmvec(const float* x, float* y, std::size_t n);
+bool exp_libmvec(const double* x, double* y, std::size_t n);
+bool exp_qkcore(const float* x, float* y, std::size_t n);
+bool exp_qkcore(const double* x, double* y, std::size_t n);
+
+}  // namespace limits

@@ -1,0 +1,74 @@
+"""Run the benchmarks: ``python bench/run.py [group ...] [--quick] [--write-docs]``.
+
+Each group is a module with ``run(options) -> Group``. Results go to bench/results/<group>.json and
+to the screen. A missed target is reported and does not fail the run; a wrong answer does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import time
+
+import environment
+
+GROUPS = ("limits", "attention", "lse", "small", "dense", "isa")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bench/run.py", description="Run the benchmarks.")
+    parser.add_argument("group", nargs="*", help=f"any of {', '.join(GROUPS)}; default: all")
+    parser.add_argument("--quick", action="store_true", help="small sizes, to see that all works")
+    parser.add_argument("--write-docs", action="store_true", help="update docs/performance.md")
+    parser.add_argument("--threads", type=int, default=min(2, environment.available_cpus()))
+    asked = parser.parse_args()
+    unknown = [name for name in asked.group if name not in GROUPS]
+    if unknown:
+        parser.error(f"unknown group {unknown[0]!r}: choose from {', '.join(GROUPS)}")
+    if asked.threads < 1:
+        parser.error(f"--threads: at least 1 is wanted, received {asked.threads}")
+    return asked
+
+
+def main() -> int:
+    asked = parse()
+    environment.limit_threads(asked.threads)
+    try:
+        import qkcore as qk
+    except ImportError as problem:
+        print(f"qkcore cannot be imported ({problem}); install it first: pip install .")
+        return 1
+    import report  # these import NumPy, which reads the thread limits once
+    from harness import Options
+
+    qk.set_num_threads(asked.threads)
+    options = Options(threads=asked.threads, quick=asked.quick)
+    record = environment.record(asked.threads)
+    print(report.environment_line(record), "\n", flush=True)
+    groups = []
+    for name in asked.group or GROUPS:
+        began, load = time.perf_counter(), environment.OtherLoad()
+        group = importlib.import_module(name).run(options)
+        groups.append(group)
+        group.extra["load_by_others"] = busy = load.fraction()
+        if busy is not None and busy > 0.1:
+            group.notes.append(f"other processes used {100 * busy:.0f} % of the CPUs meanwhile")
+        path = report.write_json(group, record)
+        print(report.markdown(group))
+        print(f"{path.name} written after {time.perf_counter() - began:.0f} s\n", flush=True)
+    if asked.write_docs:
+        report.write_document(groups, record)
+    targets = [target for group in groups for target in group.targets]
+    print(f"{sum(t.met for t in targets)} of {len(targets)} targets met")
+    for target in targets:
+        if not target.met:
+            print(f"  missed: {target.claim}: {target.measured}, wanted {target.wanted}")
+    failures = [f"{group.name}: {text}" for group in groups for text in group.failures]
+    for failure in failures:
+        print(f"WRONG ANSWER  {failure}")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

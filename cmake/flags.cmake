@@ -1,0 +1,48 @@
+# qk_flags: what every target is compiled with.
+add_library(qk_flags INTERFACE)
+target_compile_features(qk_flags INTERFACE cxx_std_20)
+target_compile_definitions(qk_flags INTERFACE QKCORE_VERSION="${SKBUILD_PROJECT_VERSION_FULL}")
+
+# No -ffast-math: inf, NaN and signed zeros carry meaning here (masks, fully masked rows). What is given up is only
+# errno, floating-point traps and the rounding between a product and the sum it feeds.
+target_compile_options(
+  qk_flags
+  INTERFACE $<$<CONFIG:Release,RelWithDebInfo>:-O3>
+            -fno-math-errno
+            -fno-trapping-math
+            -ffp-contract=fast
+            -Wall
+            -Wextra
+            -Wpedantic
+            -Wshadow
+            -Wconversion
+            -Wno-sign-conversion # indices are std::ptrdiff_t, sizes of the standard library std::size_t
+            -Wcast-align
+            -Wnon-virtual-dtor
+            -Woverloaded-virtual
+            -Wdouble-promotion
+            -Wvla)
+if(QKCORE_WERROR)
+  target_compile_options(qk_flags INTERFACE -Werror)
+endif()
+foreach(sanitizer IN LISTS QKCORE_SANITIZE)
+  target_compile_options(qk_flags INTERFACE -fsanitize=${sanitizer} -fno-omit-frame-pointer -g)
+  target_link_options(qk_flags INTERFACE -fsanitize=${sanitizer})
+endforeach()
+
+# A module exports its init function and nothing else: templates of the standard library are instantiated for
+# different -march in each, and must never be taken from a neighbour.
+if(CMAKE_SYSTEM_NAME STREQUAL Linux)
+  set(qk_exports ${CMAKE_CURRENT_BINARY_DIR}/exports.map)
+  file(CONFIGURE OUTPUT ${qk_exports} CONTENT "{ global: PyInit_*; local: *; };\n")
+endif()
+
+function(qk_add_module name)
+  pybind11_add_module(${name} MODULE NO_EXTRAS ${ARGN}) # NO_EXTRAS: no LTO, which doubles the build time for nothing
+  target_compile_definitions(${name} PRIVATE QK_MODULE_NAME=${name})
+  target_link_libraries(${name} PRIVATE qk_flags)
+  if(qk_exports)
+    target_link_options(${name} PRIVATE -Wl,--version-script=${qk_exports} -Wl,--gc-sections)
+  endif()
+  install(TARGETS ${name} LIBRARY DESTINATION qkcore)
+endfunction()

@@ -1,0 +1,39 @@
+// What the registering files share: arrays in, arrays out, the GIL released, Ctrl-C heard.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include "qk/engine.hpp"
+
+namespace py = pybind11;
+
+void register_arrays(py::module_& m);
+void register_engine(py::module_& m);
+
+namespace qk::bind {
+
+// Strides in elements. Python checks dtypes and that strides are whole elements.
+template <class T>
+Index element_stride(const py::array& a, py::ssize_t dim) {
+    return static_cast<Index>(a.strides(dim)) / static_cast<Index>(sizeof(T));
+}
+
+// Runs `work(run)` without the GIL; Python's signal handlers are run now and then meanwhile.
+template <class Work>
+auto without_gil(int n_threads, const Work& work) {
+    StopToken stop([] {
+        const py::gil_scoped_acquire gil;
+        return PyErr_CheckSignals() != 0;
+    });
+    const Run run{n_threads, &stop};
+    const auto result = [&] {
+        const py::gil_scoped_release release;
+        return work(run);
+    }();
+    // The handler's exception (KeyboardInterrupt) is pending in this thread.
+    if (stop.stopped()) throw py::error_already_set();
+    return result;
+}
+
+}  // namespace qk::bind

@@ -1,0 +1,96 @@
+#include "bind.hpp"
+#include "qk/arrays.hpp"
+
+namespace qk::bind {
+namespace {
+
+template <class T>
+MatrixView<T> matrix(const py::array& a) {
+    return {static_cast<const T*>(a.data()), element_stride<T>(a, 0), element_stride<T>(a, 1)};
+}
+
+// 0 = all finite; otherwise the sum of 1 (NaN), 2 (+inf), 4 (-inf).
+template <class T>
+int scan_array(const py::array& a, int n_threads) {
+    ArrayView<T> view;
+    view.data = static_cast<const T*>(a.data());
+    for (py::ssize_t k = 0; k < a.ndim(); ++k) {
+        view.shape.push_back(a.shape(k));
+        view.strides.push_back(element_stride<T>(a, k));
+    }
+    if (view.shape.empty()) {
+        view.shape.push_back(1);
+        view.strides.push_back(1);
+    }
+    NonFinite found;
+    // Small arrays are scanned faster than the GIL is handed over.
+    if (a.size() < 4096)
+        found = scan(view, Run{});
+    else
+        found = without_gil(n_threads, [&](const Run& run) { return scan(view, run); });
+    return int(found.nan) + 2 * int(found.plus_inf) + 4 * int(found.minus_inf);
+}
+
+template <class T>
+py::array project_array(const py::array& x, const py::array& w, int n_threads) {
+    py::array_t<T> out({x.shape(0), w.shape(1)});
+    T* data = out.mutable_data();
+    without_gil(n_threads, [&](const Run& run) {
+        project(x.shape(0), x.shape(1), w.shape(1), matrix<T>(x), matrix<T>(w), data, run);
+        return 0;
+    });
+    return std::move(out);
+}
+
+template <class T>
+py::array row_dots_array(const py::array& a, const py::array& b) {
+    py::array_t<T> out(a.shape(0));
+    row_dots(a.shape(0), a.shape(1), matrix<T>(a), matrix<T>(b), out.mutable_data());
+    return std::move(out);
+}
+
+template <class T>
+py::array elementwise(const py::array_t<T, py::array::c_style>& x, void (*function)(const T*, Index, T*)) {
+    py::array_t<T> out(x.size());
+    function(x.data(), x.size(), out.mutable_data());
+    return std::move(out);
+}
+
+bool is_float32(const py::array& a) { return a.dtype().num() == py::dtype::num_of<float>(); }
+
+}  // namespace
+}  // namespace qk::bind
+
+void register_arrays(py::module_& m) {
+    using namespace qk::bind;
+    m.def(
+        "scan",
+        [](const py::array& a, int n_threads) {
+            return is_float32(a) ? scan_array<float>(a, n_threads) : scan_array<double>(a, n_threads);
+        },
+        py::arg("array").noconvert(), py::arg("n_threads"));
+    m.def(
+        "project",
+        [](const py::array& x, const py::array& w, int n_threads) {
+            return is_float32(x) ? project_array<float>(x, w, n_threads) : project_array<double>(x, w, n_threads);
+        },
+        py::arg("x").noconvert(), py::arg("w").noconvert(), py::arg("n_threads"));
+    m.def(
+        "row_dots",
+        [](const py::array& a, const py::array& b) {
+            return is_float32(a) ? row_dots_array<float>(a, b) : row_dots_array<double>(a, b);
+        },
+        py::arg("a").noconvert(), py::arg("b").noconvert());
+    m.def(
+        "exp", [](const py::array_t<float, py::array::c_style>& x) { return elementwise<float>(x, &qk::exp_array); },
+        py::arg("x").noconvert());
+    m.def(
+        "exp", [](const py::array_t<double, py::array::c_style>& x) { return elementwise<double>(x, &qk::exp_array); },
+        py::arg("x").noconvert());
+    m.def(
+        "log", [](const py::array_t<float, py::array::c_style>& x) { return elementwise<float>(x, &qk::log_array); },
+        py::arg("x").noconvert());
+    m.def(
+        "log", [](const py::array_t<double, py::array::c_style>& x) { return elementwise<double>(x, &qk::log_array); },
+        py::arg("x").noconvert());
+}

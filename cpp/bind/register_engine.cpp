@@ -1,0 +1,129 @@
+#include "score_tuple.hpp"
+
+namespace qk::bind {
+namespace {
+
+void raise_on_overflow(Status status, bool float32) {
+    if (status != Status::overflow) return;
+    const char* message = float32 ? "scores or result overflow float32: scale the inputs or beta down, or use float64"
+                                  : "scores or result overflow float64: scale the inputs or beta down";
+    PyErr_SetString(PyExc_OverflowError, message);
+    throw py::error_already_set();
+}
+
+// (log-sum-exp, product, expected score, entropy); what was not asked for is None.
+template <class T>
+py::tuple reduce_rows_of(const ScoreTuple& scores, Weight weight, const py::object& values, bool want_lse,
+                         bool want_moments, int n_threads) {
+    const Batch& batch = scores.batch;
+    py::object lse = py::none(), product = py::none(), expected = py::none(), entropy = py::none();
+    const auto vector = [&](py::object& out) {
+        py::array_t<T> a(batch.output_shape({batch.n_rows}));
+        T* data = a.mutable_data();
+        out = std::move(a);
+        return data;
+    };
+    T* lse_data = want_lse ? vector(lse) : nullptr;
+    T* expected_data = want_moments ? vector(expected) : nullptr;
+    T* entropy_data = want_moments ? vector(entropy) : nullptr;
+    T* product_data = nullptr;
+    Index n_values = 0;
+    py::array v;
+    if (!values.is_none()) {
+        v = py::reinterpret_borrow<py::array>(values);
+        n_values = v.shape(v.ndim() - 1);
+        py::array_t<T> a(batch.output_shape({batch.n_rows, n_values}));
+        product_data = a.mutable_data();
+        product = std::move(a);
+    }
+    std::vector<RowTask<T>> tasks;
+    tasks.reserve(static_cast<std::size_t>(batch.n_problems));
+    for (Index b = 0; b < batch.n_problems; ++b) {
+        RowTask<T> task;
+        task.problem = scores.problem<T>(b);
+        const Index base = batch.row_base(b);
+        if (want_lse) task.log_sum_exp = lse_data + base;
+        if (want_moments) task.expected = expected_data + base;
+        if (want_moments) task.entropy = entropy_data + base;
+        if (n_values > 0) {
+            task.values = batch.matrix<T>(v, b, batch.first_col(b), 0);
+            task.product = product_data + base * n_values;
+        }
+        tasks.push_back(std::move(task));
+    }
+    const Status status =
+        without_gil(n_threads, [&](const Run& run) { return reduce_rows(tasks, weight, n_values, run); });
+    raise_on_overflow(status, scores.float32);
+    return py::make_tuple(lse, product, expected, entropy);
+}
+
+template <class T>
+py::tuple marginals_of(const ScoreTuple& scores, int n_threads) {
+    const Batch& batch = scores.batch;
+    py::array_t<T> rows(batch.output_shape({batch.n_rows})), cols(batch.output_shape({batch.n_cols}));
+    T* row_data = rows.mutable_data();
+    T* col_data = cols.mutable_data();
+    std::vector<MarginalTask<T>> tasks;
+    for (Index b = 0; b < batch.n_problems; ++b)
+        tasks.push_back({scores.problem<T>(b), row_data + batch.row_base(b), col_data + batch.col_base(b)});
+    const Status status = without_gil(n_threads, [&](const Run& run) { return marginals(tasks, run); });
+    raise_on_overflow(status, scores.float32);
+    return py::make_tuple(rows, cols);
+}
+
+template <class T>
+py::array materialize_of(const ScoreTuple& scores, bool raw, Weight weight, int n_threads) {
+    const Batch& batch = scores.batch;
+    py::array_t<T> out(batch.output_shape({batch.n_rows, batch.n_cols}));
+    T* data = out.mutable_data();
+    std::vector<DenseTask<T>> tasks;
+    for (Index b = 0; b < batch.n_problems; ++b) {
+        T* start = batch.ragged() ? data + batch.first_row(b) * batch.n_cols + batch.first_col(b)
+                                  : data + b * batch.n_rows * batch.n_cols;
+        tasks.push_back({scores.problem<T>(b), start, batch.n_cols});
+    }
+    const Status status = without_gil(n_threads, [&](const Run& run) {
+        if (batch.ragged()) std::fill(data, data + out.size(), raw ? -infinity<T>() : T(0));
+        return materialize(tasks, raw, weight, run);
+    });
+    raise_on_overflow(status, scores.float32);
+    return std::move(out);
+}
+
+Weight weight_of(int code) {
+    if (code < 0 || code > int(Weight::sigmoid)) throw py::value_error("weight: unknown code " + std::to_string(code));
+    return static_cast<Weight>(code);
+}
+
+}  // namespace
+}  // namespace qk::bind
+
+void register_engine(py::module_& m) {
+    using namespace qk::bind;
+    m.attr("WEIGHTS") = py::make_tuple("softmax", "exp", "linear", "relu", "sigmoid");
+    m.def(
+        "reduce_rows",
+        [](const py::tuple& spec, int weight, const py::object& values, bool want_lse, bool want_moments,
+           int n_threads) {
+            const ScoreTuple scores(spec);
+            const auto f = scores.float32 ? &reduce_rows_of<float> : &reduce_rows_of<double>;
+            return f(scores, weight_of(weight), values, want_lse, want_moments, n_threads);
+        },
+        py::arg("spec"), py::arg("weight"), py::arg("values"), py::arg("want_lse"), py::arg("want_moments"),
+        py::arg("n_threads"));
+    m.def(
+        "marginals",
+        [](const py::tuple& spec, int n_threads) {
+            const ScoreTuple scores(spec);
+            return scores.float32 ? marginals_of<float>(scores, n_threads) : marginals_of<double>(scores, n_threads);
+        },
+        py::arg("spec"), py::arg("n_threads"));
+    m.def(
+        "materialize",
+        [](const py::tuple& spec, bool raw, int weight, int n_threads) {
+            const ScoreTuple scores(spec);
+            const auto f = scores.float32 ? &materialize_of<float> : &materialize_of<double>;
+            return f(scores, raw, weight_of(weight), n_threads);
+        },
+        py::arg("spec"), py::arg("raw"), py::arg("weight"), py::arg("n_threads"));
+}

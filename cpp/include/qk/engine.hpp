@@ -1,0 +1,56 @@
+// The engine: walks tiles of scores, computed on the fly or read, and reduces them.
+// Each function takes a batch of independent problems (equal or ragged sizes) in one call.
+#pragma once
+
+#include <vector>
+
+#include "problem.hpp"
+#include "threads.hpp"
+
+namespace qk {
+
+enum class Weight { softmax, exp, linear, relu, sigmoid };
+
+enum class Status {
+    ok,
+    interrupted,
+    overflow,  // a score or a result left the range of the type
+};
+
+// What to compute for each row i of one problem; null outputs are skipped.
+template <class T>
+struct RowTask {
+    Problem<T> problem;
+    MatrixView<T> values;       // n_cols x n_values, for `product`
+    T* log_sum_exp = nullptr;   // log sum_j exp(s_ij); softmax and exp only
+    T* expected = nullptr;      // sum_j p_ij s_ij, p the row softmax
+    T* entropy = nullptr;       // -sum_j p_ij log p_ij
+    T* product = nullptr;       // n_rows x n_values, row-major: sum_j w_ij v_j
+};
+
+// Rows that see nothing get log_sum_exp = -inf and zeros elsewhere. Bitwise the same for any number
+// of threads: how rows and columns are cut depends on the shapes alone.
+template <class T>
+Status reduce_rows(const std::vector<RowTask<T>>& tasks, Weight weight, Index n_values, const Run& run);
+
+// Row and column sums of exp(s_ij), in one pass. Bitwise the same for the same number of threads.
+template <class T>
+struct MarginalTask {
+    Problem<T> problem;
+    T* rows = nullptr;
+    T* cols = nullptr;
+};
+template <class T>
+Status marginals(const std::vector<MarginalTask<T>>& tasks, const Run& run);
+
+// Writes w(s_ij) into a row-major array; `scores` itself when raw is true (masked = -inf).
+template <class T>
+struct DenseTask {
+    Problem<T> problem;
+    T* out = nullptr;
+    Index row_stride = 0;
+};
+template <class T>
+Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weight, const Run& run);
+
+}  // namespace qk

@@ -1,0 +1,113 @@
+// The three lines of the design, one functor each: how a score accumulates, what it weighs, and
+// which entries exist. Templated on the value: a scalar (CUDA thread, tail) or a SIMD pack.
+#pragma once
+
+#include <cstdint>
+
+#include "scalar_math.hpp"
+#if !defined(__CUDACC__)
+// Packs are built-in types, which argument-dependent lookup does not find: their overloads must be
+// declared before the templates below.
+#include "vector_math.hpp"
+#endif
+
+namespace qk {
+
+// ---- scores: s_ij = r_i + c_j + sum_k step(x_ik, y_jk) ---------------------------------------
+
+// <x, y>: dot products, and with biases the forward and backward divergences (DAC eqs 2-4).
+struct DotStep {
+    template <class V>
+    QK_HD QK_INLINE static V step(V acc, V x, V y) {
+        return fma(x, y, acc);
+    }
+};
+
+// -(x - y)^2 by direct differences: no cancellation between nearby points.
+struct DistanceStep {
+    template <class V>
+    QK_HD QK_INLINE static V step(V acc, V x, V y) {
+        const V diff = x - y;
+        return fnma(diff, diff, acc);
+    }
+};
+
+// +(x - y)^2: the negative directions of an indefinite metric W.
+struct AntiDistanceStep {
+    template <class V>
+    QK_HD QK_INLINE static V step(V acc, V x, V y) {
+        const V diff = x - y;
+        return fma(diff, diff, acc);
+    }
+};
+
+// ---- weights: masked entries arrive as s = -inf and must weigh exactly 0 ----------------------
+
+// exp(s - shift) with shift >= s up to rounding: the softmax and every shifted exponential.
+struct ExpWeight {
+    template <class V>
+    QK_HD QK_INLINE static V of(V s, V shift) {
+        return exp_nonpos(s - shift);
+    }
+};
+
+struct LinearWeight {
+    template <class V>
+    QK_HD QK_INLINE static V of(V s) {
+        return select(s == -infinity<V>(), V{}, s);
+    }
+};
+
+struct ReluWeight {
+    template <class V>
+    QK_HD QK_INLINE static V of(V s) {
+        return max(s, V{});
+    }
+};
+
+// 1/(1 + e^-s), written with e^-|s| so that neither side overflows.
+struct SigmoidWeight {
+    template <class V>
+    QK_HD QK_INLINE static V of(V s) {
+        const V z = exp_nonpos(-max(s, -s));
+        const V one = 1 - V{};
+        return select(s < V{}, z, one) / (one + z);
+    }
+};
+
+// ---- masks ------------------------------------------------------------------------------------
+
+// Keeps lo <= j - i <= hi. Causal is (-unbounded, offset); a window is (-left, right).
+struct Band {
+    static constexpr std::int64_t unbounded = std::int64_t{1} << 60;
+    std::int64_t lo = -unbounded;
+    std::int64_t hi = unbounded;
+
+    QK_HD QK_INLINE bool keep(std::int64_t i, std::int64_t j) const {
+        return j - i >= lo && j - i <= hi;
+    }
+    QK_HD QK_INLINE bool everything() const { return lo <= -unbounded && hi >= unbounded; }
+
+    // First kept column and one past the last for row i, clipped to [0, n_cols].
+    QK_HD QK_INLINE std::int64_t first(std::int64_t i, std::int64_t n_cols) const {
+        const std::int64_t j = i + lo;
+        return j < 0 ? 0 : (j > n_cols ? n_cols : j);
+    }
+    QK_HD QK_INLINE std::int64_t end(std::int64_t i, std::int64_t n_cols) const {
+        const std::int64_t j = i + hi + 1;
+        return j < 0 ? 0 : (j > n_cols ? n_cols : j);
+    }
+};
+
+// A dense boolean mask; true keeps the entry.
+struct DenseMask {
+    const unsigned char* data = nullptr;
+    std::int64_t row_stride = 0;
+    std::int64_t col_stride = 0;
+
+    QK_HD QK_INLINE bool keep(std::int64_t i, std::int64_t j) const {
+        return data[i * row_stride + j * col_stride] != 0;
+    }
+};
+
+}  // namespace qk

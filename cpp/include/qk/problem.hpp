@@ -1,0 +1,53 @@
+// One score matrix in normal form. Every sum of scores (a product of experts) is
+//     s_ij = sum dot terms + sum distance terms + sum dense terms + r_i + c_j,   masked to -inf,
+// so one description and one engine serve them all. Nothing here owns memory.
+#pragma once
+
+#include <vector>
+
+#include "functors.hpp"
+#include "views.hpp"
+
+namespace qk {
+
+// dot:      scale * <x_i, y_j>
+// distance: -scale * (sum_{k < dim - n_negative} (x_ik - y_jk)^2 - sum_{the rest} (x_ik - y_jk)^2)
+template <class T>
+struct FeatureTerm {
+    MatrixView<T> rows;
+    MatrixView<T> cols;
+    Index dim = 0;
+    Index n_negative = 0;
+    T scale = T(1);
+};
+
+template <class T>
+struct DenseTerm {
+    MatrixView<T> values;
+    T scale = T(1);
+};
+
+template <class T>
+struct Problem {
+    Index n_rows = 0;
+    Index n_cols = 0;
+    std::vector<FeatureTerm<T>> dots;
+    std::vector<FeatureTerm<T>> distances;
+    std::vector<DenseTerm<T>> dense;
+    std::vector<VectorView<T>> row_bias;
+    std::vector<VectorView<T>> col_bias;
+    std::vector<DenseMask> masks;
+    Band band;
+
+    Index dot_dim() const { return total_dim(dots); }
+    Index distance_dim() const { return total_dim(distances); }
+
+private:
+    static Index total_dim(const std::vector<FeatureTerm<T>>& terms) {
+        Index d = 0;
+        for (const auto& term : terms) d += term.dim;
+        return d;
+    }
+};
+
+}  // namespace qk

@@ -1,0 +1,136 @@
+// SIMD packs on the compilers' vector extensions (GCC, Clang): one source for SSE, AVX2, AVX-512 and
+// NEON. Only where the compiler misses an instruction (max, fma) is there an intrinsic.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "scalar_math.hpp"
+
+#if defined(__SSE2__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+#define QK_SIMD_BYTES 64
+#define QK_SIMD_REGISTERS 32
+#elif defined(__AVX__)
+#define QK_SIMD_BYTES 32
+#define QK_SIMD_REGISTERS 16
+#elif defined(__aarch64__)
+#define QK_SIMD_BYTES 16
+#define QK_SIMD_REGISTERS 32
+#else
+#define QK_SIMD_BYTES 16
+#define QK_SIMD_REGISTERS 16
+#endif
+
+namespace qk {
+
+template <class T>
+struct SimdTraits;
+
+template <>
+struct SimdTraits<float> {
+    typedef float Pack __attribute__((vector_size(QK_SIMD_BYTES)));
+    typedef float Unaligned __attribute__((vector_size(QK_SIMD_BYTES), aligned(4), may_alias));
+    typedef std::int32_t Bits __attribute__((vector_size(QK_SIMD_BYTES)));
+    static constexpr int width = QK_SIMD_BYTES / 4;
+};
+
+template <>
+struct SimdTraits<double> {
+    typedef double Pack __attribute__((vector_size(QK_SIMD_BYTES)));
+    typedef double Unaligned __attribute__((vector_size(QK_SIMD_BYTES), aligned(8), may_alias));
+    typedef std::int64_t Bits __attribute__((vector_size(QK_SIMD_BYTES)));
+    static constexpr int width = QK_SIMD_BYTES / 8;
+};
+
+template <class T>
+using Pack = typename SimdTraits<T>::Pack;
+
+using PackF = Pack<float>;
+using PackD = Pack<double>;
+
+template <>
+QK_INLINE PackF infinity<PackF>() {
+    return infinity<float>() - PackF{};
+}
+template <>
+QK_INLINE PackD infinity<PackD>() {
+    return infinity<double>() - PackD{};
+}
+
+template <class T>
+QK_INLINE Pack<T> load(const T* p) {
+    return *reinterpret_cast<const typename SimdTraits<T>::Unaligned*>(p);
+}
+template <class T>
+QK_INLINE void store(T* p, Pack<T> v) {
+    *reinterpret_cast<typename SimdTraits<T>::Unaligned*>(p) = v;
+}
+template <class T>
+QK_INLINE Pack<T> broadcast(T x) {
+    return x - Pack<T>{};  // x - 0 is x for every x, so this compiles to a broadcast; x + 0 is not
+}
+
+// ---- fma, max: one instruction each ------------------------------------------------------------
+#if defined(__AVX512F__)
+QK_INLINE PackF fma(PackF a, PackF b, PackF c) { return _mm512_fmadd_ps(a, b, c); }
+QK_INLINE PackD fma(PackD a, PackD b, PackD c) { return _mm512_fmadd_pd(a, b, c); }
+QK_INLINE PackF fnma(PackF a, PackF b, PackF c) { return _mm512_fnmadd_ps(a, b, c); }
+QK_INLINE PackD fnma(PackD a, PackD b, PackD c) { return _mm512_fnmadd_pd(a, b, c); }
+// maskz with a full mask: the plain intrinsic trips -Wmaybe-uninitialized in GCC 12 (same instruction).
+QK_INLINE PackF max(PackF a, PackF b) { return _mm512_maskz_max_ps(0xffff, a, b); }
+QK_INLINE PackD max(PackD a, PackD b) { return _mm512_maskz_max_pd(0xff, a, b); }
+#else
+#if defined(__FMA__)
+QK_INLINE PackF fma(PackF a, PackF b, PackF c) { return _mm256_fmadd_ps(a, b, c); }
+QK_INLINE PackD fma(PackD a, PackD b, PackD c) { return _mm256_fmadd_pd(a, b, c); }
+QK_INLINE PackF fnma(PackF a, PackF b, PackF c) { return _mm256_fnmadd_ps(a, b, c); }
+QK_INLINE PackD fnma(PackD a, PackD b, PackD c) { return _mm256_fnmadd_pd(a, b, c); }
+#else
+// Without FMA hardware two roundings; with it (NEON) the compiler contracts.
+QK_INLINE PackF fma(PackF a, PackF b, PackF c) { return a * b + c; }
+QK_INLINE PackD fma(PackD a, PackD b, PackD c) { return a * b + c; }
+QK_INLINE PackF fnma(PackF a, PackF b, PackF c) { return c - a * b; }
+QK_INLINE PackD fnma(PackD a, PackD b, PackD c) { return c - a * b; }
+#endif
+#if defined(__AVX__)
+QK_INLINE PackF max(PackF a, PackF b) { return _mm256_max_ps(a, b); }
+QK_INLINE PackD max(PackD a, PackD b) { return _mm256_max_pd(a, b); }
+#elif defined(__SSE2__)
+QK_INLINE PackF max(PackF a, PackF b) { return _mm_max_ps(a, b); }
+QK_INLINE PackD max(PackD a, PackD b) { return _mm_max_pd(a, b); }
+#else
+QK_INLINE PackF max(PackF a, PackF b) { return a > b ? a : b; }
+QK_INLINE PackD max(PackD a, PackD b) { return a > b ? a : b; }
+#endif
+#endif
+
+QK_INLINE PackF select(SimdTraits<float>::Bits condition, PackF a, PackF b) {
+    return condition ? a : b;
+}
+QK_INLINE PackD select(SimdTraits<double>::Bits condition, PackD a, PackD b) {
+    return condition ? a : b;
+}
+
+// ---- horizontal reductions: a fixed pairwise order, so results repeat --------------------------
+template <class T>
+QK_INLINE T reduce_add(Pack<T> v) {
+    T lane[SimdTraits<T>::width];
+    std::memcpy(lane, &v, sizeof(v));
+    for (int half = SimdTraits<T>::width / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
+    return lane[0];
+}
+template <class T>
+QK_INLINE T reduce_max(Pack<T> v) {
+    T lane[SimdTraits<T>::width];
+    std::memcpy(lane, &v, sizeof(v));
+    for (int half = SimdTraits<T>::width / 2; half > 0; half /= 2)
+        for (int i = 0; i < half; ++i) lane[i] = max(lane[i], lane[i + half]);
+    return lane[0];
+}
+
+}  // namespace qk

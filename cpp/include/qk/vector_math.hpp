@@ -1,0 +1,153 @@
+// exp and log on SIMD packs. Bounds are tested over the whole range (tests/test_math.py):
+//   exp: at most exp_max_ulp ulp where the result is a normal number; results below the smallest
+//        normal number are returned as 0; exp(-inf) = 0, exp(+inf) = +inf, NaN stays NaN.
+//   log: at most log_max_ulp ulp for every positive number, subnormals included; log(0) = -inf,
+//        log(+inf) = +inf, negative and NaN give NaN.
+#pragma once
+
+#include "simd.hpp"
+
+namespace qk {
+
+inline constexpr double exp_max_ulp = 2.0;
+inline constexpr double log_max_ulp = 2.0;
+
+namespace detail {
+
+// x = n ln2 + r with |r| <= ln2/2. Adding `magic` rounds x*log2(e) to the integer n and leaves n in
+// the low bits. ln2_hi has few enough bits that n*ln2_hi is exact, so no FMA is needed for accuracy.
+template <class T>
+struct ExpConstants;
+
+template <>
+struct ExpConstants<float> {
+    static constexpr float magic = 12582912.0f;  // 1.5 * 2^23
+    static constexpr float log2e = 1.44269504088896341f;
+    static constexpr float ln2_hi = 0.693359375f;
+    static constexpr float ln2_lo = -2.12194440054690583e-4f;
+    static constexpr float lowest = -87.33654f;  // log(smallest normal), rounded towards 0
+    static constexpr float highest = 88.72283f;  // log(largest finite), rounded towards 0
+    static constexpr int mantissa_bits = 23;
+    // minimax on |r| <= ln2/2 for exp(r) = 1 + r + r^2 (c0 + c1 r + ...): relative error 3.1e-9
+    static constexpr int terms = 5;
+    static constexpr float c[terms] = {0.49999993430818545777f, 0.16666520386258743905f,
+                                       0.04166839104728272693f, 0.0083687462968011311264f,
+                                       0.0013814527541585910183f};
+};
+
+template <>
+struct ExpConstants<double> {
+    static constexpr double magic = 6755399441055744.0;  // 1.5 * 2^52
+    static constexpr double log2e = 1.44269504088896340736;
+    static constexpr double ln2_hi = 6.93147180369123816490e-01;
+    static constexpr double ln2_lo = 1.90821492927058770002e-10;
+    static constexpr double lowest = -708.3964185322641;
+    static constexpr double highest = 709.782712893384;
+    static constexpr int mantissa_bits = 52;
+    // relative error 3.7e-18
+    static constexpr int terms = 10;
+    static constexpr double c[terms] = {0.50000000000000106733,    0.16666666666666411525,
+                                        0.041666666666529692051,   0.0083333333334949356533,
+                                        0.0013888888943768738041,  0.00019841269505907086342,
+                                        0.000024801492941237684827, 2.7557586657844972735e-6,
+                                        2.7630309031204317282e-7,  2.500007134457038305e-8};
+};
+
+// exp without its range checks: right for lowest <= x <= highest, garbage elsewhere.
+template <class T>
+QK_INLINE Pack<T> exp_core(Pack<T> x) {
+    using C = ExpConstants<T>;
+    using V = Pack<T>;
+    using Bits = typename SimdTraits<T>::Bits;
+    const V shifted = fma(x, broadcast<T>(C::log2e), broadcast<T>(C::magic));
+    const V n = shifted - C::magic;
+    V r = fnma(n, broadcast<T>(C::ln2_hi), x);
+    r = fnma(n, broadcast<T>(C::ln2_lo), r);
+    V p = broadcast<T>(C::c[C::terms - 1]);
+#pragma GCC unroll 16
+    for (int k = C::terms - 2; k >= 0; --k) p = fma(p, r, broadcast<T>(C::c[k]));
+    p = fma(p, r, broadcast<T>(T(1)));
+    p = fma(p, r, broadcast<T>(T(1)));
+    // Multiply by 2^n through the exponent field.
+    return (V)((Bits)p + ((Bits)shifted << C::mantissa_bits));
+}
+
+template <class T>
+QK_INLINE Pack<T> exp_nonpos_pack(Pack<T> x) {
+    const Pack<T> y = exp_core<T>(x);
+    return select(x < detail::ExpConstants<T>::lowest, Pack<T>{}, y);
+}
+
+template <class T>
+QK_INLINE Pack<T> exp_pack(Pack<T> x) {
+    using V = Pack<T>;
+    V y = exp_nonpos_pack<T>(x);
+    y = select(x > ExpConstants<T>::highest, infinity<V>(), y);
+    return select(x == x, y, x);
+}
+
+template <class T>
+struct LogConstants;
+
+// log(m) = 2 atanh(z), z = (m-1)/(m+1), |z| <= 0.1716: the Taylor series, cut where the first
+// neglected term is far below one ulp.
+template <>
+struct LogConstants<float> {
+    static constexpr float smallest_normal = 1.17549435e-38f;
+    static constexpr float lift = 16777216.0f;  // 2^24
+    static constexpr float lift_log2 = 24.0f;
+    static constexpr std::int32_t sqrt_half_bits = 0x3f3504f3;
+    static constexpr std::int32_t one_bits = 0x3f800000;
+    static constexpr int terms = 4;
+    static constexpr float c[terms] = {2.0f / 3, 2.0f / 5, 2.0f / 7, 2.0f / 9};
+};
+template <>
+struct LogConstants<double> {
+    static constexpr double smallest_normal = 2.2250738585072014e-308;
+    static constexpr double lift = 18014398509481984.0;  // 2^54
+    static constexpr double lift_log2 = 54.0;
+    static constexpr std::int64_t sqrt_half_bits = 0x3fe6a09e667f3bcd;
+    static constexpr std::int64_t one_bits = 0x3ff0000000000000;
+    static constexpr int terms = 9;
+    static constexpr double c[terms] = {2.0 / 3,  2.0 / 5,  2.0 / 7,  2.0 / 9, 2.0 / 11,
+                                        2.0 / 13, 2.0 / 15, 2.0 / 17, 2.0 / 19};
+};
+
+template <class T>
+QK_INLINE Pack<T> log_pack(Pack<T> x) {
+    using C = LogConstants<T>;
+    using E = ExpConstants<T>;
+    using V = Pack<T>;
+    using Bits = typename SimdTraits<T>::Bits;
+    const auto subnormal = x < C::smallest_normal;
+    const V lifted = select(subnormal, x * C::lift, x);
+    // Split x = m 2^e with m in [sqrt(1/2), sqrt(2)).
+    const Bits bits = (Bits)lifted - C::sqrt_half_bits;
+    const Bits exponent = bits >> E::mantissa_bits;
+    const V m = (V)((Bits)lifted - (exponent << E::mantissa_bits));
+    const V e = __builtin_convertvector(exponent, V) - select(subnormal, broadcast<T>(C::lift_log2), V{});
+    const V f = m - T(1);
+    const V z = f / (m + T(1));
+    const V z2 = z * z;
+    V q = broadcast<T>(C::c[C::terms - 1]);
+#pragma GCC unroll 16
+    for (int k = C::terms - 2; k >= 0; --k) q = fma(q, z2, broadcast<T>(C::c[k]));
+    // log(1+f) = f - z (f - q z^2): keeps the leading f exact.
+    const V tail = fnma(z, f - q * z2, e * E::ln2_lo);
+    V y = fma(e, broadcast<T>(E::ln2_hi), f + tail);
+    y = select(x == V{}, -infinity<V>(), y);
+    y = select(x < V{}, V{} + (infinity<T>() - infinity<T>()), y);
+    return select(x == infinity<V>(), x, select(x == x, y, x));
+}
+
+}  // namespace detail
+
+QK_INLINE PackF exp(PackF x) { return detail::exp_pack<float>(x); }
+QK_INLINE PackD exp(PackD x) { return detail::exp_pack<double>(x); }
+// For x <= 0 (up to rounding), the softmax case: two instructions less than exp.
+QK_INLINE PackF exp_nonpos(PackF x) { return detail::exp_nonpos_pack<float>(x); }
+QK_INLINE PackD exp_nonpos(PackD x) { return detail::exp_nonpos_pack<double>(x); }
+QK_INLINE PackF log(PackF x) { return detail::log_pack<float>(x); }
+QK_INLINE PackD log(PackD x) { return detail::log_pack<double>(x); }
+
+}  // namespace qk

@@ -1,0 +1,68 @@
+// Non-owning views (strides in elements, of any sign) and aligned scratch memory.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+#include <new>
+
+namespace qk {
+
+using Index = std::int64_t;
+
+template <class T>
+struct VectorView {
+    const T* data = nullptr;
+    Index stride = 0;
+
+    const T& operator[](Index i) const { return data[i * stride]; }
+};
+
+template <class T>
+struct MatrixView {
+    const T* data = nullptr;
+    Index row_stride = 0;
+    Index col_stride = 0;
+
+    const T& operator()(Index i, Index j) const { return data[i * row_stride + j * col_stride]; }
+};
+
+// Memory aligned to a cache line, uninitialised. Grows, never shrinks: scratch is reused.
+template <class T>
+class Buffer {
+public:
+    Buffer() = default;
+    explicit Buffer(Index size) { reserve(size); }
+
+    void reserve(Index size) {
+        if (size <= capacity_) return;
+        if (static_cast<std::uint64_t>(size) > std::numeric_limits<std::size_t>::max() / sizeof(T) - 64)
+            throw std::bad_alloc();
+        const std::size_t bytes = (static_cast<std::size_t>(size) * sizeof(T) + 63) / 64 * 64;
+        data_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
+        if (!data_) {
+            capacity_ = 0;
+            throw std::bad_alloc();
+        }
+        capacity_ = size;
+    }
+    T* data() { return data_.get(); }
+    const T* data() const { return data_.get(); }
+    T& operator[](Index i) { return data_.get()[i]; }
+    const T& operator[](Index i) const { return data_.get()[i]; }
+
+private:
+    struct Free {
+        void operator()(T* p) const { std::free(p); }
+    };
+    std::unique_ptr<T, Free> data_;
+    Index capacity_ = 0;
+};
+
+inline constexpr Index round_up(Index n, Index multiple) {
+    return (n + multiple - 1) / multiple * multiple;
+}
+
+}  // namespace qk

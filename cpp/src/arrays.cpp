@@ -1,0 +1,161 @@
+#include "qk/arrays.hpp"
+
+#include <Eigen/Core>
+#include <algorithm>
+#include <cmath>
+#include <mutex>
+
+#include "qk/vector_math.hpp"
+
+namespace qk {
+namespace {
+
+// True when all of x[0..n) is finite, by the exponent bits: integer work, at the speed of memory.
+template <class T>
+bool all_finite(const T* x, Index n) {
+    using Bits = typename SimdTraits<T>::Bits;
+    constexpr Index width = SimdTraits<T>::width;
+    const Pack<T> inf = infinity<Pack<T>>();
+    Bits bad = {};
+    Index i = 0;
+    // |x| < inf is false for NaN too.
+    for (; i + width <= n; i += width) {
+        const Pack<T> v = load(x + i);
+        bad |= ~(Bits)(max(v, -v) < inf);
+    }
+    for (; i < n; ++i)
+        if (!std::isfinite(x[i])) return false;
+    for (Index k = 0; k < width; ++k)
+        if (bad[k] != 0) return false;
+    return true;
+}
+
+template <class T>
+void classify(const T* x, Index n, Index stride, NonFinite& found) {
+    for (Index i = 0; i < n; ++i) {
+        const T v = x[i * stride];
+        if (std::isfinite(v)) continue;
+        if (std::isnan(v))
+            found.nan = true;
+        else if (v > T(0))
+            found.plus_inf = true;
+        else
+            found.minus_inf = true;
+    }
+}
+
+template <class T>
+void scan_dims(const T* data, const ArrayView<T>& array, std::size_t dim, NonFinite& found) {
+    const Index n = array.shape[dim];
+    const Index stride = array.strides[dim];
+    if (dim + 1 == array.shape.size()) {
+        if (stride == 1 && all_finite(data, n)) return;
+        classify(data, n, stride, found);
+        return;
+    }
+    for (Index i = 0; i < n; ++i) scan_dims(data + i * stride, array, dim + 1, found);
+}
+
+template <class T>
+bool contiguous(const ArrayView<T>& array, Index& size) {
+    size = 1;
+    for (std::size_t k = array.shape.size(); k-- > 0;) {
+        if (array.shape[k] != 1 && array.strides[k] != size) return false;
+        size *= array.shape[k];
+    }
+    return true;
+}
+
+}  // namespace
+
+template <class T>
+NonFinite scan(const ArrayView<T>& array, const Run& run) {
+    NonFinite found;
+    Index size = 0;
+    if (!contiguous(array, size)) {
+        scan_dims(array.data, array, 0, found);
+        return found;
+    }
+    const Index chunk = 1 << 16;
+    if (size <= chunk) {
+        if (!all_finite(array.data, size)) classify(array.data, size, 1, found);
+        return found;
+    }
+    std::mutex mutex;
+    parallel_for(run, (size + chunk - 1) / chunk, [&](Index task, int) {
+        const T* data = array.data + task * chunk;
+        const Index n = std::min(chunk, size - task * chunk);
+        if (all_finite(data, n)) return;
+        NonFinite here;
+        classify(data, n, 1, here);
+        const std::lock_guard<std::mutex> lock(mutex);
+        found.nan |= here.nan;
+        found.plus_inf |= here.plus_inf;
+        found.minus_inf |= here.minus_inf;
+    });
+    return found;
+}
+
+template <class T>
+void project(Index n, Index d, Index r, MatrixView<T> x, MatrixView<T> w, T* out, const Run& run) {
+    using RowMajor = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+    RowMajor weights(d, r);
+    for (Index i = 0; i < d; ++i)
+        for (Index j = 0; j < r; ++j) weights(i, j) = w(i, j);
+    // Rows are copied block by block: Eigen's maps take no negative strides, users' arrays may have them.
+    const Index block = 256;
+    parallel_for(run, (n + block - 1) / block, [&](Index task, int) {
+        const Index first = task * block;
+        const Index rows = std::min(block, n - first);
+        RowMajor part(rows, d);
+        for (Index i = 0; i < rows; ++i)
+            for (Index k = 0; k < d; ++k) part(i, k) = x(first + i, k);
+        Eigen::Map<RowMajor>(out + first * r, rows, r).noalias() = part * weights;
+    });
+}
+
+template <class T>
+void row_dots(Index n, Index d, MatrixView<T> a, MatrixView<T> b, T* out) {
+    for (Index i = 0; i < n; ++i) {
+        double sum = 0;
+        for (Index k = 0; k < d; ++k) sum += static_cast<double>(a(i, k)) * static_cast<double>(b(i, k));
+        out[i] = static_cast<T>(sum);
+    }
+}
+
+namespace {
+
+template <class T, class F>
+void for_packs(const T* x, Index n, T* out, const F& f) {
+    constexpr Index width = SimdTraits<T>::width;
+    Index i = 0;
+    for (; i + width <= n; i += width) store(out + i, f(load(x + i)));
+    if (i < n) {
+        T tail[width] = {};
+        std::copy(x + i, x + n, tail);
+        store(tail, f(load(tail)));
+        std::copy(tail, tail + (n - i), out + i);
+    }
+}
+
+}  // namespace
+
+template <class T>
+void exp_array(const T* x, Index n, T* out) {
+    for_packs(x, n, out, [](Pack<T> v) { return exp(v); });
+}
+template <class T>
+void log_array(const T* x, Index n, T* out) {
+    for_packs(x, n, out, [](Pack<T> v) { return log(v); });
+}
+
+#define QK_INSTANTIATE(T)                                                                                  \
+    template NonFinite scan(const ArrayView<T>&, const Run&);                                              \
+    template void project(Index, Index, Index, MatrixView<T>, MatrixView<T>, T*, const Run&);              \
+    template void row_dots(Index, Index, MatrixView<T>, MatrixView<T>, T*);                                \
+    template void exp_array(const T*, Index, T*);                                                          \
+    template void log_array(const T*, Index, T*);
+QK_INSTANTIATE(float)
+QK_INSTANTIATE(double)
+
+}  // namespace qk

@@ -1,0 +1,175 @@
+// Reductions that see every entry unshifted: both marginals at once, and the matrix itself.
+#include <cmath>
+
+#include "qk/engine.hpp"
+#include "row_kernels.hpp"
+#include "tiling.hpp"
+
+namespace qk {
+namespace {
+
+// The scores of a block of rows, tile after tile. `visit(padded, first_col, n_cols)` sees each tile.
+template <class T, class Visit>
+bool walk_tiles(const Problem<T>& problem, const PackedColumns<T>& columns, Index first_row, Index end_row,
+                const Tiling& t, RowBlock<T>& block, const Run& run, int worker, const Visit& visit) {
+    const Index ld = std::min(t.tile_cols, columns.n_padded);
+    block.scores.reserve(t.block_rows * ld);
+    for (Index i = first_row; i < end_row; i += t.block_rows) {
+        pack_rows(problem, columns, i, std::min(t.block_rows, end_row - i), block);
+        for (Index j = 0; j < problem.n_cols; j += t.tile_cols) {
+            if (should_stop(run, worker)) return false;
+            const Index n = std::min(t.tile_cols, problem.n_cols - j);
+            const Index padded = score_block(problem, columns, j, n, block, ld);
+            visit(padded, j, n, ld);
+        }
+    }
+    return true;
+}
+
+// One row of a tile: weights exp(s), added to the row sum and, entry by entry, to the column sums.
+template <class T>
+T add_marginals(const T* s, Index n, T* col_sums) {
+    constexpr int width = SimdTraits<T>::width;
+    Pack<T> sum[2] = {};
+    for (Index j = 0; j < n; j += 2 * width)
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+            const Pack<T> w = exp(load(s + j + h * width));
+            sum[h] += w;
+            store(col_sums + j + h * width, load(col_sums + j + h * width) + w);
+        }
+    return reduce_add<T>(sum[0] + sum[1]);
+}
+
+template <class T>
+bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
+    const Problem<T>& p = task.problem;
+    const PackedColumns<T> columns = pack_columns(p, MatrixView<T>{}, 0, run);
+    const Tiling t = choose_tiling<T>(p.n_rows, p.n_cols, columns.dims.total(), 0);
+    // Column sums: one partial per thread over a fixed range of rows, added in the order of the ranges.
+    const Index n_blocks = (p.n_rows + t.block_rows - 1) / t.block_rows;
+    const Index n_parts = std::min<Index>(run.n_threads, n_blocks);
+    std::vector<double> rows(static_cast<std::size_t>(p.n_rows), 0.0);
+    std::vector<Buffer<T>> parts(static_cast<std::size_t>(n_parts));
+    std::vector<RowBlock<T>> blocks(static_cast<std::size_t>(n_parts));
+    std::atomic<bool> complete{true};
+    parallel_for(run, n_parts, [&](Index part, int worker) {
+        auto& cols = parts[static_cast<std::size_t>(part)];
+        cols.reserve(columns.n_padded);
+        std::fill(cols.data(), cols.data() + columns.n_padded, T(0));
+        const Index first = part * n_blocks / n_parts * t.block_rows;
+        const Index end = std::min((part + 1) * n_blocks / n_parts * t.block_rows, p.n_rows);
+        RowBlock<T>& block = blocks[static_cast<std::size_t>(part)];
+        const bool done =
+            walk_tiles(p, columns, first, end, t, block, run, worker, [&](Index padded, Index j, Index, Index ld) {
+                for (Index r = 0; r < block.n_rows; ++r)
+                    rows[static_cast<std::size_t>(block.first_row + r)] += static_cast<double>(
+                        add_marginals(block.scores.data() + r * ld, padded, cols.data() + j));
+            });
+        if (!done) complete.store(false);
+    });
+    if (!complete.load() || (run.stop != nullptr && run.stop->stopped())) return false;
+    for (Index i = 0; i < p.n_rows; ++i) {
+        task.rows[i] = static_cast<T>(rows[static_cast<std::size_t>(i)]);
+        finite = finite && std::isfinite(task.rows[i]);
+    }
+    for (Index j = 0; j < p.n_cols; ++j) {
+        double sum = 0;
+        for (const auto& part : parts) sum += static_cast<double>(part[j]);
+        task.cols[j] = static_cast<T>(sum);
+        finite = finite && std::isfinite(task.cols[j]);
+    }
+    return true;
+}
+
+template <class T>
+Pack<T> weigh_pack(Weight weight, Pack<T> s) {
+    switch (weight) {
+        case Weight::softmax:
+        case Weight::exp: return exp(s);
+        case Weight::linear: return LinearWeight::of(s);
+        case Weight::relu: return ReluWeight::of(s);
+        case Weight::sigmoid: return SigmoidWeight::of(s);
+    }
+    __builtin_unreachable();
+}
+
+}  // namespace
+
+template <class T>
+Status marginals(const std::vector<MarginalTask<T>>& tasks, const Run& run) {
+    std::atomic<bool> complete{true}, all_finite{true};
+    const auto one = [&](const MarginalTask<T>& task, const Run& inner) {
+        bool finite = true;
+        if (!marginals_of(task, inner, finite)) complete.store(false);
+        if (!finite) all_finite.store(false);
+    };
+    double work = 0;
+    for (const auto& task : tasks) work += operations(task.problem, 0);
+    const Run outer = scaled_run(run, work);
+    if (tasks.size() == 1) {
+        one(tasks.front(), outer);
+    } else {
+        parallel_for(outer, static_cast<Index>(tasks.size()), [&](Index i, int worker) {
+            Run alone = run;
+            alone.n_threads = 1;
+            // Only the calling thread may poll for a stop.
+            if (worker != 0) alone.stop = nullptr;
+            one(tasks[static_cast<std::size_t>(i)], alone);
+        });
+    }
+    if (!complete.load() || (run.stop != nullptr && run.stop->stopped())) return Status::interrupted;
+    return all_finite.load() ? Status::ok : Status::overflow;
+}
+
+template <class T>
+Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weight, const Run& run) {
+    constexpr int width = SimdTraits<T>::width;
+    double work = 0;
+    std::vector<Piece> pieces;
+    std::vector<PackedColumns<T>> columns(tasks.size());
+    std::vector<Tiling> tiling(tasks.size());
+    for (std::size_t at = 0; at < tasks.size(); ++at) {
+        const Problem<T>& p = tasks[at].problem;
+        work += operations(p, 0);
+        columns[at] = pack_columns(p, MatrixView<T>{}, 0, scaled_run(run, operations(p, 0)));
+        tiling[at] = choose_tiling<T>(p.n_rows, p.n_cols, columns[at].dims.total(), 0);
+        tiling[at].split_cols = p.n_cols;
+        cut(static_cast<Index>(at), p.n_rows, p.n_cols, tiling[at], pieces);
+    }
+    const Run scaled = scaled_run(run, work);
+    std::vector<RowBlock<T>> blocks(static_cast<std::size_t>(scaled.n_threads));
+    std::atomic<bool> overflow{false};
+    parallel_for(scaled, static_cast<Index>(pieces.size()), [&](Index i, int worker) {
+        const Piece& piece = pieces[static_cast<std::size_t>(i)];
+        const auto at = static_cast<std::size_t>(piece.problem);
+        const DenseTask<T>& task = tasks[at];
+        RowBlock<T>& block = blocks[static_cast<std::size_t>(worker)];
+        walk_tiles(task.problem, columns[at], piece.first_row, piece.end_row, tiling[at], block, scaled, worker,
+                   [&](Index padded, Index j, Index n, Index ld) {
+                       bool finite = true;
+                       for (Index r = 0; r < block.n_rows; ++r) {
+                           T* s = block.scores.data() + r * ld;
+                           if (!raw)
+                               for (Index c = 0; c < padded; c += width)
+                                   store(s + c, weigh_pack<T>(weight, load(s + c)));
+                           T* out = task.out + (block.first_row + r) * task.row_stride + j;
+                           for (Index c = 0; c < n; ++c) {
+                               finite = finite && s[c] < infinity<T>();  // false for NaN too
+                               out[c] = s[c];
+                           }
+                       }
+                       if (!finite) overflow.store(true, std::memory_order_relaxed);
+                   });
+    });
+    if (run.stop != nullptr && run.stop->stopped()) return Status::interrupted;
+    return overflow.load() ? Status::overflow : Status::ok;
+}
+
+#define QK_INSTANTIATE(T)                                                      \
+    template Status marginals(const std::vector<MarginalTask<T>>&, const Run&); \
+    template Status materialize(const std::vector<DenseTask<T>>&, bool, Weight, const Run&);
+QK_INSTANTIATE(float)
+QK_INSTANTIATE(double)
+
+}  // namespace qk

@@ -1,0 +1,203 @@
+#include "packed.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace qk {
+namespace {
+
+// Distance terms share one scale, applied after the sum of squares; a further term brings its own
+// by scaling its features (exactly 1 when the scales agree).
+template <class T>
+T relative_scale(const Problem<T>& problem, const FeatureTerm<T>& term) {
+    return std::sqrt(term.scale / problem.distances.front().scale);
+}
+
+// Calls visit(term, first feature in the term, count, feature index in the packed order, factor on the
+// row side, factor on the column side) for each run of features.
+template <class T, class Visit>
+void for_each_run(const Problem<T>& problem, const Visit& visit) {
+    Index at = 0;
+    for (const auto& term : problem.distances) {
+        const T c = relative_scale(problem, term);
+        visit(term, Index{0}, term.dim - term.n_negative, at, c, c);
+        at += term.dim - term.n_negative;
+    }
+    for (const auto& term : problem.distances) {
+        const T c = relative_scale(problem, term);
+        visit(term, term.dim - term.n_negative, term.n_negative, at, c, c);
+        at += term.n_negative;
+    }
+    for (const auto& term : problem.dots) {
+        visit(term, Index{0}, term.dim, at, term.scale, T(1));
+        at += term.dim;
+    }
+}
+
+template <class T>
+void pack_panel(const Problem<T>& problem, Index panel, Index d, T* out) {
+    constexpr Index cols = MicroTile<T>::cols;
+    const Index first = panel * cols;
+    const Index live = std::min(cols, problem.n_cols - first);
+    T* base = out + panel * d * cols;
+    for_each_run(problem, [&](const FeatureTerm<T>& term, Index from, Index count, Index at, T, T factor) {
+        T* dst = base + at * cols;
+        for (Index j = 0; j < live; ++j)
+            for (Index k = 0; k < count; ++k) dst[k * cols + j] = factor * term.cols(first + j, from + k);
+        for (Index k = 0; k < count; ++k) std::fill(dst + k * cols + live, dst + (k + 1) * cols, T(0));
+    });
+}
+
+template <class T>
+void pack_values(MatrixView<T> values, Index n_cols, Index n_values, PackedColumns<T>& packed) {
+    constexpr Index width = SimdTraits<T>::width;
+    const Index n = packed.n_padded;
+    if (n_values <= few_values) {
+        packed.values.reserve(n_values * n);
+        for (Index k = 0; k < n_values; ++k) {
+            T* dst = packed.values.data() + k * n;
+            for (Index j = 0; j < n_cols; ++j) dst[j] = values(j, k);
+            std::fill(dst + n_cols, dst + n, T(0));
+        }
+        return;
+    }
+    packed.n_packs = round_up(n_values, width) / width;
+    packed.values.reserve(packed.n_packs * width * n);
+    for (Index q = 0; q < packed.n_packs; q += MicroTile<T>::packs) {
+        const Index w = width * std::min<Index>(MicroTile<T>::packs, packed.n_packs - q);
+        const Index first = q * width;
+        const Index live = std::min(w, n_values - first);
+        T* dst = packed.values.data() + first * n;
+        for (Index j = 0; j < n_cols; ++j, dst += w) {
+            for (Index k = 0; k < live; ++k) dst[k] = values(j, first + k);
+            std::fill(dst + live, dst + w, T(0));
+        }
+        std::fill(dst, dst + (n - n_cols) * w, T(0));
+    }
+}
+
+// tile += scale * dense
+template <class T>
+void add_dense(const DenseTerm<T>& term, const RowBlock<T>& block, Index first_col, Index n_cols, T* tile,
+               Index ld) {
+    const MatrixView<T>& z = term.values;
+    if (z.row_stride == 1 && z.col_stride != 1) {
+        // Column-major: walk down the columns, in strips of rows that fit the cache line.
+        for (Index j = 0; j < n_cols; ++j) {
+            const T* src = &z(block.first_row, first_col + j);
+            for (Index r = 0; r < block.n_rows; ++r) tile[r * ld + j] += term.scale * src[r];
+        }
+        return;
+    }
+    for (Index r = 0; r < block.n_rows; ++r) {
+        const T* src = &z(block.first_row + r, first_col);
+        T* dst = tile + r * ld;
+        if (z.col_stride == 1) {
+            for (Index j = 0; j < n_cols; ++j) dst[j] += term.scale * src[j];
+        } else {
+            for (Index j = 0; j < n_cols; ++j) dst[j] += term.scale * src[j * z.col_stride];
+        }
+    }
+}
+
+template <class T>
+void apply_masks(const Problem<T>& problem, const RowBlock<T>& block, Index first_col, Index n_cols, T* tile,
+                 Index ld) {
+    const T none = -infinity<T>();
+    if (!problem.band.everything()) {
+        for (Index r = 0; r < block.n_rows; ++r) {
+            const Index i = block.first_row + r;
+            const Index from = std::clamp(problem.band.first(i, problem.n_cols) - first_col, Index{0}, n_cols);
+            const Index to = std::clamp(problem.band.end(i, problem.n_cols) - first_col, from, n_cols);
+            std::fill(tile + r * ld, tile + r * ld + from, none);
+            std::fill(tile + r * ld + to, tile + r * ld + n_cols, none);
+        }
+    }
+    for (const DenseMask& mask : problem.masks)
+        for (Index r = 0; r < block.n_rows; ++r) {
+            T* dst = tile + r * ld;
+            for (Index j = 0; j < n_cols; ++j)
+                dst[j] = mask.keep(block.first_row + r, first_col + j) ? dst[j] : none;
+        }
+}
+
+}  // namespace
+
+template <class T>
+PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values,
+                              const Run& run) {
+    constexpr Index cols = MicroTile<T>::cols;
+    PackedColumns<T> packed;
+    for (const auto& term : problem.distances) {
+        packed.dims.distance += term.dim - term.n_negative;
+        packed.dims.anti_distance += term.n_negative;
+    }
+    packed.dims.dot = problem.dot_dim();
+    if (!problem.distances.empty()) packed.distance_scale = problem.distances.front().scale;
+    packed.n_padded = round_up(problem.n_cols, cols);
+    const Index n_panels = packed.n_padded / cols;
+    const Index d = packed.dims.total();
+
+    packed.panels.reserve(packed.n_padded * d);
+    constexpr Index panels_per_task = 64;
+    const Index n_tasks = (n_panels + panels_per_task - 1) / panels_per_task;
+    parallel_for(run, d > 0 ? n_tasks : 0, [&](Index task, int) {
+        const Index end = std::min(n_panels, (task + 1) * panels_per_task);
+        for (Index p = task * panels_per_task; p < end; ++p) pack_panel(problem, p, d, packed.panels.data());
+    });
+
+    packed.bias.reserve(packed.n_padded);
+    T* bias = packed.bias.data();
+    std::fill(bias, bias + problem.n_cols, T(0));
+    std::fill(bias + problem.n_cols, bias + packed.n_padded, -infinity<T>());
+    for (const auto& term : problem.col_bias)
+        for (Index j = 0; j < problem.n_cols; ++j) bias[j] += term[j];
+
+    if (n_values > 0) pack_values(values, problem.n_cols, n_values, packed);
+    return packed;
+}
+
+template <class T>
+void pack_rows(const Problem<T>& problem, const PackedColumns<T>& columns, Index first_row, Index n_rows,
+               RowBlock<T>& block) {
+    const Index d = columns.dims.total();
+    block.first_row = first_row;
+    block.n_rows = n_rows;
+    block.features.reserve(n_rows * d);
+    block.bias.reserve(n_rows);
+    for_each_run(problem, [&](const FeatureTerm<T>& term, Index from, Index count, Index at, T factor, T) {
+        for (Index r = 0; r < n_rows; ++r)
+            for (Index k = 0; k < count; ++k)
+                block.features[r * d + at + k] = factor * term.rows(first_row + r, from + k);
+    });
+    for (Index r = 0; r < n_rows; ++r) {
+        T b = T(0);
+        for (const auto& term : problem.row_bias) b += term[first_row + r];
+        block.bias[r] = b;
+    }
+}
+
+template <class T>
+Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, Index first_col, Index n_cols,
+                  RowBlock<T>& block, Index ld) {
+    constexpr Index cols = MicroTile<T>::cols;
+    const Index padded = round_up(n_cols, cols);
+    const Index d = columns.dims.total();
+    T* tile = block.scores.data();
+    score_tile(block.features.data(), block.n_rows, columns.panels.data() + first_col * d, padded / cols,
+               columns.dims, columns.distance_scale, block.bias.data(), columns.bias.data() + first_col, tile,
+               ld);
+    for (const auto& term : problem.dense) add_dense(term, block, first_col, n_cols, tile, ld);
+    if (!problem.band.everything() || !problem.masks.empty())
+        apply_masks(problem, block, first_col, n_cols, tile, ld);
+    return padded;
+}
+
+#define QK_INSTANTIATE(T)                                                                               \
+    template PackedColumns<T> pack_columns(const Problem<T>&, MatrixView<T>, Index, const Run&);        \
+    template void pack_rows(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&);    \
+    template Index score_block(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&, Index);
+QK_INSTANTIATE(float)
+QK_INSTANTIATE(double)
+
+}  // namespace qk

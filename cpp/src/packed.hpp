@@ -1,0 +1,50 @@
+// One problem made ready for tiles: column features, column biases and right-hand sides repacked for
+// the kernels (O(n_cols)), row features repacked per block of rows.
+#pragma once
+
+#include "qk/problem.hpp"
+#include "qk/threads.hpp"
+#include "tile_kernels.hpp"
+
+namespace qk {
+
+// Few right-hand sides are summed in registers from rows of values; more go through product_tile.
+inline constexpr Index few_values = 4;
+
+template <class T>
+struct PackedColumns {
+    Buffer<T> panels;  // [panel][feature][cols]
+    Buffer<T> bias;    // [n_padded], -inf beyond n_cols
+    Buffer<T> values;  // few: [value][n_padded]; many: see product_tile
+    FeatureDims dims;
+    T distance_scale = T(1);
+    Index n_padded = 0;
+    Index n_packs = 0;  // packs per row of a product, many values only
+};
+
+template <class T>
+PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values,
+                              const Run& run);
+
+// Scratch of one thread: row features, row biases and the tile of scores.
+template <class T>
+struct RowBlock {
+    Buffer<T> features;
+    Buffer<T> bias;
+    Buffer<T> scores;
+    Index first_row = 0;
+    Index n_rows = 0;
+};
+
+template <class T>
+void pack_rows(const Problem<T>& problem, const PackedColumns<T>& columns, Index first_row, Index n_rows,
+               RowBlock<T>& block);
+
+// Scores of the block's rows against columns [first_col, first_col + n_cols), into block.scores with
+// leading dimension `ld`; first_col is a multiple of the panel width, and the tile is padded with -inf
+// to whole panels. Returns the padded width.
+template <class T>
+Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, Index first_col, Index n_cols,
+                  RowBlock<T>& block, Index ld);
+
+}  // namespace qk

@@ -1,0 +1,77 @@
+// Kernels on one row of a score tile: its maximum, and its weights with what is summed from them.
+// Tiles are padded with -inf, so n is always a multiple of two packs.
+#pragma once
+
+#include "qk/functors.hpp"
+#include "qk/simd.hpp"
+#include "qk/vector_math.hpp"
+#include "qk/views.hpp"
+
+namespace qk {
+
+template <class T>
+QK_INLINE T row_max(const T* s, Index n) {
+    constexpr int width = SimdTraits<T>::width;
+    Pack<T> m0 = load(s);
+    Pack<T> m1 = load(s + width);
+    for (Index j = 2 * width; j < n; j += 2 * width) {
+        m0 = max(load(s + j), m0);
+        m1 = max(load(s + j + width), m1);
+    }
+    return reduce_max<T>(max(m0, m1));
+}
+
+// What a pass over one row may produce besides the sum of weights.
+template <class T>
+struct RowSums {
+    static constexpr int max_values = 4;
+    T sum = T(0);
+    T tilt = T(0);               // sum w (s - shift)
+    T products[max_values] = {};  // sum w v
+};
+
+// Weights of one row. K right-hand sides (values[k * ldv + j]) are summed in registers; with Store
+// the weights replace the scores, for the matrix product that follows.
+template <class Weigh, class T, int K, bool Tilt, bool Store>
+QK_INLINE RowSums<T> weigh_row(T* s, Index n, const Weigh& weigh, T shift, const T* values, Index ldv) {
+    constexpr int width = SimdTraits<T>::width;
+    Pack<T> sum[2] = {};
+    Pack<T> tilt[2] = {};
+    Pack<T> prod[K > 0 ? K : 1][2] = {};
+    const Pack<T> lowest = broadcast(std::numeric_limits<T>::lowest());
+    for (Index j = 0; j < n; j += 2 * width) {
+#pragma GCC unroll 2
+        for (int h = 0; h < 2; ++h) {
+            const Index at = j + h * width;
+            const Pack<T> score = load(s + at);
+            const Pack<T> w = weigh(score);
+            sum[h] += w;
+            // 0 * -inf would be NaN; 0 * lowest is 0.
+            if constexpr (Tilt) tilt[h] = fma(w, max(score - shift, lowest), tilt[h]);
+#pragma GCC unroll 4
+            for (int k = 0; k < K; ++k) prod[k][h] = fma(w, load(values + k * ldv + at), prod[k][h]);
+            if constexpr (Store) store(s + at, w);
+        }
+    }
+    RowSums<T> out;
+    out.sum = reduce_add<T>(sum[0] + sum[1]);
+    if constexpr (Tilt) out.tilt = reduce_add<T>(tilt[0] + tilt[1]);
+    for (int k = 0; k < K; ++k) out.products[k] = reduce_add<T>(prod[k][0] + prod[k][1]);
+    return out;
+}
+
+// The weights as pack functions of the score.
+template <class T>
+struct ShiftedExp {
+    Pack<T> shift;
+    QK_INLINE Pack<T> operator()(Pack<T> s) const { return ExpWeight::of(s, shift); }
+};
+template <class Functor>
+struct Unshifted {
+    template <class V>
+    QK_INLINE V operator()(V s) const {
+        return Functor::of(s);
+    }
+};
+
+}  // namespace qk

@@ -1,0 +1,124 @@
+#include "qk/threads.hpp"
+
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#if defined(__unix__) || defined(__APPLE__)
+#include <pthread.h>
+#define QK_HAS_FORK 1
+#endif
+
+namespace qk {
+namespace {
+
+struct Job {
+    const std::function<void(Index, int)>* body = nullptr;
+    const Run* run = nullptr;
+    Index n_tasks = 0;
+    std::atomic<Index> next{0};
+    std::atomic<bool> failed{false};
+    std::exception_ptr error;
+    std::mutex error_mutex;
+
+    void work(int worker) {
+        while (!failed.load(std::memory_order_relaxed)) {
+            const Index task = next.fetch_add(1, std::memory_order_relaxed);
+            if (task >= n_tasks || should_stop(*run, worker)) return;
+            try {
+                (*body)(task, worker);
+            } catch (...) {
+                const std::lock_guard<std::mutex> lock(error_mutex);
+                if (!error) error = std::current_exception();
+                failed.store(true);
+            }
+        }
+    }
+};
+
+// Workers sleep until a job is posted and join it if a place is free. The caller works too, then
+// closes the job and waits only for those who joined: a small job never waits for a sleeper.
+class Pool {
+public:
+    // False when another thread is using the pool; the caller then does the work alone.
+    bool run(Job& job, int n_threads) {
+        const std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
+        if (!turn.owns_lock()) return false;
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            while (static_cast<int>(threads_.size()) < n_threads - 1)
+                threads_.emplace_back([this] { loop(); });
+            job_ = &job;
+            places_ = n_threads - 1;
+            next_worker_ = 1;
+        }
+        wake_.notify_all();
+        job.work(0);
+        std::unique_lock<std::mutex> lock(mutex_);
+        job_ = nullptr;
+        done_.wait(lock, [this] { return active_ == 0; });
+        return true;
+    }
+
+private:
+    [[noreturn]] void loop() {
+        std::unique_lock<std::mutex> lock(mutex_);
+        for (;;) {
+            wake_.wait(lock, [this] { return job_ != nullptr && places_ > 0; });
+            Job& job = *job_;
+            const int worker = next_worker_++;
+            --places_;
+            ++active_;
+            lock.unlock();
+            job.work(worker);
+            lock.lock();
+            if (--active_ == 0) done_.notify_one();
+            // This worker must not join the same job twice: its place stays taken.
+        }
+    }
+
+    std::mutex turn_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::condition_variable done_;
+    std::vector<std::thread> threads_;
+    Job* job_ = nullptr;
+    int places_ = 0;
+    int next_worker_ = 1;
+    int active_ = 0;
+};
+
+// Never destroyed: at exit the workers are still asleep on its condition variable.
+std::atomic<Pool*> the_pool{nullptr};
+std::once_flag pool_once;
+
+#ifdef QK_HAS_FORK
+// A forked child has no workers and perhaps locked mutexes: it starts with a pool of its own.
+void forget_pool_in_child() { the_pool.store(new Pool); }
+#endif
+
+Pool& pool() {
+    std::call_once(pool_once, [] {
+        the_pool.store(new Pool);
+#ifdef QK_HAS_FORK
+        pthread_atfork(nullptr, nullptr, forget_pool_in_child);
+#endif
+    });
+    return *the_pool.load();
+}
+
+}  // namespace
+
+void parallel_for(const Run& run, Index n_tasks, const std::function<void(Index, int)>& body) {
+    Job job;
+    job.body = &body;
+    job.run = &run;
+    job.n_tasks = n_tasks;
+    const Index wanted = run.n_threads < n_tasks ? run.n_threads : n_tasks;
+    if (wanted <= 1 || !pool().run(job, static_cast<int>(wanted))) job.work(0);
+    if (job.error) std::rethrow_exception(job.error);
+}
+
+}  // namespace qk

@@ -1,0 +1,78 @@
+// How problems are cut into tasks and tiles. The cuts depend on shapes alone, never on the number of
+// threads, so results do not depend on it either.
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "packed.hpp"
+
+namespace qk {
+
+struct Tiling {
+    Index block_rows;   // rows whose tile is in cache at once
+    Index tile_cols;    // columns of a tile
+    Index task_rows;    // rows handled by one task, a multiple of block_rows
+    Index split_cols;   // columns handled by one task; all of them unless rows are few
+};
+
+template <class T>
+Tiling choose_tiling(Index n_rows, Index n_cols, Index feature_dim, Index n_values) {
+    constexpr Index micro = MicroTile<T>::rows;
+    // With matrix work per entry, tall blocks reuse the panels of the columns; without it, the tile
+    // itself should stay in the L1 cache between the score pass and the exp pass.
+    const bool matrix_work = n_values > few_values || feature_dim > 16;
+    const Index block_rows = matrix_work ? 48 : 12;
+    Tiling t{};
+    t.tile_cols = 256;
+    t.block_rows = std::min(block_rows, std::max(round_up(n_rows, micro), micro));
+    const Index entries_per_task = 1 << 15;
+    const Index rows = std::max<Index>(1, entries_per_task / std::max<Index>(1, n_cols));
+    t.task_rows = round_up(std::min(rows, n_rows), t.block_rows);
+    // Few rows and many columns: cut the columns, and merge the states afterwards.
+    const Index min_split = 1 << 14;
+    t.split_cols = n_cols;
+    if (n_rows <= 64 && n_cols >= 2 * min_split) t.split_cols = min_split;
+    return t;
+}
+
+// A rectangle of one problem.
+struct Piece {
+    Index problem;
+    Index first_row, end_row;
+    Index first_col, end_col;
+    Index split;  // which cut of the columns
+};
+
+inline void cut(Index problem, Index n_rows, Index n_cols, const Tiling& t, std::vector<Piece>& pieces) {
+    for (Index i = 0; i < n_rows; i += t.task_rows) {
+        Index split = 0, j = 0;
+        do {  // at least once: rows of a problem without columns get their (empty) result too
+            pieces.push_back({problem, i, std::min(i + t.task_rows, n_rows), j,
+                              std::min(j + t.split_cols, n_cols), split++});
+            j += t.split_cols;
+        } while (j < n_cols);
+    }
+}
+
+// Columns that the band lets any row of [first_row, end_row) see, within [first_col, end_col).
+inline void clip_to_band(const Band& band, Index first_row, Index end_row, Index n_cols, Index& first_col,
+                         Index& end_col) {
+    first_col = std::max(first_col, band.first(first_row, n_cols));
+    end_col = std::min(end_col, band.end(end_row - 1, n_cols));
+}
+
+// Waking another thread costs microseconds: below this many (rough) operations one thread does it all.
+inline Run scaled_run(const Run& run, double operations) {
+    Run scaled = run;
+    if (operations < 4e5) scaled.n_threads = 1;
+    return scaled;
+}
+
+template <class T>
+double operations(const Problem<T>& p, Index n_values) {
+    return static_cast<double>(p.n_rows) * static_cast<double>(p.n_cols) *
+           (20.0 + static_cast<double>(p.dot_dim() + p.distance_dim() + n_values)) / SimdTraits<T>::width;
+}
+
+}  // namespace qk

@@ -1,0 +1,29 @@
+"""qkcore: attention, diffusion maps and Schrödinger bridges as one engine over score matrices.
+
+>>> import numpy as np, qkcore as qk
+>>> rng = np.random.default_rng(0)
+>>> Q, K, V = (rng.normal(size=(100, 8)) for _ in range(3))
+>>> A = qk.softmax(qk.scores.dot(Q, K, beta=8**-0.5).causal())
+>>> (A @ V).shape
+(100, 8)
+"""
+
+from . import scores
+from ._config import config, get_num_threads, set_num_threads, show_config
+from ._cpuid import version as __version__
+from .operators import KernelOperator, MarkovOperator, kernel, softmax
+from .scores import Scores
+
+__all__ = [
+    "KernelOperator",
+    "MarkovOperator",
+    "Scores",
+    "__version__",
+    "config",
+    "get_num_threads",
+    "kernel",
+    "scores",
+    "set_num_threads",
+    "show_config",
+    "softmax",
+]

@@ -1,0 +1,223 @@
+"""Every check of an argument: a message gives the name, what was wanted, what came, what to do."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _config
+from ._native import cpu
+
+Real = npt.NDArray[np.floating[Any]]
+
+_FLOAT32 = np.dtype(np.float32)
+_FLOAT64 = np.dtype(np.float64)
+
+
+def real_array(name: str, value: npt.ArrayLike) -> Real:
+    """A float32 or float64 array, not copied when it is one already."""
+    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    dtype = array.dtype
+    if dtype is not _FLOAT64 and dtype is not _FLOAT32 and dtype not in (_FLOAT32, _FLOAT64):
+        hint = f"{name}.astype(np.float64)" if dtype.kind in "biuf" else "a real floating array"
+        raise TypeError(
+            f"{name}: wanted float32 or float64 in native byte order, got {dtype}; pass {hint}"
+        )
+    itemsize = array.itemsize
+    for stride in array.strides:
+        if stride % itemsize:
+            raise ValueError(
+                f"{name}: wanted strides that are multiples of the item size, got {array.strides} "
+                f"for {dtype}; pass np.ascontiguousarray({name})"
+            )
+    if not array.flags.aligned:
+        raise ValueError(
+            f"{name}: wanted an aligned array, got an unaligned one; pass {name}.copy()"
+        )
+    return array
+
+
+def same_dtype(name: str, array: Real, dtype: np.dtype[Any], other: str) -> None:
+    if array.dtype != dtype:
+        raise TypeError(
+            f"{name}: wanted {dtype} like {other}, got {array.dtype}; "
+            f"convert one of them, e.g. {name}.astype(np.{dtype})"
+        )
+
+
+def finite(name: str, array: Real, *, minus_inf: bool = False) -> None:
+    """Refuses NaN and infinities; -inf passes where it means "masked"."""
+    found = cpu.scan(array, _config.get_num_threads())
+    if found & ~(4 if minus_inf else 0):
+        kinds = [k for bit, k in ((1, "NaN"), (2, "+inf"), (4, "-inf")) if found & bit]
+        wanted = "numbers below +inf (-inf masks an entry)" if minus_inf else "finite numbers"
+        raise ValueError(
+            f"{name}: wanted {wanted}, got {' and '.join(kinds)}; "
+            f"find them with ~np.isfinite({name}) and remove or replace them"
+        )
+
+
+def points(name: str, value: npt.ArrayLike) -> Real:
+    """Points (..., n, d), both axes non-empty, finite."""
+    array = real_array(name, value)
+    if array.ndim < 2:
+        raise ValueError(
+            f"{name}: wanted points of shape (..., n, d), got shape {array.shape}; "
+            f"for points on a line pass {name}[:, None]"
+        )
+    not_empty(name, array)
+    finite(name, array)
+    return array
+
+
+def not_empty(name: str, array: npt.NDArray[Any]) -> None:
+    if 0 in array.shape:
+        raise ValueError(
+            f"{name}: wanted no axis of length 0, got shape {array.shape}; "
+            "skip the call when there is no data"
+        )
+
+
+def positive(name: str, value: float) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name}: wanted a finite number > 0, got {value!r}; pass e.g. {name}=1.0"
+        ) from None
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name}: wanted a finite number > 0, got {value!r}; pass e.g. {name}=1.0")
+    return number
+
+
+def representable(name: str, value: float, dtype: np.dtype[Any]) -> float:
+    """A positive scale that stays positive and finite in the arrays' dtype."""
+    info = np.finfo(dtype)
+    if not float(info.tiny) <= value <= float(info.max):
+        raise ValueError(
+            f"{name}: wanted a number that {dtype} can hold, got {value!r}; rescale the data"
+        )
+    return value
+
+
+def integer(name: str, value: object) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name}: wanted an integer, got {value!r}; pass e.g. {name}=0")
+    return int(value.__index__())
+
+
+def axis(value: object) -> int:
+    """1 (rows) or 0 (columns); -1 and -2 mean the same from the end."""
+    number = integer("axis", value)
+    if number not in (1, 0, -1, -2):
+        raise ValueError(
+            f"axis: wanted 1 or -1 (each row) or 0 or -2 (each column), got {number}; "
+            "batch axes are never reduced"
+        )
+    return 1 if number in (1, -1) else 0
+
+
+def matrix_w(
+    W: npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike], d: int, d_cols: int, dtype: np.dtype[Any]
+) -> tuple[Real, Real | None]:
+    """W as one matrix (W, None) or as its two factors (W_Q, W_K)."""
+    if isinstance(W, tuple):
+        if len(W) != 2:
+            raise ValueError(
+                f"W: wanted a matrix or a pair (W_Q, W_K), got a tuple of {len(W)}; "
+                "pass W=(W_Q, W_K) with W = W_Q @ W_K"
+            )
+        left, right = (_small_matrix(n, w, dtype) for n, w in zip(("W[0]", "W[1]"), W, strict=True))
+        if left.shape[1] != right.shape[0]:
+            raise ValueError(
+                f"W: wanted factors (d, r) and (r, d'), got shapes {left.shape} and {right.shape}; "
+                "the inner sizes must agree"
+            )
+        shape = (left.shape[0], right.shape[1])
+    else:
+        left, right = _small_matrix("W", W, dtype), None
+        shape = left.shape
+    if shape != (d, d_cols):
+        raise ValueError(
+            f"W: wanted shape ({d}, {d_cols}) for points of dimension {d} and {d_cols}, "
+            f"got {shape}; check which of X and Y it multiplies"
+        )
+    return left, right
+
+
+def _small_matrix(name: str, value: npt.ArrayLike, dtype: np.dtype[Any]) -> Real:
+    array = real_array(name, value)
+    if array.ndim != 2:
+        raise ValueError(
+            f"{name}: wanted a matrix, got shape {array.shape}; pass a two-dimensional array"
+        )
+    not_empty(name, array)
+    same_dtype(name, array, dtype, "the points")
+    finite(name, array)
+    return array
+
+
+def boolean(name: str, value: npt.ArrayLike, ndim: int) -> npt.NDArray[np.uint8]:
+    """A boolean array, seen as bytes."""
+    array = np.asarray(value)
+    if array.dtype != np.bool_:
+        raise TypeError(
+            f"{name}: wanted a boolean array (True = keep), got {array.dtype}; "
+            f"pass {name}.astype(bool)"
+        )
+    if array.ndim < ndim:
+        raise ValueError(
+            f"{name}: wanted at least {ndim} axes, got shape {array.shape}; "
+            f"add axes with {name}[None]"
+        )
+    return array.view(np.uint8)
+
+
+def core_shape(name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:
+    """The last axes of an array must be those of the scores."""
+    if got[-len(wanted) :] != wanted:
+        raise ValueError(
+            f"{name}: wanted shape (..., {', '.join(map(str, wanted))}) {what}, got {got}; "
+            "check the order of the axes"
+        )
+
+
+def broadcast(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """The common batch shape, or an error that names the argument."""
+    if shape == other or not other:
+        return shape
+    try:
+        return np.broadcast_shapes(shape, other)
+    except ValueError:
+        raise ValueError(
+            f"{name}: wanted batch axes that broadcast with {shape}, got {other}; "
+            "make the leading axes equal or 1"
+        ) from None
+
+
+def into_batch(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
+    """An argument's batch axes must broadcast into (not beyond) those of the operator."""
+    if shape != batch and broadcast(name, batch, shape) != batch:
+        raise ValueError(
+            f"{name}: wanted batch axes that broadcast to {batch}, got {shape}; "
+            "an operator of that batch shape has no room for more"
+        )
+
+
+def offsets(name: str, value: npt.ArrayLike, total: int) -> npt.NDArray[np.int64]:
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu" or array.ndim != 1 or array.size < 2:
+        raise ValueError(
+            f"{name}: wanted a 1-D integer array of at least two offsets, got {array.dtype} of "
+            f"shape {array.shape}; pass e.g. np.array([0, 3, {total}])"
+        )
+    out = np.ascontiguousarray(array, dtype=np.int64)
+    if out[0] != 0 or out[-1] != total or (np.diff(out) < 0).any():
+        raise ValueError(
+            f"{name}: wanted offsets that rise from 0 to {total}, got first {out[0]}, last "
+            f"{out[-1]}; block b is [{name}[b], {name}[b+1])"
+        )
+    return out

@@ -1,0 +1,31 @@
+# The compiled engine's interface; installed as the stub of every _cpu_<level> module.
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ISA: str
+SIMD_BYTES: int
+COMPILER: str
+EIGEN: str
+EXP_MAX_ULP: float
+LOG_MAX_ULP: float
+WEIGHTS: tuple[str, ...]
+
+_Real = npt.NDArray[np.floating[Any]]
+
+def scan(array: _Real, n_threads: int) -> int: ...
+def project(x: _Real, w: _Real, n_threads: int) -> _Real: ...
+def row_dots(a: _Real, b: _Real) -> _Real: ...
+def exp(x: _Real) -> _Real: ...
+def log(x: _Real) -> _Real: ...
+def reduce_rows(
+    spec: tuple[Any, ...],
+    weight: int,
+    values: _Real | None,
+    want_lse: bool,
+    want_moments: bool,
+    n_threads: int,
+) -> tuple[_Real | None, _Real | None, _Real | None, _Real | None]: ...
+def marginals(spec: tuple[Any, ...], n_threads: int) -> tuple[_Real, _Real]: ...
+def materialize(spec: tuple[Any, ...], raw: bool, weight: int, n_threads: int) -> _Real: ...

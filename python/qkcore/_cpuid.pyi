@@ -1,0 +1,6 @@
+from typing import Literal
+
+version: str
+
+def level() -> Literal["v1", "v2", "v3", "v4", "baseline"]: ...
+def brand() -> str: ...

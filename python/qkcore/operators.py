@@ -1,0 +1,263 @@
+"""Normalisations of scores and the operators they give (DAC-3, DAC-4)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _checks
+from ._config import resolve_threads
+from ._native import cpu
+from .scores import Scores
+
+__all__ = ["KernelOperator", "MarkovOperator", "kernel", "softmax"]
+
+Real = npt.NDArray[np.floating[Any]]
+
+_CODE = {name: code for code, name in enumerate(cpu.WEIGHTS)}
+
+
+class _Operator:
+    """A matrix w(s_ij) that is applied, never formed."""
+
+    __slots__ = ("_scores",)
+    # So that `array @ operator` comes to us and not to NumPy's loops.
+    __array_ufunc__ = None
+
+    _scores: Scores
+
+    @property
+    def scores(self) -> Scores:
+        return self._scores
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self._scores.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._scores.dtype
+
+    def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """The product with V of shape (..., M, k) or (..., M): ``A @ V`` on given threads."""
+        s = self._scores
+        values, vector = _right_hand_side("V", V, s, s._n_cols, at=-2)
+        out = self._product(values, resolve_threads(n_threads))
+        return out[..., 0] if vector else out
+
+    def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """The product from the left with U of shape (..., N) or (..., k, N): ``U @ A``."""
+        s = self._scores
+        values, vector = _right_hand_side("U", U, s, s._n_rows, at=-1)
+        out = self.T._product(values, resolve_threads(n_threads))
+        return out[..., 0] if vector else out.swapaxes(-1, -2)
+
+    def __matmul__(self, V: npt.ArrayLike) -> Real:
+        return self.apply(V)
+
+    def __rmatmul__(self, U: npt.ArrayLike) -> Real:
+        return self.apply_left(U)
+
+    @property
+    def T(self) -> _Operator:
+        raise NotImplementedError
+
+    def _product(self, values: Real, n_threads: int) -> Real:
+        raise NotImplementedError
+
+
+class MarkovOperator(_Operator):
+    """A row- or column-stochastic matrix that is applied without being formed.
+
+    ``axis`` 1 ("+"): each row sums to 1. ``axis`` 0 ("−"): each column does. Made by
+    :func:`softmax`. Rows (columns) in which everything is masked weigh 0 and are flagged in ``empty``.
+    """
+
+    __slots__ = ("_log_normalizer", "axis")
+
+    def __init__(self, scores: Scores, axis: int, log_normalizer: Real | None = None) -> None:
+        self._scores = scores
+        self.axis = axis
+        self._log_normalizer = log_normalizer
+
+    @property
+    def T(self) -> MarkovOperator:
+        """The transposed operator: column-stochastic if this one is row-stochastic."""
+        return MarkovOperator(self._scores.T, 1 - self.axis, self._log_normalizer)
+
+    @property
+    def log_normalizer(self) -> Real:
+        """Log-sum-exp of each row (axis 1) or column (axis 0); computed once. Read-only."""
+        return self._normalizer(resolve_threads(None))
+
+    def _normalizer(self, n_threads: int) -> Real:
+        if self._log_normalizer is None:
+            self._remember(self._scores.logsumexp(self.axis, n_threads=n_threads))
+        assert self._log_normalizer is not None
+        return self._log_normalizer
+
+    def _remember(self, lse: Real) -> None:
+        lse.flags.writeable = False
+        self._log_normalizer = lse
+
+    @property
+    def empty(self) -> npt.NDArray[np.bool_]:
+        """True for rows (columns) in which everything is masked: their weights are 0."""
+        return np.isneginf(self.log_normalizer)
+
+    def _shifted(self, n_threads: int) -> Scores:
+        """Log weights: scores minus the normaliser, whose exp is the operator itself."""
+        lse = self._normalizer(n_threads)
+        shift = np.where(np.isneginf(lse), self.dtype.type(0), -lse)
+        return self._scores.shift(rows=shift) if self.axis == 1 else self._scores.shift(columns=shift)
+
+    def _product(self, values: Real, n_threads: int) -> Real:
+        if self.axis == 1:  # fused: the normaliser falls out of the same pass
+            lse, out, _, _ = cpu.reduce_rows(
+                self._scores._spec, _CODE["softmax"], values, True, False, n_threads
+            )
+            assert lse is not None
+            if self._log_normalizer is None:
+                self._remember(lse)
+        else:
+            spec = self._shifted(n_threads)._spec
+            _, out, _, _ = cpu.reduce_rows(spec, _CODE["exp"], values, False, False, n_threads)
+        assert out is not None
+        return out
+
+    def to_numpy(self, *, n_threads: int | None = None) -> Real:
+        """The operator as an array (..., N, M)."""
+        threads = resolve_threads(n_threads)
+        return cpu.materialize(self._shifted(threads)._spec, False, _CODE["exp"], threads)
+
+    def entropy(self, *, n_threads: int | None = None) -> Real:
+        """:math:`-\\sum_j p_{ij}\\log p_{ij}` of each row (axis 1) or column (axis 0); 0 if empty."""
+        return self._moments(n_threads)[1]
+
+    def expected_score(self, *, n_threads: int | None = None) -> Real:
+        """:math:`\\sum_j p_{ij} s_{ij}` of each row (axis 1) or column (axis 0); 0 if empty."""
+        return self._moments(n_threads)[0]
+
+    def _moments(self, n_threads: int | None) -> tuple[Real, Real]:
+        s = self._scores if self.axis == 1 else self._scores.T
+        threads = resolve_threads(n_threads)
+        _, _, expected, entropy = cpu.reduce_rows(
+            s._spec, _CODE["softmax"], None, False, True, threads
+        )
+        assert expected is not None
+        assert entropy is not None
+        return expected, entropy
+
+    def __repr__(self) -> str:
+        side = "row" if self.axis == 1 else "column"
+        text = f"MarkovOperator(shape={self.shape}, dtype={self.dtype}, {side}-stochastic"
+        if self._log_normalizer is not None and (n := int(self.empty.sum())):
+            text += f" but for {n} fully masked {side}{'s' if n > 1 else ''}"
+        return text + ")"
+
+
+class KernelOperator(_Operator):
+    """K_ij = w(s_ij), not normalised; masked entries weigh 0. Made by :func:`kernel`."""
+
+    __slots__ = ("weight",)
+
+    def __init__(self, scores: Scores, weight: str) -> None:
+        self._scores = scores
+        self.weight = weight
+
+    @property
+    def T(self) -> KernelOperator:
+        """The transposed operator."""
+        return KernelOperator(self._scores.T, self.weight)
+
+    def _product(self, values: Real, n_threads: int) -> Real:
+        _, out, _, _ = cpu.reduce_rows(
+            self._scores._spec, _CODE[self.weight], values, False, False, n_threads
+        )
+        assert out is not None
+        return out
+
+    def to_numpy(self, *, n_threads: int | None = None) -> Real:
+        """The operator as an array (..., N, M)."""
+        threads = resolve_threads(n_threads)
+        return cpu.materialize(self._scores._spec, False, _CODE[self.weight], threads)
+
+    def __repr__(self) -> str:
+        return f"KernelOperator(shape={self.shape}, dtype={self.dtype}, weight={self.weight!r})"
+
+
+def softmax(s: Scores, axis: int = 1) -> MarkovOperator:
+    """The axis softmax of scores (DAC-3; DAC-4, eqs 7-8): "+" over rows (axis=1), "−" over columns.
+
+    :math:`A^+_{ij} = e^{s_{ij}} / \\sum_k e^{s_{ik}}`. ``A @ V`` is attention: one pass over the scores
+    with an online softmax, O(N + M) memory from points. ``mu @ A`` transports a row measure.
+
+    >>> import numpy as np, qkcore as qk
+    >>> Q = K = np.array([[0.0, 0.0], [1.0, 0.0]])
+    >>> A = qk.softmax(qk.scores.dot(Q, K))
+    >>> A @ np.array([0.0, 1.0])
+    array([0.5       , 0.73105858])
+    >>> np.array([0.5, 0.5]) @ A
+    array([0.38447071, 0.61552929])
+    """
+    return MarkovOperator(_scores_argument(s), _checks.axis(axis))
+
+
+def kernel(s: Scores, weight: str = "exp") -> KernelOperator:
+    """The kernel w(s_ij) for w = "exp", "linear", "relu" or "sigmoid" (DAC-2; TPDE 2.1-2.7).
+
+    >>> import numpy as np, qkcore as qk
+    >>> K = qk.kernel(qk.scores.dense(np.array([[-1.0, 2.0]])), "relu")
+    >>> K @ np.array([10.0, 100.0])
+    array([200.])
+    """
+    names = [name for name in _CODE if name != "softmax"]
+    if weight not in names:
+        raise ValueError(
+            f"weight: wanted one of {', '.join(map(repr, names))}, got {weight!r}; "
+            "for a normalised operator use qk.softmax"
+        )
+    return KernelOperator(_scores_argument(s), weight)
+
+
+def _scores_argument(s: object) -> Scores:
+    if not isinstance(s, Scores):
+        raise TypeError(
+            f"s: wanted scores, got {type(s).__name__}; "
+            "wrap an array with qk.scores.dense(array) or build scores from points"
+        )
+    return s
+
+
+def _right_hand_side(
+    name: str, value: npt.ArrayLike, s: Scores, length: int, *, at: int
+) -> tuple[Real, bool]:
+    """The right-hand sides as (..., length, k), and whether they were one vector."""
+    array = _checks.real_array(name, value)
+    _checks.same_dtype(name, array, s.dtype, "the scores")
+    n_batch = len(s._batch)
+    vector = array.ndim == n_batch + 1
+    if not vector and array.ndim != n_batch + 2:
+        wanted = f"(..., {length})" if n_batch else f"({length},)"
+        wanted_matrix = f"(..., {length}, k)" if at == -2 else f"(..., k, {length})"
+        raise ValueError(
+            f"{name}: wanted shape {wanted} or {wanted_matrix} for an operator of shape {s.shape}, "
+            f"got {array.shape}; give it the operator's batch axes (length 1 broadcasts)"
+        )
+    if vector:
+        array = array[..., None]
+    elif at == -1:
+        array = array.swapaxes(-1, -2)
+    if array.shape[-2] != length:
+        side = "columns" if at == -2 else "rows"
+        raise ValueError(
+            f"{name}: wanted length {length} along the operator's {side} (operator shape {s.shape}), "
+            f"got {np.shape(value)}; "
+            + ("did you mean U @ A?" if at == -2 else "did you mean A @ V?")
+        )
+    _checks.not_empty(name, array)
+    _checks.into_batch(name, array.shape[:-2], s._batch)
+    _checks.finite(name, array)
+    return array, vector

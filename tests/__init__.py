@@ -1,0 +1,1 @@
+"""The test suite of qkcore: contract tests against a naive reference."""

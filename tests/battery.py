@@ -1,0 +1,54 @@
+"""A compact accuracy battery, run once per instruction set in a process of its own.
+
+`python -m tests.battery` prints the instruction set in use and fails on the first wrong answer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from qkcore._native import cpu
+
+import qkcore as qk
+
+from .checks import check_everything
+from .generators import DTYPES, KINDS, MASKS, RHS, Spec, build
+from .test_math import exact, exp_arguments, log_arguments, sample_if_slow, ulp_error
+
+
+def specifications() -> list[Spec]:
+    """Every kind and mask, with sizes that leave each remainder of a vector of 2 to 16."""
+    found = []
+    for dtype in DTYPES:
+        for i, kind in enumerate(KINDS):
+            for j, mask in enumerate(MASKS):
+                n, m = 15 + 3 * i + j, 33 + i + 5 * j
+                weight = ("none", "asymmetric", "factored")[(i + j) % 3]
+                found.append(Spec(kind, dtype, n, m, 1 + (i + j) % 9, weight, mask))
+        found.append(Spec("distance", dtype, 257, 129, 17))
+        found.append(Spec("dot", dtype, 33, 31, 65, "asymmetric", "causal", (2,)))
+    return found
+
+
+def check_math() -> None:
+    for dtype in DTYPES:
+        x = sample_if_slow(exp_arguments(dtype))[::5]
+        assert ulp_error(cpu.exp(x), exact("exp", x)).max() <= cpu.EXP_MAX_ULP, f"exp, {dtype}"
+        x = sample_if_slow(log_arguments(dtype))[::5]
+        x = x[x != 1]
+        assert ulp_error(cpu.log(x), exact("log", x)).max() <= cpu.LOG_MAX_ULP, f"log, {dtype}"
+
+
+def main() -> None:
+    for i, spec in enumerate(specifications()):
+        try:
+            check_everything(build(spec), k=(None, *RHS)[i % (len(RHS) + 1)])
+        except AssertionError as error:
+            raise AssertionError(f"{spec}: {error}") from error
+    check_math()
+    bits = qk.softmax(build(Spec("distance", "float32", 65, 129, 3)).scores).to_numpy()
+    assert np.isfinite(bits).all()
+    print(qk.config()["isa"])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Hypothesis profiles and the fixtures every test module shares."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+import qkcore as qk
+
+# No example database: a test run leaves no files behind. A failing example is printed with
+# its seed and `@reproduce_failure` blob, which is enough to run it again.
+_COMMON = {"deadline": None, "database": None, "print_blob": True}
+hypothesis.settings.register_profile("dev", max_examples=40, **_COMMON)
+hypothesis.settings.register_profile("ci", max_examples=40, derandomize=True, **_COMMON)
+hypothesis.settings.register_profile("thorough", max_examples=1000, **_COMMON)
+hypothesis.settings.load_profile(
+    os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev")
+)
+
+
+@pytest.fixture
+def restore_threads() -> Iterator[None]:
+    """Puts the global thread count back, so that one test cannot slow down the others."""
+    before = qk.get_num_threads()
+    yield
+    qk.set_num_threads(before)

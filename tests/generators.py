@@ -1,0 +1,241 @@
+"""Problems with their known answer: a library object, its reference array, its error per eps.
+
+`build(Spec(...))` is deterministic: a failing example is reproduced by its Spec alone, which is
+what Hypothesis prints. `specs()` draws them; `EDGES` are the sizes at which a vector register, a
+tile or an unrolled loop begins or ends.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from hypothesis import strategies as st
+
+import qkcore as qk
+
+from . import bounds
+from . import reference as ref
+from .reference import Array, Weight
+
+EDGES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 127, 128, 129)
+EDGES += (255, 256, 257)
+DIMS = (1, 2, 3, 7, 16, 17, 64, 65)
+RHS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64)
+DTYPES = ("float32", "float64")
+POINT_KINDS = ("dot", "forward", "backward", "distance")
+KINDS = ("dense", *POINT_KINDS, "sum", "scaled", "shifted", "transposed")
+WEIGHTS = ("none", "positive", "asymmetric", "indefinite", "factored")
+MASKS = ("none", "causal", "window", "dense", "padding", "ragged", "several")
+BATCHES: tuple[tuple[int, ...], ...] = ((), (1,), (3,), (2, 2))
+
+
+@dataclass(frozen=True)
+class Spec:
+    """Everything that determines a problem."""
+
+    kind: str = "dot"
+    dtype: str = "float64"
+    rows: int = 17
+    columns: int = 9
+    dim: int = 3
+    weight: str = "none"
+    mask: str = "none"
+    batch: tuple[int, ...] = ()
+    beta: float = 1.0
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`scores` is the library's lazy object, `s` the same matrix by the reference."""
+
+    scores: qk.Scores
+    s: Array
+    slack: Array  # error of the scores, entry by entry, in units of eps
+    dtype: Any
+    rng: np.random.Generator
+
+    @property
+    def transposed(self) -> Problem:
+        """The same problem with its rows and columns exchanged."""
+        return replace(
+            self,
+            scores=self.scores.T,
+            s=np.swapaxes(self.s, -1, -2),
+            slack=np.swapaxes(self.slack, -1, -2),
+        )
+
+    def vectors(self, k: int | None, *, left: bool = False) -> Array:
+        """A right-hand side (..., M, k), or one row block (..., k, N) for the left product."""
+        n, m = self.s.shape[-2:]
+        if k is None:
+            return normal(self.rng, (n if left else m,), self.dtype)
+        shape = (k, n) if left else (m, k)
+        return normal(self.rng, (*self.s.shape[:-2], *shape), self.dtype)
+
+
+def normal(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array:
+    return rng.standard_normal(shape).astype(dtype)
+
+
+def points(rng: np.random.Generator, shape: tuple[int, ...], dtype: Any) -> Array:
+    """Gaussian points whose inner products are of order 1 whatever the dimension."""
+    return (rng.standard_normal(shape) * shape[-1] ** -0.25).astype(dtype)
+
+
+def weight_matrix(rng: np.random.Generator, name: str, d: int, dtype: Any) -> Weight:
+    """W of the given nature, with entries such that x^T W y stays of order 1."""
+    if name == "none":
+        return None
+    raw = rng.standard_normal((d, d)) / np.sqrt(d)
+    if name == "asymmetric":
+        return raw.astype(dtype)
+    if name == "positive":
+        return (raw @ raw.T + 0.1 * np.eye(d)).astype(dtype)
+    if name == "indefinite":
+        signs = np.where(np.arange(d) % 2 == 0, 1.0, -1.0)
+        orthogonal, _ = np.linalg.qr(raw)
+        return ((orthogonal * signs) @ orthogonal.T).astype(dtype)
+    if name == "factored":  # a rank that is neither 1 nor d, so that a swapped factor shows
+        rank = max(1, (2 * d) // 3)
+        left = rng.standard_normal((d, rank)) / np.sqrt(d)
+        right = rng.standard_normal((rank, d)) / np.sqrt(rank)
+        return left.astype(dtype), right.astype(dtype)
+    raise ValueError(name)
+
+
+def point_scores(
+    kind: str, X: Array, Y: Array | None, W: Weight, beta: float, rng: np.random.Generator
+) -> Problem:
+    """Scores made from points, with answer and error."""
+    made = getattr(qk.scores, kind)(X, Y, W=W, beta=beta)
+    other = X if Y is None else Y
+    s = getattr(ref, kind)(X, other, W, beta)
+    return Problem(made, s, bounds.score_slack(kind, X, other, W, beta), X.dtype, rng)
+
+
+def dense_scores(Z: Array, rng: np.random.Generator) -> Problem:
+    return Problem(qk.scores.dense(Z), ref.high(Z), np.zeros(Z.shape), Z.dtype, rng)
+
+
+def add(a: Problem, b: Problem) -> Problem:
+    """Product of experts; the sum is rounded once more."""
+    s = a.s + b.s
+    slack = a.slack + b.slack + bounds.finite_abs(a.s) + bounds.finite_abs(b.s)
+    return replace(a, scores=a.scores + b.scores, s=s, slack=slack)
+
+
+def scale(a: Problem, c: float) -> Problem:
+    slack = c * a.slack + 2 * bounds.finite_abs(c * a.s)
+    return replace(a, scores=c * a.scores, s=ref.HIGH(c) * a.s, slack=slack)
+
+
+def shift(a: Problem, rows: Array | None, columns: Array | None) -> Problem:
+    s = ref.shift(a.s, rows, columns)
+    size = bounds.finite_abs(a.s)
+    if rows is not None:
+        size = size + bounds.finite_abs(rows)[..., :, None]
+    if columns is not None:
+        size = size + bounds.finite_abs(columns)[..., None, :]
+    return replace(a, scores=a.scores.shift(rows, columns), s=s, slack=a.slack + size)
+
+
+def keep(a: Problem, scores: qk.Scores, mask: Array) -> Problem:
+    """The problem whose library side is `scores` and whose answer keeps only `mask`."""
+    s = ref.masked(a.s, mask)
+    return replace(a, scores=scores, s=s, slack=np.where(np.isinf(s), 0.0, a.slack))
+
+
+def offsets(rng: np.random.Generator, total: int, blocks: int) -> Array:
+    """0 = o_0 <= ... <= o_blocks = total; blocks may be empty."""
+    inner = np.sort(rng.integers(0, total + 1, blocks - 1))
+    return np.concatenate([[0], inner, [total]]).astype(np.int64)
+
+
+def mask_problem(a: Problem, name: str) -> Problem:
+    """Applies a mask of the given nature to both sides."""
+    rng, (n, m) = a.rng, a.s.shape[-2:]
+    if name == "none":
+        return a
+    if name == "causal":
+        offset = int(rng.integers(-2, 3))
+        return keep(a, a.scores.causal(offset), ref.causal_mask(n, m, offset))
+    if name == "window":
+        left, right = int(rng.integers(0, 6)), int(rng.integers(0, 6))
+        return keep(a, a.scores.window(left, right), ref.window_mask(n, m, left, right))
+    if name == "dense":
+        mask = rng.random(a.s.shape) < 0.6
+        return keep(a, a.scores.masked(mask), mask)
+    if name == "padding":
+        mask = rng.random((*a.s.shape[:-2], m)) < 0.7
+        return keep(a, a.scores.key_padding(mask), mask[..., None, :])
+    if name == "ragged":
+        if a.s.ndim > 2:
+            raise ValueError("ragged scores are 2-D")
+        blocks = int(rng.integers(1, 5))
+        rows, columns = offsets(rng, n, blocks), offsets(rng, m, blocks)
+        return keep(a, a.scores.ragged(rows, columns), ref.ragged_mask(rows, columns))
+    if name == "several":
+        return mask_problem(mask_problem(mask_problem(a, "causal"), "padding"), "dense")
+    raise ValueError(name)
+
+
+def build(spec: Spec) -> Problem:
+    """The problem a Spec stands for, always the same."""
+    rng = np.random.default_rng([spec.seed, spec.rows, spec.columns, spec.dim])
+    dtype = np.dtype(spec.dtype)
+    x_shape = (*spec.batch, spec.rows, spec.dim)
+    y_shape = (*spec.batch, spec.columns, spec.dim)
+
+    def base(kind: str) -> Problem:
+        if kind == "dense":
+            return dense_scores(
+                normal(rng, (*spec.batch, spec.rows, spec.columns), dtype) * dtype.type(2), rng
+            )
+        W = weight_matrix(rng, spec.weight, spec.dim, dtype)
+        X, Y = points(rng, x_shape, dtype), points(rng, y_shape, dtype)
+        return point_scores(kind, X, Y, W, spec.beta, rng)
+
+    if spec.kind in ("dense", *POINT_KINDS):
+        problem = base(spec.kind)
+    elif spec.kind == "sum":
+        problem = add(base("forward"), base("dot"))
+        if spec.seed % 2:  # three experts, one of them read from memory
+            problem = add(problem, base("dense"))
+    elif spec.kind == "scaled":
+        problem = scale(base("distance"), 0.37)
+    elif spec.kind == "shifted":
+        r = normal(rng, (*spec.batch, spec.rows), dtype)
+        c = normal(rng, (*spec.batch, spec.columns), dtype)
+        problem = shift(base("dot"), r, c)
+    elif spec.kind == "transposed":
+        turned = replace(spec, kind="forward", mask="none", rows=spec.columns, columns=spec.rows)
+        problem = build(turned).transposed
+    else:
+        raise ValueError(spec.kind)
+    return mask_problem(problem, spec.mask)
+
+
+@st.composite
+def specs(draw: st.DrawFn, *, kinds: tuple[str, ...] = KINDS, entries: int = 20_000) -> Spec:
+    """Any problem whose score matrices hold at most `entries` numbers, batch included."""
+    batch = draw(st.sampled_from(BATCHES))
+    room = entries // int(np.prod(batch, dtype=int))
+    rows = draw(st.sampled_from([n for n in EDGES if n <= room]))
+    columns = draw(st.sampled_from([m for m in EDGES if m * rows <= room]))
+    masks = [mask for mask in MASKS if not (mask == "ragged" and batch)]
+    return Spec(
+        kind=draw(st.sampled_from(kinds)),
+        dtype=draw(st.sampled_from(DTYPES)),
+        rows=rows,
+        columns=columns,
+        # The naive distance forms N x M x d numbers: large d goes with few entries.
+        dim=draw(st.sampled_from([d for d in DIMS if d * rows * columns <= 400_000])),
+        weight=draw(st.sampled_from(WEIGHTS)),
+        mask=draw(st.sampled_from(masks)),
+        batch=batch,
+        beta=draw(st.sampled_from((0.25, 1.0, 3.0))),
+        seed=draw(st.integers(0, 2**16)),
+    )

@@ -1,0 +1,239 @@
+"""Numbers at the edges of what the dtype holds: no NaN, no warning, no silent overflow."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+
+import qkcore as qk
+
+from . import bounds
+from . import reference as ref
+from .bounds import assert_within
+from .checks import (
+    check_entropy,
+    check_everything,
+    check_kernel,
+    check_logsumexp,
+    check_marginals,
+    check_products,
+    check_softmax,
+)
+from .generators import DTYPES, Problem, dense_scores, normal, point_scores
+
+SPREADS = [("float64", 1e4), ("float64", 1e150), ("float64", 700.0)]
+SPREADS += [("float32", 80.0), ("float32", 1e4), ("float32", 1e30)]
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+def check_normalised(p: Problem) -> None:
+    """All that a softmax offers; an unnormalised kernel may rightly overflow on such scores."""
+    with warnings.catch_warnings(), np.errstate(all="raise", under="ignore"):
+        warnings.simplefilter("error")
+        for axis in (1, 0):
+            check_logsumexp(p, axis)
+            check_entropy(p, axis)
+    for axis in (1, 0):
+        check_softmax(p, axis)
+        check_products(p, axis, 3)
+
+
+@pytest.mark.parametrize(("dtype", "spread"), SPREADS)
+def test_huge_logits(dtype: str, spread: float) -> None:
+    """Uniform in +-spread: each row is all but one-hot, the log-sum-exp all but the maximum."""
+    generator = rng()
+    Z = (spread * generator.uniform(-1, 1, (33, 65))).astype(dtype)
+    check_normalised(dense_scores(Z, generator))
+
+
+@pytest.mark.parametrize(("dtype", "level"), SPREADS)
+@pytest.mark.parametrize("sign", [-1, 1])
+def test_a_huge_common_level_cancels(dtype: str, level: float, sign: int) -> None:
+    """Rows whose logits are all near one huge number keep their small differences."""
+    Z = np.full((17, 33), sign * level, dtype=dtype)
+    Z[:, ::2] = np.nextafter(Z[:, ::2], np.array(np.inf, dtype))
+    p = dense_scores(Z, rng())
+    if level < 1e20:  # beyond, one unit in the last place is itself a huge logit
+        assert (qk.softmax(p.scores).to_numpy() > 0).all()
+    check_normalised(p)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_scores_at_the_ends_of_the_range_of_exp(dtype: str) -> None:
+    """Down to weights that underflow, up to the last one that does not overflow."""
+    top = float(np.log(np.finfo(dtype).max)) - 6  # room for the sum of 65 such weights
+    Z = np.linspace(-1.2 * top, top, 17 * 65).reshape(17, 65).astype(dtype)
+    p = dense_scores(Z, rng())
+    check_normalised(p)
+    check_kernel(p, "exp")
+    check_kernel(p, "sigmoid")
+    check_marginals(p)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_entry_left_in_a_row(dtype: str) -> None:
+    generator = rng()
+    Z = np.full((33, 17), -np.inf, dtype=dtype)
+    Z[np.arange(33), np.arange(33) % 17] = normal(generator, (33,), dtype) * 50
+    p = dense_scores(Z, generator)
+    check_normalised(p)
+    assert (qk.softmax(p.scores).to_numpy().max(axis=1) == 1).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_masked_rows_between_huge_ones(dtype: str) -> None:
+    """An empty row next to logits of 1e4: no -inf minus -inf, no 0 times infinity."""
+    generator = rng()
+    Z = (1e4 * generator.uniform(-1, 1, (65, 33))).astype(dtype)
+    Z[generator.random((65, 33)) < 0.5] = -np.inf
+    Z[[0, 7, 8, 31, 64]] = -np.inf
+    Z[:, [0, 16, 32]] = -np.inf
+    p = dense_scores(Z, generator)
+    check_normalised(p)
+    A = qk.softmax(p.scores)
+    assert np.flatnonzero(A.empty).tolist() == [0, 7, 8, 31, 64]
+    assert not A.to_numpy()[A.empty].any()
+    assert not (A @ p.vectors(2))[A.empty].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("position", [0, 1, 63, 64, 127, 128, 256])
+def test_the_peak_may_stand_anywhere(position: int, dtype: str) -> None:
+    """An online softmax must rescale what it has when the maximum comes late."""
+    Z = np.linspace(0, 1, 257 * 5).reshape(5, 257).astype(dtype)
+    Z[:, position] = 60
+    check_normalised(dense_scores(Z, rng()))
+    check_normalised(dense_scores(np.sort(Z, axis=1), rng()))  # a new maximum at every step
+
+
+@pytest.mark.parametrize("kind", ["dot", "forward", "backward", "distance"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_heavy_tailed_points(kind: str, dtype: str) -> None:
+    """Cauchy coordinates: a few points far out, most scores hopeless, the bound per entry."""
+    generator = rng()
+    X = np.clip(generator.standard_cauchy((65, 3)), -1e3, 1e3).astype(dtype)
+    Y = np.clip(generator.standard_cauchy((33, 3)), -1e3, 1e3).astype(dtype)
+    p = point_scores(kind, X, Y, None, 1.0, generator)
+    for axis in (1, 0):
+        check_logsumexp(p, axis)
+        got = qk.softmax(p.scores, axis=axis).to_numpy()
+        assert np.isfinite(got).all()
+        total = got.astype(np.float64).sum(axis=axis)
+        # The normaliser and the entries come from the same rounded scores, so sums are tight.
+        slack = bounds.eps_of(dtype) * (np.abs(p.scores.logsumexp(axis)).max() + 60)
+        np.testing.assert_allclose(total, 1.0, rtol=0, atol=4 * slack)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_points_far_from_the_origin(dtype: str) -> None:
+    """A cloud of width 1 around (100, 100, 100): distances cancel, within the stated bound."""
+    generator = rng()
+    X = (100 + generator.standard_normal((33, 3))).astype(dtype)
+    p = point_scores("distance", X, None, None, 1.0, generator)
+    check_everything(p)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["dot", "forward", "backward", "distance"])
+def test_duplicates(kind: str, dtype: str) -> None:
+    """All points equal: the softmax is uniform and the products are means."""
+    X = np.tile(np.array([0.3, -1.7, 2.9], dtype), (48, 1))
+    p = point_scores(kind, X, None, None, 1.0, rng())
+    check_everything(p)
+    P = qk.softmax(p.scores).to_numpy()
+    np.testing.assert_array_equal(P, P[0, 0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", ["subnormal", "tiny"])
+def test_vanishing_points(size: str, dtype: str) -> None:
+    """Products that underflow are zero scores; nothing divides by them."""
+    info = np.finfo(dtype)
+    step = float(info.smallest_subnormal) * 5 if size == "subnormal" else float(info.tiny) * 3
+    X = (step * rng().integers(-9, 10, (17, 3))).astype(dtype)
+    for kind in ("dot", "forward", "backward", "distance"):
+        s = getattr(qk.scores, kind)(X)
+        assert not np.abs(s.to_numpy()).any()
+        np.testing.assert_allclose(s.logsumexp(), np.log(17), rtol=4 * info.eps)
+        np.testing.assert_allclose(qk.softmax(s) @ np.ones(17, dtype), 1, rtol=8 * info.eps)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_tiny_values_are_averaged_and_not_lost(dtype: str) -> None:
+    tiny = float(np.finfo(dtype).tiny)
+    V = np.full((8, 1), 1000 * tiny, dtype)
+    got = qk.softmax(qk.scores.dense(np.zeros((3, 8), dtype))) @ V
+    np.testing.assert_allclose(got / V[0, 0], 1.0, rtol=8 * np.finfo(dtype).eps)
+
+
+# ---- overflow ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_that_overflow_are_an_error(dtype: str) -> None:
+    high = 1.01 * float(np.log(np.finfo(dtype).max))
+    Z = np.zeros((9, 17), dtype)
+    Z[4, 5] = high
+    s, ones = qk.scores.dense(Z), np.ones(17, dtype)
+    K = qk.kernel(s)
+    for call in (K.to_numpy, lambda: K @ ones, lambda: np.ones(9, dtype) @ K, s.marginals):
+        with pytest.raises(OverflowError, match="overflow"):
+            call()
+    assert np.isfinite(qk.softmax(s) @ ones).all()  # the softmax of the same scores is fine
+    masked = qk.kernel(s.masked(Z == 0))  # and so is the kernel without that entry
+    assert np.isfinite(masked @ ones).all()
+    assert masked.to_numpy()[4, 5] == 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sum_of_finite_weights_may_overflow(dtype: str) -> None:
+    Z = np.full((3, 40), float(np.log(np.finfo(dtype).max)) - 1, dtype)
+    K = qk.kernel(qk.scores.dense(Z))
+    assert np.isfinite(K.to_numpy()).all()
+    with pytest.raises(OverflowError, match="overflow"):
+        K @ np.ones(40, dtype)
+    with pytest.raises(OverflowError, match="overflow"):
+        qk.scores.dense(Z).marginals()
+
+
+@pytest.mark.parametrize("kind", ["dot", "forward", "backward", "distance"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_dot_products_that_overflow_are_an_error(kind: str, dtype: str) -> None:
+    X = np.ones((17, 3), dtype)
+    X[5] = 1e25 if dtype == "float32" else 1e200
+    Y = np.array(X[::-1] * 0.5)
+    s = getattr(qk.scores, kind)(X, Y)
+    A, ones = qk.softmax(s), np.ones(17, dtype)
+    for call in (s.to_numpy, s.logsumexp, s.marginals, lambda: A @ ones, A.to_numpy, A.entropy):
+        with pytest.raises(OverflowError, match="overflow"):
+            call()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_linear_products_that_overflow_are_an_error(dtype: str) -> None:
+    big = float(np.finfo(dtype).max) / 4
+    K = qk.kernel(qk.scores.dense(np.full((2, 9), 100.0, dtype)), weight="linear")
+    with pytest.raises(OverflowError, match="overflow"):
+        K @ np.full(9, big, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_large_values_are_averaged(dtype: str) -> None:
+    """A mean of numbers below max / M fits even before it is normalised."""
+    big = float(np.finfo(dtype).max) / 100
+    V = np.full((33, 2), big, dtype)
+    got = qk.softmax(qk.scores.dense(np.zeros((4, 33), dtype))) @ V
+    assert_within(got, np.full((4, 2), ref.HIGH(V[0, 0])), 16 * np.finfo(dtype).eps * big, "mean")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sums_of_scores_that_overflow_are_an_error(dtype: str) -> None:
+    big = np.full((3, 4), float(np.finfo(dtype).max) * 0.75, dtype)
+    s = qk.scores.dense(big) + qk.scores.dense(big)
+    with pytest.raises(OverflowError, match="overflow"):
+        s.logsumexp()

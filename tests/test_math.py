@@ -1,0 +1,213 @@
+"""The vectorised exp and log: error in ulp against extended precision, and special values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import mpmath
+import numpy as np
+import pytest
+from qkcore._native import cpu
+
+from .generators import DTYPES
+from .reference import Array
+
+# Extended precision has 11 bits more than float64, so its own error is below 0.001 ulp. Where the
+# platform lacks it, mpmath does the work on a sample.
+EXTENDED = np.finfo(np.longdouble).nmant >= 63
+BITS = {"float32": np.uint32, "float64": np.uint64}
+
+
+def exact(function: str, x: Array) -> Array:
+    """The true value, in a precision with room to spare over that of x."""
+    if x.dtype == np.float32:
+        return np.asarray(getattr(np, function)(x.astype(np.float64)))
+    if EXTENDED:
+        return np.asarray(getattr(np, function)(x.astype(np.longdouble)))
+    return mp_exact(function, x).astype(np.longdouble)
+
+
+def mp_exact(function: str, x: Array) -> Array:
+    with mpmath.workprec(200):
+        values = [getattr(mpmath, function)(mpmath.mpf(float(v))) for v in x]
+    return np.array(values, dtype=object)
+
+
+def ulp_error(got: Array, want: Array) -> Array:
+    """|got - want| in units of the last place of the correctly rounded result."""
+    dtype = got.dtype
+    unit = np.spacing(np.abs(want).astype(dtype)).astype(want.dtype)
+    return np.asarray(np.abs(got.astype(want.dtype) - want) / unit, dtype=np.float64)
+
+
+def log_max(dtype: str) -> float:
+    return float(np.log(np.finfo(dtype).max))
+
+
+def log_tiny(dtype: str) -> float:
+    return float(np.log(np.finfo(dtype).tiny))
+
+
+def random_bits(dtype: str, n: int, seed: int = 0) -> Array:
+    """Floats with random bit patterns: every exponent, both signs, infinities and NaN."""
+    info = np.iinfo(BITS[dtype])
+    raw = np.random.default_rng(seed).integers(0, info.max, n, BITS[dtype], endpoint=True)
+    return raw.view(dtype)
+
+
+def exp_arguments(dtype: str) -> Array:
+    """Where exp is a normal number: a dense grid, random bits, and the neighbours of k log 2."""
+    lo, hi = log_tiny(dtype), log_max(dtype)
+    grid = np.linspace(lo, hi, 400_001)
+    near = (np.arange(np.ceil(lo / np.log(2)), hi / np.log(2)) * np.log(2)).astype(dtype)
+    halves = ((np.arange(np.ceil(lo / np.log(2)), hi / np.log(2)) + 0.5) * np.log(2)).astype(dtype)
+    steps = [np.nextafter(c, dtype_inf(dtype, sign)) for c in (near, halves) for sign in (-1, 1)]
+    small = np.linspace(-1, 1, 100_001)
+    parts = [grid, near, halves, *steps, small, random_bits(dtype, 300_000)]
+    x = np.concatenate([np.asarray(p, dtype) for p in parts])
+    with np.errstate(invalid="ignore"):
+        return x[(x > dtype_of(dtype, lo)) & (x < dtype_of(dtype, hi))]
+
+
+def dtype_inf(dtype: str, sign: int) -> Array:
+    return np.array(sign * np.inf, dtype)
+
+
+def dtype_of(dtype: str, value: float) -> Array:
+    return np.array(value, dtype)
+
+
+def log_arguments(dtype: str) -> Array:
+    """Positive normal numbers: random bits, a grid around 1, the neighbours of powers of two."""
+    info = np.finfo(dtype)
+    powers = np.ldexp(np.ones(1, dtype), np.arange(info.minexp, info.maxexp)).astype(dtype)
+    steps = [np.nextafter(powers, dtype_inf(dtype, sign)) for sign in (-1, 1)]
+    one = 1 + np.arange(-2000, 2001) * float(info.eps)
+    parts = [np.linspace(0.4, 2.5, 400_001), one, powers, *steps, random_bits(dtype, 300_000)]
+    x = np.concatenate([np.asarray(p, dtype) for p in parts])
+    with np.errstate(invalid="ignore"):
+        return x[(x >= info.tiny) & np.isfinite(x)]
+
+
+def sample_if_slow(x: Array) -> Array:
+    return x if EXTENDED or x.dtype == np.float32 else x[:: max(1, x.size // 20_000)]
+
+
+def test_the_stated_bounds_are_plain_small_numbers() -> None:
+    """A bound of many ulp would make every accuracy test below it meaningless."""
+    assert type(cpu.EXP_MAX_ULP) is float
+    assert 0.5 <= cpu.EXP_MAX_ULP <= 4
+    assert type(cpu.LOG_MAX_ULP) is float
+    assert 0.5 <= cpu.LOG_MAX_ULP <= 4
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exp_is_within_its_bound(dtype: str) -> None:
+    x = sample_if_slow(exp_arguments(dtype))
+    error = ulp_error(cpu.exp(x), exact("exp", x))
+    worst = int(np.argmax(error))
+    assert error[worst] <= cpu.EXP_MAX_ULP, f"exp({x[worst]!r}): {error[worst]:.3f} ulp"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_log_is_within_its_bound(dtype: str) -> None:
+    x = sample_if_slow(log_arguments(dtype))
+    got, want = cpu.log(x), exact("log", x)
+    at_one = x == 1
+    assert (got[at_one] == 0).all()  # exact, or an entropy of one outcome would not be 0
+    error = ulp_error(got[~at_one], want[~at_one])
+    worst = int(np.argmax(error))
+    assert error[worst] <= cpu.LOG_MAX_ULP, f"log({x[~at_one][worst]!r}): {error[worst]:.3f} ulp"
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("function", ["exp", "log"])
+def test_a_sample_against_mpmath(function: str, dtype: str) -> None:
+    """Independent of the platform's own exp and log, however precise they claim to be."""
+    arguments: Callable[[str], Array] = exp_arguments if function == "exp" else log_arguments
+    x = arguments(dtype)
+    x = x[:: x.size // 2000]
+    x = x[x != 1] if function == "log" else x
+    want = mp_exact(function, x)
+    got = getattr(cpu, function)(x)
+    unit = np.spacing(np.abs(want.astype(np.float64)).astype(dtype))
+    error = [
+        abs(mpmath.mpf(float(g)) - w) / mpmath.mpf(float(u))
+        for g, w, u in zip(got, want, unit, strict=True)
+    ]
+    bound = cpu.EXP_MAX_ULP if function == "exp" else cpu.LOG_MAX_ULP
+    assert float(max(error)) <= bound
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exp_of_special_values(dtype: str) -> None:
+    x = np.array([-np.inf, np.inf, np.nan, 0.0, -0.0], dtype)
+    got = cpu.exp(x)
+    assert got.dtype == x.dtype
+    np.testing.assert_array_equal(got, np.array([0, np.inf, np.nan, 1, 1], dtype))
+    assert not np.signbit(got[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exp_overflows_to_infinity_only_where_it_must(dtype: str) -> None:
+    top = np.nextafter(dtype_of(dtype, log_max(dtype)), dtype_of(dtype, 0))
+    assert np.isfinite(cpu.exp(np.array([top], dtype))).all()
+    above = np.array([log_max(dtype) * 1.0001, 1e3, 1e30, np.finfo(dtype).max], dtype)
+    assert (cpu.exp(above) == np.inf).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exp_flushes_subnormal_results_to_zero(dtype: str) -> None:
+    """Below the smallest normal number the answer is 0, and the documentation says so."""
+    below = np.concatenate(
+        [
+            np.linspace(2 * log_tiny(dtype), log_tiny(dtype) * 1.0001, 10_001),
+            [-1e4, -1e30, float(np.finfo(dtype).min)],
+        ]
+    ).astype(dtype)
+    got = cpu.exp(below)
+    assert (got == 0).all()
+    assert not np.signbit(got).any()
+    text = (cpu.exp.__doc__ or "").lower()
+    assert "flush" in text or "subnormal" in text or "smallest normal" in text
+    # One ulp above the limit nothing is flushed.
+    inside = np.linspace(log_tiny(dtype) * 0.9999, -1, 1001).astype(dtype)
+    assert (cpu.exp(inside) > 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_exp_is_monotone_to_the_last_bits(dtype: str) -> None:
+    """Neighbours never swap by more than the error bound allows."""
+    x = np.sort(exp_arguments(dtype))
+    y = cpu.exp(x)
+    with np.errstate(over="ignore"):
+        drop = (y[:-1] - y[1:]) / np.spacing(y[:-1])
+    assert drop.max() <= 2 * cpu.EXP_MAX_ULP
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_log_of_special_values(dtype: str) -> None:
+    x = np.array([0.0, -0.0, -1.0, -np.inf, np.inf, np.nan, 1.0], dtype)
+    want = np.array([-np.inf, -np.inf, np.nan, np.nan, np.inf, np.nan, 0], dtype)
+    got = cpu.log(x)
+    assert got.dtype == x.dtype
+    np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("function", ["exp", "log"])
+def test_the_tail_of_the_array_equals_its_middle(function: str, dtype: str) -> None:
+    """Every length, so that the scalar remainder and the vector body give the same bits."""
+    x = np.linspace(0.1, 3, 70).astype(dtype)
+    whole = getattr(cpu, function)(x)
+    for n in range(71):
+        got = getattr(cpu, function)(x[:n].copy())
+        assert got.tobytes() == whole[:n].tobytes(), n
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_log_inverts_exp(dtype: str) -> None:
+    x = np.linspace(1, 80, 10_001).astype(dtype)
+    eps = float(np.finfo(dtype).eps)
+    error = np.abs(cpu.log(cpu.exp(x)).astype(np.float64) - x)
+    assert (error <= eps * (cpu.EXP_MAX_ULP + cpu.LOG_MAX_ULP * np.abs(x))).all()

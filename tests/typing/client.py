@@ -1,0 +1,93 @@
+"""A client as mypy --strict should see it, and a script that runs: every public call once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+import qkcore as qk
+
+if TYPE_CHECKING:
+    from typing_extensions import assert_type
+else:
+
+    def assert_type(value: Any, _: Any) -> Any:
+        return value
+
+
+def scores(X: NDArray[np.float32], Y: NDArray[np.float32]) -> qk.Scores:
+    W = np.eye(X.shape[-1], dtype=np.float32)
+    s = qk.scores.dot(X, Y, W=W, beta=0.5) + qk.scores.dot(X, Y, W=(W, W))
+    s = s + qk.scores.forward(X, Y) + qk.scores.backward(X, Y, W=None)
+    s = 0.5 * (s + qk.scores.distance(X, Y)) * 2.0 / 3
+    assert_type(s, qk.Scores)
+    assert_type(s.T, qk.Scores)
+    assert_type(s.causal(1).window(None, 3).window(left=2, right=None), qk.Scores)
+    assert_type(s.shift(rows=X[:, 0]).shift(columns=Y[:, 0]), qk.Scores)
+    keep = np.ones(s.shape, dtype=np.bool_)
+    assert_type(s.masked(keep).key_padding(keep[0]), qk.Scores)
+    assert_type(s.ragged([0, 1, s.shape[0]], np.array([0, 1, s.shape[1]])), qk.Scores)
+    return s
+
+
+def reductions(s: qk.Scores) -> None:
+    shape: tuple[int, ...] = s.shape
+    dimensions: int = s.ndim
+    dtype: np.dtype[Any] = s.dtype
+    lse: NDArray[Any] = s.logsumexp(axis=0, n_threads=2)
+    rows, columns = s.marginals(n_threads=1)
+    total: NDArray[Any] = rows + rows
+    full: NDArray[Any] = s.to_numpy()
+    assert full.shape == shape
+    assert full.ndim == dimensions
+    assert full.dtype == dtype
+    assert lse.shape == columns.shape
+    assert total.shape == rows.shape
+
+
+def operators(s: qk.Scores, V: NDArray[np.float32], mu: NDArray[np.float32]) -> None:
+    A = qk.softmax(s, axis=1)
+    assert_type(A, qk.MarkovOperator)
+    assert_type(A.T, qk.MarkovOperator)
+    assert_type(A.scores, qk.Scores)
+    axis: int = A.axis
+    assert axis == 1
+    right: NDArray[Any] = A @ V
+    left: NDArray[Any] = mu @ A
+    # NumPy's own stubs type `array @ x` before ours are asked, hence the methods beside it.
+    same: NDArray[Any] = A.apply_left(mu, n_threads=1)
+    assert right.shape == A.apply(V).shape
+    assert left.shape == same.shape
+    empty: NDArray[np.bool_] = A.empty
+    per_row: list[NDArray[Any]] = [A.log_normalizer, A.entropy(), A.expected_score()]
+    assert all(x.shape == empty.shape for x in per_row)
+
+    K = qk.kernel(s, weight="sigmoid")
+    assert_type(K, qk.KernelOperator)
+    assert_type(K.T, qk.KernelOperator)
+    weight: str = K.weight
+    values: NDArray[Any] = K.T.apply(mu)
+    assert weight == "sigmoid"
+    assert values.shape == (K.shape[1],)
+
+
+def settings() -> None:
+    qk.set_num_threads(qk.get_num_threads())
+    version = qk.config()["version"]
+    assert version == qk.__version__
+    qk.show_config()
+
+
+def main() -> None:
+    rng = np.random.default_rng(0)
+    X, Y = (rng.normal(size=(n, 3)).astype(np.float32) for n in (5, 4))
+    s = scores(X, Y)
+    reductions(s)
+    operators(s, Y, X[:, 0].copy())
+    settings()
+
+
+if __name__ == "__main__":
+    main()
