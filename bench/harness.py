@@ -40,6 +40,25 @@ class Options:
     quick: bool = False
 
 
+class Patience:
+    """Seconds that the whole run may still spend waiting for other programs to leave it alone."""
+
+    def __init__(self) -> None:
+        self.left = 0.0
+
+    def wait(self) -> None:
+        """Return once others have been quiet for a moment, or patience is at its end."""
+        while self.left > 0:
+            load, began = OtherLoad(), time.perf_counter()
+            time.sleep(0.25)
+            self.left -= time.perf_counter() - began
+            if (load.fraction() or 0.0) < QUIET:
+                return
+
+
+patience = Patience()  # run.py sets it; one for the process, as the machine is
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds per call, one sample per round."""
@@ -158,6 +177,10 @@ def interleave(
             spent = time.perf_counter() - began
             if k >= 3 and (spent > 2 * budget or (quiet >= 3 and (k >= rounds or spent > budget))):
                 break
+            if k > quiet:  # there was a disturbed round
+                waiting = time.perf_counter()
+                patience.wait()
+                began += time.perf_counter() - waiting
             load = OtherLoad()
             turn = k % len(names)
             for name in names[turn:] + names[:turn]:

@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import platform
-import shutil
 import subprocess
-from functools import cache
-from pathlib import Path
 from typing import Any
 
-from harness import BENCH, Group, Options
+import compiling
+from harness import Group, Options
 
-NATIVE = BENCH / "native"
-INCLUDE = BENCH.parent / "cpp" / "include"
 UNITS = {
     "dram_read": "DRAM read, GB/s",
     "l2_read": "L2 read, GB/s",
@@ -24,38 +18,9 @@ UNITS = {
 }
 
 
-@cache
-def program() -> Path | None:
-    """The compiled probe, or None without a C++ compiler."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
-    if compiler is None:
-        return None
-    build = NATIVE / "build"
-    build.mkdir(exist_ok=True)
-    flags = ["-std=c++20", "-O3", "-march=native", "-pthread", f"-I{INCLUDE}"]
-    if platform.machine() in ("x86_64", "AMD64"):
-        flags.append("-mprefer-vector-width=512")  # or GCC keeps libmvec at half width on AVX-512
-
-    def compile_object(name: str, *extra: str) -> str:
-        target = build / f"{name}.o"
-        source = NATIVE / f"{name}.cpp"
-        subprocess.run([compiler, *flags, *extra, "-c", str(source), "-o", str(target)], check=True)
-        return str(target)
-
-    objects = [
-        compile_object("limits"),
-        compile_object("exp_qkcore", "-fno-math-errno", "-fno-trapping-math"),
-        compile_object("exp_libmvec", "-ffast-math", "-fopenmp-simd"),
-    ]
-    # Linked without -ffast-math, which would switch subnormals off for the whole program.
-    target = build / "limits"
-    subprocess.run([compiler, "-pthread", *objects, "-o", str(target)], check=True)
-    return target
-
-
 def probe(**words: object) -> dict[str, Any]:
     """Run the probe; the words are its command line, e.g. ``dtype="float32", threads=2``."""
-    binary = program()
+    binary = compiling.limits()
     if binary is None:
         return {}
     command = [str(binary), *(f"{key}={value}" for key, value in words.items())]
@@ -74,7 +39,7 @@ class BestRate:
     def __call__(self) -> None:
         for name in self.probes:
             threads = self.options.threads
-            found = probe(probe=name, dtype=self.dtype, threads=threads, seconds=0.05, repeats=2)
+            found = probe(probe=name, dtype=self.dtype, threads=threads, seconds=0.1)
             rate = found.get(self.dtype, {}).get(str(threads), {}).get(name, 0.0)
             self.rates[name] = max(rate, self.rates.get(name, 0.0))
 
@@ -91,9 +56,9 @@ def run(options: Options) -> Group:
         "Best rates of a native program: sums of arrays, independent FMA chains, exponentials of "
         "data in L1.",
     )
-    found = probe(seconds=0.05, repeats=3) if options.quick else probe(seconds=0.1, repeats=7)
+    found = probe(seconds=0.2 if options.quick else 1.0)
     if not found:
-        group.notes.append("skipped: no C++ compiler (install g++, or set CXX)")
+        group.notes.append(compiling.NO_COMPILER)
         return group
     group.extra["limits"] = found
     columns = [(dtype, team) for dtype in ("float32", "float64") for team in found[dtype]]

@@ -13,7 +13,7 @@ import time
 
 import environment
 
-GROUPS = ("limits", "attention", "lse", "small", "dense", "isa")
+GROUPS = ("limits", "attention", "lse", "small", "dense", "isa", "stages")
 
 
 def parse() -> argparse.Namespace:
@@ -22,6 +22,13 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that all works")
     parser.add_argument("--write-docs", action="store_true", help="update docs/performance.md")
     parser.add_argument("--threads", type=int, default=min(2, environment.available_cpus()))
+    parser.add_argument(
+        "--patience",
+        type=float,
+        default=0.0,
+        metavar="SECONDS",
+        help="how long the run may wait in all for other programs to leave the machine alone",
+    )
     asked = parser.parse_args()
     unknown = [name for name in asked.group if name not in GROUPS]
     if unknown:
@@ -40,7 +47,9 @@ def main() -> int:
         print(f"qkcore cannot be imported ({problem}); install it first: pip install .")
         return 1
     import report  # these import NumPy, which reads the thread limits once
-    from harness import Options
+    from harness import Options, patience
+
+    patience.left = asked.patience
 
     qk.set_num_threads(asked.threads)
     options = Options(threads=asked.threads, quick=asked.quick)

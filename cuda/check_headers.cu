@@ -25,27 +25,22 @@ __global__ void row_log_sum_exp(const T* x, const T* y, std::int64_t rows, std::
         qk::SoftmaxState<T>& state = j % 2 == 0 ? even : odd;
         state.raise(score);
         if (!state.empty()) state.sum += qk::ExpWeight::of(score, state.max);
-        weights +=
-            qk::LinearWeight::of(score) + qk::ReluWeight::of(score) + qk::SigmoidWeight::of(score);
+        weights += qk::LinearWeight::of(score) + qk::ReluWeight::of(score) + qk::SigmoidWeight::of(score);
     }
 
     T even_factor, odd_factor;
     even.merge(odd, even_factor, odd_factor);
-    out[i] = even.log_sum_exp() + even.expected_score() + even.entropy() +
-             weights * even_factor * odd_factor;
+    out[i] = even.log_sum_exp() + even.expected_score() + even.entropy() + weights * even_factor * odd_factor;
 }
 
-template __global__ void row_log_sum_exp<float, qk::DotStep>(const float*, const float*,
-                                                             std::int64_t, std::int64_t,
-                                                             std::int64_t, qk::Band, float*);
-template __global__ void row_log_sum_exp<double, qk::DistanceStep>(const double*, const double*,
-                                                                   std::int64_t, std::int64_t,
-                                                                   std::int64_t, qk::DenseMask,
+template __global__ void row_log_sum_exp<float, qk::DotStep>(const float*, const float*, std::int64_t,
+                                                             std::int64_t, std::int64_t, qk::Band, float*);
+template __global__ void row_log_sum_exp<double, qk::DistanceStep>(const double*, const double*, std::int64_t,
+                                                                   std::int64_t, std::int64_t, qk::DenseMask,
                                                                    double*);
 template __global__ void row_log_sum_exp<float, qk::AntiDistanceStep>(const float*, const float*,
                                                                       std::int64_t, std::int64_t,
-                                                                      std::int64_t, qk::DenseMask,
-                                                                      float*);
+                                                                      std::int64_t, qk::DenseMask, float*);
 
 }  // namespace qk_check
 

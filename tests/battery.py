@@ -6,9 +6,9 @@
 from __future__ import annotations
 
 import numpy as np
-from qkcore._native import cpu
 
 import qkcore as qk
+from qkcore._native import cpu
 
 from .checks import check_everything
 from .generators import DTYPES, KINDS, MASKS, RHS, Spec, build
@@ -31,10 +31,10 @@ def specifications() -> list[Spec]:
 
 def check_math() -> None:
     for dtype in DTYPES:
-        x = sample_if_slow(exp_arguments(dtype))[::5]
+        x = sample_if_slow(exp_arguments(dtype))[::5].copy()
         assert ulp_error(cpu.exp(x), exact("exp", x)).max() <= cpu.EXP_MAX_ULP, f"exp, {dtype}"
         x = sample_if_slow(log_arguments(dtype))[::5]
-        x = x[x != 1]
+        x = x[x != 1].copy()
         assert ulp_error(cpu.log(x), exact("log", x)).max() <= cpu.LOG_MAX_ULP, f"log, {dtype}"
 
 

@@ -3,11 +3,12 @@
 Nothing here is a guess at "close enough": each bound is a first-order rounding analysis, in units
 of eps = 2u of the working dtype, evaluated on the data at hand.
 
-A score is a sum of n products. Its rounding error is at most n u times the sum of the absolute
-values of the terms (`mag` below), and in practice grows like sqrt(n) u, because the roundings are
-independent and the engine sums in blocks. `score_slack` is (2 + sqrt(n)/2) mag: the 2 pays for
-beta and the final subtraction. Cancellation (distance of nearby points) is thus accounted for by
-`mag`, not by a loose constant.
+A score is a sum of n terms: products of coordinates, shifts, other experts. In whatever order they
+are added, the rounding error is at most n u times the sum of their absolute values (`magnitude`
+below), and in practice grows like sqrt(n) u, because the roundings are independent. `slack` is
+(2 + sqrt(n)/2) magnitude: the 2 pays for beta, for rounding each product and for the result.
+Cancellation (distance of nearby points) is thus accounted for by the magnitude, not by a loose
+constant. Scores read from memory (n = 0) have no error at all.
 
 Everything after the score follows by differentiating: an error ds in a score is a relative error
 ds in exp(s), so a log-sum-exp is off by the p-weighted mean of ds, a product by sum p |v| ds, and
@@ -52,17 +53,19 @@ def _absolute(W: Weight) -> Weight:
     return np.abs(W)
 
 
-def _terms(d: int, W: Weight) -> int:
-    """How many additions stand behind one Gram entry."""
+def terms(d: int, W: Weight) -> int:
+    """How many products are added up in one Gram entry."""
     if W is None:
         return d
     if isinstance(W, tuple):
-        return d + W[0].shape[1] + W[1].shape[1]
-    return d + W.shape[1]
+        return d + int(W[0].shape[1]) + int(W[1].shape[1])
+    return d + int(W.shape[1])
 
 
-def score_slack(kind: str, X: Array, Y: Array, W: Weight, beta: float) -> Array:
-    """Error of a score made from points, per unit of eps, entry by entry: (..., N, M)."""
+def magnitude(kind: str, X: Array, Y: Array, W: Weight, beta: float) -> Array:
+    """Sum of the absolute values of the terms of a score, entry by entry: (..., N, M)."""
+    if kind == "distance" and W is not None:
+        return metric_magnitude(X, Y, W, beta)
     X, Y, V = np.abs(X), np.abs(Y), _absolute(W)
     mag = ref.gram(X, Y, V)
     if kind == "forward":
@@ -71,10 +74,28 @@ def score_slack(kind: str, X: Array, Y: Array, W: Weight, beta: float) -> Array:
         mag = np.swapaxes(ref.gram(Y, X, V), -1, -2) + ref.self_gram(X, V)[..., :, None]
     elif kind == "distance":
         # What |x|^2 + |y|^2 - 2 x.y costs; the engine may do better, it need not.
-        mag = mag + np.swapaxes(ref.gram(Y, X, V), -1, -2)
-        mag = mag + ref.self_gram(X, V)[..., :, None] + ref.self_gram(Y, V)[..., None, :]
-    slack = beta * mag * (2.0 + 0.5 * np.sqrt(_terms(X.shape[-1], W)))
-    return np.asarray(slack, dtype=np.float64)
+        mag = 2 * mag + ref.self_gram(X, V)[..., :, None] + ref.self_gram(Y, V)[..., None, :]
+    return np.asarray(beta * mag, dtype=np.float64)
+
+
+def metric_magnitude(X: Array, Y: Array, W: Weight, beta: float) -> Array:
+    """The same for a Mahalanobis distance, by norms: |W| (|x| + |y|)^2.
+
+    A metric may be applied through any factorisation of the symmetric part of W, which is stable
+    in norm but not entry by entry. The 2: the factor is itself rounded and enters squared.
+    """
+    if isinstance(W, tuple):
+        size = np.linalg.norm(W[0], 2) * np.linalg.norm(W[1], 2)
+    else:
+        size = np.linalg.norm(np.asarray(W), 2)
+    x = np.linalg.norm(X.astype(np.float64), axis=-1)[..., :, None]
+    y = np.linalg.norm(Y.astype(np.float64), axis=-1)[..., None, :]
+    return np.asarray(2 * beta * float(size) * (x + y) ** 2, dtype=np.float64)
+
+
+def slack(count: int, mag: Array) -> Array:
+    """Error of a sum of `count` terms of total size `mag`, in eps."""
+    return (2.0 + 0.5 * float(np.sqrt(count))) * mag if count else np.zeros(mag.shape)
 
 
 def finite_abs(s: Array) -> Array:
@@ -145,15 +166,15 @@ def kernel(dtype: Any, s: Array, slack: Array, weight: str) -> Array:
 
 def apply(dtype: Any, P: Array, entry: Array, V: Array) -> Array:
     """Error of P V when every P_ij is off by at most entry_ij."""
-    absolute = np.abs(ref.high(V))
     rounding = eps_of(dtype) * (summation(P.shape[-1]) + 1.0)
-    return np.asarray((entry + rounding * np.abs(P)) @ absolute, dtype=np.float64)
+    error = ref.apply(entry + rounding * np.abs(P), np.abs(V))
+    return np.asarray(error, dtype=np.float64)
 
 
 def apply_left(dtype: Any, U: Array, P: Array, entry: Array) -> Array:
-    absolute = np.abs(ref.high(U))
     rounding = eps_of(dtype) * (summation(P.shape[-2]) + 1.0)
-    return np.asarray(absolute @ (entry + rounding * np.abs(P)), dtype=np.float64)
+    error = ref.apply_left(np.abs(U), entry + rounding * np.abs(P))
+    return np.asarray(error, dtype=np.float64)
 
 
 def expected_score(dtype: Any, s: Array, slack: Array, axis: int = 1) -> Array:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import hypothesis
 import pytest
@@ -12,7 +13,7 @@ import qkcore as qk
 
 # No example database: a test run leaves no files behind. A failing example is printed with
 # its seed and `@reproduce_failure` blob, which is enough to run it again.
-_COMMON = {"deadline": None, "database": None, "print_blob": True}
+_COMMON: dict[str, Any] = {"deadline": None, "database": None, "print_blob": True}
 hypothesis.settings.register_profile("dev", max_examples=40, **_COMMON)
 hypothesis.settings.register_profile("ci", max_examples=40, derandomize=True, **_COMMON)
 hypothesis.settings.register_profile("thorough", max_examples=1000, **_COMMON)

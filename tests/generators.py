@@ -19,8 +19,8 @@ from . import bounds
 from . import reference as ref
 from .reference import Array, Weight
 
-EDGES = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65, 127, 128, 129)
-EDGES += (255, 256, 257)
+EDGES: tuple[int, ...] = (1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 47, 48, 49, 63, 64, 65)
+EDGES += (127, 128, 129, 255, 256, 257)
 DIMS = (1, 2, 3, 7, 16, 17, 64, 65)
 RHS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64)
 DTYPES = ("float32", "float64")
@@ -53,9 +53,15 @@ class Problem:
 
     scores: qk.Scores
     s: Array
-    slack: Array  # error of the scores, entry by entry, in units of eps
+    mag: Array  # sum of the absolute values of the terms of each score
+    terms: int  # how many there are; 0 means read from memory, without error
     dtype: Any
     rng: np.random.Generator
+
+    @property
+    def slack(self) -> Array:
+        """Error of the scores, entry by entry, in units of eps; masked entries have none."""
+        return np.where(np.isinf(self.s), 0.0, bounds.slack(self.terms, self.mag))
 
     @property
     def transposed(self) -> Problem:
@@ -64,15 +70,16 @@ class Problem:
             self,
             scores=self.scores.T,
             s=np.swapaxes(self.s, -1, -2),
-            slack=np.swapaxes(self.slack, -1, -2),
+            mag=np.swapaxes(self.mag, -1, -2),
         )
 
     def vectors(self, k: int | None, *, left: bool = False) -> Array:
-        """A right-hand side (..., M, k), or one row block (..., k, N) for the left product."""
+        """A right-hand side (..., M, k), for the left product (..., k, N); k = None: a vector."""
         n, m = self.s.shape[-2:]
         if k is None:
-            return normal(self.rng, (n if left else m,), self.dtype)
-        shape = (k, n) if left else (m, k)
+            shape: tuple[int, ...] = (n if left else m,)
+        else:
+            shape = (k, n) if left else (m, k)
         return normal(self.rng, (*self.s.shape[:-2], *shape), self.dtype)
 
 
@@ -113,39 +120,40 @@ def point_scores(
     made = getattr(qk.scores, kind)(X, Y, W=W, beta=beta)
     other = X if Y is None else Y
     s = getattr(ref, kind)(X, other, W, beta)
-    return Problem(made, s, bounds.score_slack(kind, X, other, W, beta), X.dtype, rng)
+    mag, terms = bounds.magnitude(kind, X, other, W, beta), bounds.terms(X.shape[-1], W)
+    return Problem(made, s, mag, terms, X.dtype, rng)
 
 
 def dense_scores(Z: Array, rng: np.random.Generator) -> Problem:
-    return Problem(qk.scores.dense(Z), ref.high(Z), np.zeros(Z.shape), Z.dtype, rng)
+    s = ref.high(Z)
+    return Problem(qk.scores.dense(Z), s, bounds.finite_abs(s), 0, Z.dtype, rng)
 
 
 def add(a: Problem, b: Problem) -> Problem:
-    """Product of experts; the sum is rounded once more."""
-    s = a.s + b.s
-    slack = a.slack + b.slack + bounds.finite_abs(a.s) + bounds.finite_abs(b.s)
-    return replace(a, scores=a.scores + b.scores, s=s, slack=slack)
+    """Product of experts: the terms of both in one sum."""
+    scores, terms = a.scores + b.scores, a.terms + b.terms + 1
+    return replace(a, scores=scores, s=a.s + b.s, mag=a.mag + b.mag, terms=terms)
 
 
 def scale(a: Problem, c: float) -> Problem:
-    slack = c * a.slack + 2 * bounds.finite_abs(c * a.s)
-    return replace(a, scores=c * a.scores, s=ref.HIGH(c) * a.s, slack=slack)
+    """A temperature: one more rounding."""
+    return replace(a, scores=c * a.scores, s=ref.HIGH(c) * a.s, mag=c * a.mag, terms=a.terms + 1)
 
 
 def shift(a: Problem, rows: Array | None, columns: Array | None) -> Problem:
-    s = ref.shift(a.s, rows, columns)
-    size = bounds.finite_abs(a.s)
+    """Each shift is one more term."""
+    s, mag = ref.shift(a.s, rows, columns), a.mag
     if rows is not None:
-        size = size + bounds.finite_abs(rows)[..., :, None]
+        mag = mag + bounds.finite_abs(rows)[..., :, None]
     if columns is not None:
-        size = size + bounds.finite_abs(columns)[..., None, :]
-    return replace(a, scores=a.scores.shift(rows, columns), s=s, slack=a.slack + size)
+        mag = mag + bounds.finite_abs(columns)[..., None, :]
+    return replace(a, scores=a.scores.shift(rows, columns), s=s, mag=mag, terms=a.terms + 2)
 
 
 def keep(a: Problem, scores: qk.Scores, mask: Array) -> Problem:
     """The problem whose library side is `scores` and whose answer keeps only `mask`."""
     s = ref.masked(a.s, mask)
-    return replace(a, scores=scores, s=s, slack=np.where(np.isinf(s), 0.0, a.slack))
+    return replace(a, scores=scores, s=s, mag=np.broadcast_to(a.mag, s.shape))
 
 
 def offsets(rng: np.random.Generator, total: int, blocks: int) -> Array:

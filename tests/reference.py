@@ -204,10 +204,16 @@ def kernel(s: Array, weight: str) -> Array:
 
 
 def apply(P: Array, V: Array) -> Array:
-    """P V for a matrix V (..., M, k) or one vector (M,)."""
-    return np.asarray(P @ high(V))
+    """P V for a matrix V (..., M, k), or for one vector per matrix: V (..., M)."""
+    V = high(V)
+    if V.ndim == P.ndim - 1:
+        return np.asarray((P * V[..., None, :]).sum(axis=-1))
+    return np.asarray(P @ V)
 
 
 def apply_left(U: Array, P: Array) -> Array:
-    """U P for a matrix U (..., k, N) or one vector (N,)."""
-    return np.asarray(high(U) @ P)
+    """U P for a matrix U (..., k, N), or for one vector per matrix: U (..., N)."""
+    U = high(U)
+    if U.ndim == P.ndim - 1:
+        return np.asarray((U[..., :, None] * P).sum(axis=-2))
+    return np.asarray(U @ P)

@@ -51,9 +51,9 @@ def test_the_thread_count_is_kept_and_shown() -> None:
 
 
 @pytest.mark.usefixtures("restore_threads")
-@pytest.mark.parametrize("n", [0, -1])
-def test_a_thread_count_below_one_is_refused(n: int) -> None:
-    with pytest.raises(ValueError, match=rf"(?s)n.*at least 1.*{n}"):
+@pytest.mark.parametrize("n", [0, -1, 10**6, 2**70])
+def test_a_thread_count_out_of_range_is_refused(n: int) -> None:
+    with pytest.raises(ValueError, match=rf"n: wanted an integer from 1 .*got {n}"):
         qk.set_num_threads(n)
 
 
@@ -66,7 +66,7 @@ def test_a_thread_count_that_is_no_integer_is_refused(n: object) -> None:
 
 def test_a_numpy_integer_is_a_thread_count() -> None:
     s = qk.scores.dense(np.zeros((3, 3)))
-    assert s.logsumexp(n_threads=np.int64(2)).shape == (3,)  # type: ignore[arg-type]
+    assert s.logsumexp(n_threads=np.int64(2)).shape == (3,)
 
 
 def test_the_default_is_what_the_process_may_use() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from functools import partial
 
 import numpy as np
 import pytest
@@ -130,19 +131,21 @@ def test_heavy_tailed_points(kind: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_points_far_from_the_origin(dtype: str) -> None:
-    """A cloud of width 1 around (100, 100, 100): distances cancel, within the stated bound."""
+@pytest.mark.parametrize("dim", [3, 16, 17, 40])
+def test_points_far_from_the_origin(dim: int, dtype: str) -> None:
+    """A cloud around (100, 100, ...): distances cancel, within the stated bound."""
     generator = rng()
-    X = (100 + generator.standard_normal((33, 3))).astype(dtype)
+    X = (100 + generator.standard_normal((33, dim)) / dim).astype(dtype)
     p = point_scores("distance", X, None, None, 1.0, generator)
     check_everything(p)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [3, 17])
 @pytest.mark.parametrize("kind", ["dot", "forward", "backward", "distance"])
-def test_duplicates(kind: str, dtype: str) -> None:
+def test_duplicates(kind: str, dim: int, dtype: str) -> None:
     """All points equal: the softmax is uniform and the products are means."""
-    X = np.tile(np.array([0.3, -1.7, 2.9], dtype), (48, 1))
+    X = np.tile(np.linspace(-1.7, 0.3, dim).astype(dtype), (48, 1))
     p = point_scores(kind, X, None, None, 1.0, rng())
     check_everything(p)
     P = qk.softmax(p.scores).to_numpy()
@@ -202,14 +205,32 @@ def test_a_sum_of_finite_weights_may_overflow(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["dot", "forward", "backward", "distance"])
+@pytest.mark.parametrize("dim", [3, 20])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("size", ["square", "number"])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_dot_products_that_overflow_are_an_error(kind: str, dtype: str) -> None:
-    X = np.ones((17, 3), dtype)
-    X[5] = 1e25 if dtype == "float32" else 1e200
-    Y = np.array(X[::-1] * 0.5)
-    s = getattr(qk.scores, kind)(X, Y)
-    A, ones = qk.softmax(s), np.ones(17, dtype)
-    for call in (s.to_numpy, s.logsumexp, s.marginals, lambda: A @ ones, A.to_numpy, A.entropy):
+def test_points_whose_scores_overflow_are_an_error(
+    kind: str, dim: int, sign: int, size: str, dtype: str
+) -> None:
+    """One far point on each side: a number whose square overflows, and nearly the largest one. A
+    score below every finite number is no mask, so downwards is an error as well."""
+    largest = float(np.finfo(dtype).max)
+    X = np.ones((17, dim), dtype)
+    X[5] = largest**0.7 if size == "square" else 0.9 * largest
+    Y = np.array(X[::-1] * (0.5 * sign), dtype)
+    made = partial(getattr(qk.scores, kind), X, Y)
+    ones = np.ones(17, dtype)
+    for call in (
+        lambda: made().to_numpy(),
+        lambda: made().logsumexp(),
+        lambda: made().logsumexp(0),
+        lambda: made().marginals(),
+        lambda: qk.softmax(made()) @ ones,
+        lambda: ones @ qk.softmax(made()),
+        lambda: qk.softmax(made()).to_numpy(),
+        lambda: qk.softmax(made()).entropy(),
+        lambda: qk.kernel(made(), weight="linear") @ ones,
+    ):
         with pytest.raises(OverflowError, match="overflow"):
             call()
 
@@ -231,9 +252,31 @@ def test_large_values_are_averaged(dtype: str) -> None:
     assert_within(got, np.full((4, 2), ref.HIGH(V[0, 0])), 16 * np.finfo(dtype).eps * big, "mean")
 
 
+@pytest.mark.parametrize("kind", ["dot", "forward", "backward", "distance"])
+@pytest.mark.parametrize("factored", [False, True])
+def test_weights_that_overflow_the_points_are_an_error(kind: str, factored: bool) -> None:
+    X, big = np.full((5, 3), 1e200), 1e200 * np.eye(3)
+    with pytest.raises(OverflowError, match="overflow"):
+        getattr(qk.scores, kind)(X, -X, W=(big, np.eye(3)) if factored else big).logsumexp()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_shifts_that_overflow_are_an_error(sign: int) -> None:
+    zero, far = qk.scores.dense(np.zeros((4, 4))), np.full(4, sign * 1.5e308)
+    with pytest.raises(OverflowError, match="overflow"):
+        zero.shift(far).shift(far).logsumexp()
+    with pytest.raises(OverflowError, match="overflow"):
+        zero.shift(far, far).to_numpy()
+    with pytest.raises(OverflowError, match="overflow"):
+        (zero.shift(far) * 1e10).logsumexp()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_sums_of_scores_that_overflow_are_an_error(dtype: str) -> None:
-    big = np.full((3, 4), float(np.finfo(dtype).max) * 0.75, dtype)
-    s = qk.scores.dense(big) + qk.scores.dense(big)
-    with pytest.raises(OverflowError, match="overflow"):
-        s.logsumexp()
+    """Also downwards: a sum that becomes -inf would look like a mask."""
+    for sign in (1, -1):
+        big = qk.scores.dense(np.full((3, 4), sign * float(np.finfo(dtype).max) * 0.75, dtype))
+        with pytest.raises(OverflowError, match="overflow"):
+            big + big
+        with pytest.raises(OverflowError, match="overflow"):
+            2.0 * big

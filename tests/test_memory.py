@@ -55,13 +55,6 @@ def read_only(a: Array) -> Array:
     return b
 
 
-def misaligned(a: Array) -> Array:
-    """A field of a packed record: entries start at odd addresses."""
-    record = np.zeros(a.shape, dtype=[("pad", "i1"), ("x", a.dtype)])
-    record["x"] = a
-    return record["x"]
-
-
 LAYOUTS: list[Callable[[Array], Array]] = [
     fortran,
     sliced,
@@ -69,7 +62,6 @@ LAYOUTS: list[Callable[[Array], Array]] = [
     transposed,
     padded_rows,
     read_only,
-    misaligned,
 ]
 
 

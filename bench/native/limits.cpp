@@ -1,6 +1,6 @@
 // What this machine can do at best, printed as JSON: the yardstick the benchmarks divide by.
 //
-//   limits [dtype=float32|float64] [threads=N] [probe=NAME] [seconds=S] [repeats=R]
+//   limits [dtype=float32|float64] [threads=N] [probe=NAME] [seconds=S]
 //
 // Without arguments: every probe, both dtypes, 1 and 2 threads. Rates are in 1e9 per second: bytes
 // for the *_read probes, floating-point operations for fma, exponentials for exp_*. A probe that
@@ -15,10 +15,14 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
+#include <pthread.h>
+#include <sched.h>
 #include <unistd.h>
 
 namespace {
@@ -61,41 +65,63 @@ inline void opaque(V& v) {
 struct Options {
     std::string dtype, probe;
     int threads = 0;
-    double seconds = 0.1;
-    int repeats = 5;
+    double seconds = 0.5;
 };
 
-// One thread's share of a probe: does a slice of work, returns how many units (bytes, flops, exps)
-// it was; 0 means that the probe is not available.
+// One thread's share of a probe: does a slice of work of about a millisecond and returns how many
+// units (bytes, flops, exps) it was; 0 means that the probe is not available.
 using Work = std::function<double()>;
 
-// Best rate over the repeats. All threads start together and each keeps going for the given time;
-// a thread that was descheduled lowers a repeat and not the best.
-double best_rate(const Options& options, int threads, const std::function<Work(int)>& make) {
-    double best = 0;
-    for (int repeat = 0; repeat < options.repeats; ++repeat) {
-        std::barrier start(threads);
-        std::vector<double> units(threads), seconds(threads);
-        auto body = [&](int t) {
-            Work work = make(t);
-            work();  // touches the memory and wakes the vector units before the clock starts
-            start.arrive_and_wait();
-            const auto begin = Clock::now();
-            double elapsed = 0;
-            do {
-                units[t] += work();
-                elapsed = std::chrono::duration<double>(Clock::now() - begin).count();
-            } while (elapsed < options.seconds);
-            seconds[t] = elapsed;
-        };
-        std::vector<std::thread> team;
-        for (int t = 1; t < threads; ++t) team.emplace_back(body, t);
-        body(0);
-        for (auto& member : team) member.join();
-        double rate = 0;
-        for (int t = 0; t < threads; ++t) rate += units[t] / seconds[t];
-        best = std::max(best, rate);
+// One processor per thread: a scheduler that finds the machine busy may put both on the same one.
+void pin(int t) {
+#if defined(__linux__)
+    cpu_set_t allowed, one;
+    CPU_ZERO(&allowed);
+    CPU_ZERO(&one);
+    sched_getaffinity(0, sizeof(allowed), &allowed);
+    for (int cpu = 0; cpu < CPU_SETSIZE; ++cpu) {
+        if (CPU_ISSET(cpu, &allowed) && t-- == 0) CPU_SET(cpu, &one);
     }
+    if (CPU_COUNT(&one) == 1) pthread_setaffinity_np(pthread_self(), sizeof(one), &one);
+#else
+    (void)t;
+#endif
+}
+
+// Best rate over the slices. The threads start every slice together and its time is that of the
+// slowest. Slices are short so that, on a machine that others use too, some run undisturbed.
+double best_rate(double budget, int threads, const std::function<Work(int)>& make) {
+    std::barrier together(threads);
+    std::vector<double> units(threads);
+    std::vector<Clock::time_point> begin(threads), end(threads);
+    double best = 0;
+    bool go_on = true;
+    auto body = [&](int t) {
+        pin(t);
+        Work work = make(t);
+        work();  // touches the memory and wakes the vector units before the clock starts
+        const auto first = Clock::now();
+        while (go_on) {
+            together.arrive_and_wait();
+            begin[t] = Clock::now();
+            units[t] = work();
+            end[t] = Clock::now();
+            together.arrive_and_wait();
+            if (t == 0) {
+                const std::chrono::duration<double> slice =
+                    *std::max_element(end.begin(), end.end()) -
+                    *std::min_element(begin.begin(), begin.end());
+                const double done = std::accumulate(units.begin(), units.end(), 0.0);
+                best = std::max(best, done / slice.count());
+                const std::chrono::duration<double> spent = Clock::now() - first;
+                go_on = done > 0 && spent.count() < budget;
+            }
+            together.arrive_and_wait();
+        }
+    };
+    std::vector<std::thread> team;
+    for (int t = 0; t < threads; ++t) team.emplace_back(body, t);
+    for (auto& member : team) member.join();
     return best / 1e9;
 }
 
@@ -134,14 +160,17 @@ Buffer<T> buffer(std::size_t n, double from, double to) {
     return Buffer<T>(p, Free{});
 }
 
+// Reads `chunk` elements `times` over, then moves on to the next chunk of the n that there are.
 template <class T>
-Work reader(Buffer<T> data, std::size_t n, std::size_t times) {
+Work reader(Buffer<T> data, std::size_t n, std::size_t chunk, std::size_t times) {
+    auto at = std::make_shared<std::size_t>(0);
     return [=] {
         for (std::size_t k = 0; k < times; ++k) {
-            T total = sum(data.get(), n);
+            T total = sum(data.get() + *at, chunk);
             keep(&total);
         }
-        return static_cast<double>(times) * n * sizeof(T);
+        *at = (*at + 2 * chunk <= n) ? *at + chunk : 0;
+        return static_cast<double>(times * chunk * sizeof(T));
     };
 }
 
@@ -149,9 +178,8 @@ template <class T>
 Work fma_work() {
     return [] {
         using V = typename Vector<T>::type;
-        constexpr int chains = 12,
-                      steps =
-                          4096;  // 12 chains cover latency 4-5 on two units; 14 registers in all
+        constexpr int chains = 12;  // cover a latency of 4 on two units, and fit 16 registers
+        constexpr int steps = 1 << 18;
         V acc[chains];
         V a, b;
         for (std::size_t k = 0; k < sizeof(V) / sizeof(T); ++k) a[k] = T(0.999), b[k] = T(1e-3);
@@ -168,12 +196,15 @@ Work fma_work() {
 template <class T>
 Work exp_work(bool (*run)(const T*, T*, std::size_t)) {
     constexpr std::size_t n = 1024;  // input and output together stay in L1 for both dtypes
-    auto x = buffer<T>(n, -20, 0), y = buffer<T>(n, 0, 0);
+    // One allocation: two at random addresses can collide in the cache's way predictor.
+    auto both = buffer<T>(2 * n, -20, 0);
     return [=] {
+        const T* x = both.get();
+        T* y = both.get() + n;
         double done = 0;
-        for (int k = 0; k < 16; ++k) {
-            if (run(x.get(), y.get(), n)) done += n;
-            keep(y.get());
+        for (int k = 0; k < 1000; ++k) {
+            if (run(x, y, n)) done += n;
+            keep(y);
         }
         return done;
     };
@@ -183,25 +214,19 @@ template <class T>
 std::map<std::string, double> probes(const Options& options, int threads) {
     const long l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
     const std::size_t in_l2 = (l2 > 0 ? static_cast<std::size_t>(l2) : 262144) / 2 / sizeof(T);
-    const std::size_t in_dram =
-        (std::size_t{512} << 20) / threads / sizeof(T);  // beyond any shared cache
-    const std::map<std::string, std::function<Work(int)>> makers = {
-        {"dram_read", {}},
-        {"l2_read", [=](int) { return reader(buffer<T>(in_l2, 0, 1), in_l2, 16); }},
+    const std::size_t in_dram = (std::size_t{256} << 20) / sizeof(T);  // beyond any shared cache
+    const std::size_t chunk = (std::size_t{8} << 20) / sizeof(T);
+    const std::vector<std::pair<std::string, std::function<Work(int)>>> makers = {
+        {"dram_read", [=](int) { return reader(buffer<T>(in_dram, 0, 1), in_dram, chunk, 1); }},
+        {"l2_read", [=](int) { return reader(buffer<T>(in_l2, 0, 1), in_l2, in_l2, 256); }},
         {"fma", [](int) { return fma_work<T>(); }},
         {"exp_libmvec", [](int) { return exp_work<T>(limits::exp_libmvec); }},
         {"exp_qkcore", [](int) { return exp_work<T>(limits::exp_qkcore); }},
     };
     std::map<std::string, double> rates;
-    for (const auto& [name, maker] : makers) {
+    for (const auto& [name, make] : makers) {
         if (!options.probe.empty() && options.probe != name) continue;
-        auto make = maker;
-        std::vector<Buffer<T>> large;  // filled once, not once per repeat
-        if (name == "dram_read") {
-            for (int t = 0; t < threads; ++t) large.push_back(buffer<T>(in_dram, 0, 1));
-            make = [&large, in_dram](int t) { return reader(large[t], in_dram, 1); };
-        }
-        const double rate = best_rate(options, threads, make);
+        const double rate = best_rate(options.seconds, threads, make);
         if (rate > 0) rates[name] = rate;
     }
     return rates;
@@ -211,7 +236,7 @@ std::map<std::string, double> probes(const Options& options, int threads) {
     std::fprintf(
         stderr,
         "limits: cannot use '%s'\nusage: limits [dtype=float32|float64] [threads=N] [probe=NAME] "
-        "[seconds=S] [repeats=R]\n",
+        "[seconds=S]\n",
         word.c_str());
     std::exit(2);
 }
@@ -229,8 +254,6 @@ Options parse(int argc, char** argv) {
             options.probe = value;
         else if (key == "threads" && std::atoi(value.c_str()) > 0)
             options.threads = std::atoi(value.c_str());
-        else if (key == "repeats" && std::atoi(value.c_str()) > 0)
-            options.repeats = std::atoi(value.c_str());
         else if (key == "seconds" && std::atof(value.c_str()) > 0)
             options.seconds = std::atof(value.c_str());
         else

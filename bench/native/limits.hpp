@@ -8,7 +8,7 @@
 
 namespace limits {
 
-// y[i] = exp(x[i]); false when this build has no such exp, so that the caller leaves the figure out.
+// y[i] = exp(x[i]); false when this build has no such exp: the caller leaves the figure out.
 bool exp_libmvec(const float* x, float* y, std::size_t n);
 bool exp_libmvec(const double* x, double* y, std::size_t n);
 bool exp_qkcore(const float* x, float* y, std::size_t n);

@@ -1,7 +1,7 @@
-// Where the time of a row reduction goes: each stage of a tile on its own, one thread, data in cache.
-// Printed as JSON, in ns per matrix entry, beside the bound that the FMA rate sets.
+// Where the time of a row reduction goes: each stage of a tile alone, one thread, data in cache.
+// Printed as JSON, in ns per matrix entry.
 //
-// For profiling: it includes the engine's internal headers, so that `perf annotate` shows one stage.
+// For profiling: it includes the engine's internal headers; `perf annotate` then shows one stage.
 //   stages [dtype=float32|float64] [stage=NAME] [seconds=S]
 #include <algorithm>
 #include <chrono>
@@ -84,17 +84,15 @@ struct Tile {
     template <int K, bool Store>
     void weigh() {
         for (Index r = 0; r < rows; ++r) {
-            const T* s = scores.data() + r * cols;
-            // Stored weights would be weighed again: they go to a copy of the scores' first rows.
-            T* target = const_cast<T*>(s);
+            // With Store the next visit weighs weights instead of scores: the time is the same.
             const auto sums = qk::weigh_row<qk::ShiftedExp<T>, T, K, false, Store>(
-                target, cols, {qk::broadcast(T(1))}, T(1), values.data(), 0);
+                scores.data() + r * cols, cols, {qk::broadcast(T(1))}, T(1), values.data(), 0);
             keep(&sums);
         }
     }
     void product() {
-        qk::product_tile<T>(scores.data(), cols, rows, cols, values.data(), cols, 0, packs, out.data(),
-                            packs * qk::SimdTraits<T>::width);
+        qk::product_tile<T>(scores.data(), cols, rows, cols, values.data(), cols, 0, packs,
+                            out.data(), packs * qk::SimdTraits<T>::width);
         keep(out.data());
     }
 };
@@ -103,7 +101,8 @@ template <class T>
 void report(const Options& options, const char* dtype) {
     const char* comma = "";
     std::printf("\"%s\": {", dtype);
-    const auto show = [&](const std::string& name, Tile<T>& tile, const std::function<void()>& run) {
+    const auto show = [&](const std::string& name, Tile<T>& tile,
+                          const std::function<void()>& run) {
         if (!options.stage.empty() && options.stage != name) return;
         const double ns = best_seconds(options.seconds, run) * 1e9;
         std::printf("%s\"%s\": %.4g", comma, name.c_str(),
@@ -131,10 +130,14 @@ int main(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
         const std::string word = argv[i], key = word.substr(0, word.find('='));
         const std::string value = word.substr(std::min(word.size(), key.size() + 1));
-        if (key == "dtype") options.dtype = value;
-        else if (key == "stage") options.stage = value;
-        else if (key == "seconds" && std::atof(value.c_str()) > 0) options.seconds = std::atof(value.c_str());
-        else return std::fprintf(stderr, "stages: cannot use '%s'\n", word.c_str()), 2;
+        if (key == "dtype")
+            options.dtype = value;
+        else if (key == "stage")
+            options.stage = value;
+        else if (key == "seconds" && std::atof(value.c_str()) > 0)
+            options.seconds = std::atof(value.c_str());
+        else
+            return std::fprintf(stderr, "stages: cannot use '%s'\n", word.c_str()), 2;
     }
     std::printf("{");
     if (options.dtype != "float64") report<float>(options, "float32");

@@ -64,8 +64,7 @@ std::string level() {
 
     // leaf 7 ebx: AVX512F 16, DQ 17, CD 28, BW 30, VL 31
     if (!has(extended.ebx, bits({16, 17, 28, 30, 31}))) return "v3";
-    if (!has(saved, bits({5, 6, 7})))
-        return "v3";  // mask registers, upper halves of zmm0-15, zmm16-31
+    if (!has(saved, bits({5, 6, 7}))) return "v3";  // mask registers, upper halves of zmm0-15, zmm16-31
     return "v4";
 }
 

@@ -9,9 +9,9 @@ MatrixView<T> matrix(const py::array& a) {
     return {static_cast<const T*>(a.data()), element_stride<T>(a, 0), element_stride<T>(a, 1)};
 }
 
-// 0 = all finite; otherwise the sum of 1 (NaN), 2 (+inf), 4 (-inf).
+// What is not finite, as the sum of 1 (NaN), 2 (+inf), 4 (-inf), and the largest finite magnitude.
 template <class T>
-int scan_array(const py::array& a, int n_threads) {
+py::tuple scan_array(const py::array& a, int n_threads) {
     ArrayView<T> view;
     view.data = static_cast<const T*>(a.data());
     for (py::ssize_t k = 0; k < a.ndim(); ++k) {
@@ -22,13 +22,14 @@ int scan_array(const py::array& a, int n_threads) {
         view.shape.push_back(1);
         view.strides.push_back(1);
     }
-    NonFinite found;
+    Scan found;
     // Small arrays are scanned faster than the GIL is handed over.
     if (a.size() < 4096)
         found = scan(view, Run{});
     else
         found = without_gil(n_threads, [&](const Run& run) { return scan(view, run); });
-    return int(found.nan) + 2 * int(found.plus_inf) + 4 * int(found.minus_inf);
+    const int kinds = int(found.nan) + 2 * int(found.plus_inf) + 4 * int(found.minus_inf);
+    return py::make_tuple(kinds, found.max_abs);
 }
 
 template <class T>
@@ -81,16 +82,13 @@ void register_arrays(py::module_& m) {
             return is_float32(a) ? row_dots_array<float>(a, b) : row_dots_array<double>(a, b);
         },
         py::arg("a").noconvert(), py::arg("b").noconvert());
-    m.def(
-        "exp", [](const py::array_t<float, py::array::c_style>& x) { return elementwise<float>(x, &qk::exp_array); },
-        py::arg("x").noconvert());
-    m.def(
-        "exp", [](const py::array_t<double, py::array::c_style>& x) { return elementwise<double>(x, &qk::exp_array); },
-        py::arg("x").noconvert());
-    m.def(
-        "log", [](const py::array_t<float, py::array::c_style>& x) { return elementwise<float>(x, &qk::log_array); },
-        py::arg("x").noconvert());
-    m.def(
-        "log", [](const py::array_t<double, py::array::c_style>& x) { return elementwise<double>(x, &qk::log_array); },
-        py::arg("x").noconvert());
+    constexpr const char* exp_doc =
+        "exp(x), at most EXP_MAX_ULP ulp off; results below the smallest normal number are flushed to 0.";
+    constexpr const char* log_doc = "log(x), at most LOG_MAX_ULP ulp off, subnormal arguments included.";
+    using Singles = py::array_t<float, py::array::c_style>;
+    using Doubles = py::array_t<double, py::array::c_style>;
+    m.def("exp", [](const Singles& x) { return elementwise<float>(x, &qk::exp_array); }, py::arg("x"), exp_doc);
+    m.def("exp", [](const Doubles& x) { return elementwise<double>(x, &qk::exp_array); }, py::arg("x"), exp_doc);
+    m.def("log", [](const Singles& x) { return elementwise<float>(x, &qk::log_array); }, py::arg("x"), log_doc);
+    m.def("log", [](const Doubles& x) { return elementwise<double>(x, &qk::log_array); }, py::arg("x"), log_doc);
 }

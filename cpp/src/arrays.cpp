@@ -10,32 +10,38 @@
 namespace qk {
 namespace {
 
-// True when all of x[0..n) is finite, by the exponent bits: integer work, at the speed of memory.
+// Folds x[0..n) into `found` by packs, if all of it is finite; false, and nothing done, otherwise.
 template <class T>
-bool all_finite(const T* x, Index n) {
-    using Bits = typename SimdTraits<T>::Bits;
+bool fold_finite(const T* x, Index n, Scan& found) {
     constexpr Index width = SimdTraits<T>::width;
-    const Pack<T> inf = infinity<Pack<T>>();
-    Bits bad = {};
+    // max(v, m) keeps m when v is NaN, so NaN is looked for by itself.
+    typename SimdTraits<T>::Bits nan = {};
+    Pack<T> largest = {};
     Index i = 0;
-    // |x| < inf is false for NaN too.
     for (; i + width <= n; i += width) {
         const Pack<T> v = load(x + i);
-        bad |= ~(Bits)(max(v, -v) < inf);
+        nan |= v != v;
+        largest = max(max(v, -v), largest);
     }
-    for (; i < n; ++i)
-        if (!std::isfinite(x[i])) return false;
+    T top = reduce_max<T>(largest);
+    for (; i < n; ++i) {
+        if (std::isnan(x[i])) return false;
+        top = max(std::abs(x[i]), top);
+    }
     for (Index k = 0; k < width; ++k)
-        if (bad[k] != 0) return false;
+        if (nan[k] != 0) return false;
+    if (!std::isfinite(top)) return false;
+    found.max_abs = std::max(found.max_abs, static_cast<double>(top));
     return true;
 }
 
 template <class T>
-void classify(const T* x, Index n, Index stride, NonFinite& found) {
+void classify(const T* x, Index n, Index stride, Scan& found) {
     for (Index i = 0; i < n; ++i) {
         const T v = x[i * stride];
-        if (std::isfinite(v)) continue;
-        if (std::isnan(v))
+        if (std::isfinite(v))
+            found.max_abs = std::max(found.max_abs, std::abs(static_cast<double>(v)));
+        else if (std::isnan(v))
             found.nan = true;
         else if (v > T(0))
             found.plus_inf = true;
@@ -45,11 +51,11 @@ void classify(const T* x, Index n, Index stride, NonFinite& found) {
 }
 
 template <class T>
-void scan_dims(const T* data, const ArrayView<T>& array, std::size_t dim, NonFinite& found) {
+void scan_dims(const T* data, const ArrayView<T>& array, std::size_t dim, Scan& found) {
     const Index n = array.shape[dim];
     const Index stride = array.strides[dim];
     if (dim + 1 == array.shape.size()) {
-        if (stride == 1 && all_finite(data, n)) return;
+        if (stride == 1 && fold_finite(data, n, found)) return;
         classify(data, n, stride, found);
         return;
     }
@@ -69,8 +75,8 @@ bool contiguous(const ArrayView<T>& array, Index& size) {
 }  // namespace
 
 template <class T>
-NonFinite scan(const ArrayView<T>& array, const Run& run) {
-    NonFinite found;
+Scan scan(const ArrayView<T>& array, const Run& run) {
+    Scan found;
     Index size = 0;
     if (!contiguous(array, size)) {
         scan_dims(array.data, array, 0, found);
@@ -78,20 +84,20 @@ NonFinite scan(const ArrayView<T>& array, const Run& run) {
     }
     const Index chunk = 1 << 16;
     if (size <= chunk) {
-        if (!all_finite(array.data, size)) classify(array.data, size, 1, found);
+        if (!fold_finite(array.data, size, found)) classify(array.data, size, 1, found);
         return found;
     }
     std::mutex mutex;
     parallel_for(run, (size + chunk - 1) / chunk, [&](Index task, int) {
         const T* data = array.data + task * chunk;
         const Index n = std::min(chunk, size - task * chunk);
-        if (all_finite(data, n)) return;
-        NonFinite here;
-        classify(data, n, 1, here);
+        Scan here;
+        if (!fold_finite(data, n, here)) classify(data, n, 1, here);
         const std::lock_guard<std::mutex> lock(mutex);
         found.nan |= here.nan;
         found.plus_inf |= here.plus_inf;
         found.minus_inf |= here.minus_inf;
+        found.max_abs = std::max(found.max_abs, here.max_abs);
     });
     return found;
 }
@@ -150,7 +156,7 @@ void log_array(const T* x, Index n, T* out) {
 }
 
 #define QK_INSTANTIATE(T)                                                                                  \
-    template NonFinite scan(const ArrayView<T>&, const Run&);                                              \
+    template Scan scan(const ArrayView<T>&, const Run&);                                              \
     template void project(Index, Index, Index, MatrixView<T>, MatrixView<T>, T*, const Run&);              \
     template void row_dots(Index, Index, MatrixView<T>, MatrixView<T>, T*);                                \
     template void exp_array(const T*, Index, T*);                                                          \

@@ -48,31 +48,32 @@ void pack_panel(const Problem<T>& problem, Index panel, Index d, T* out) {
     });
 }
 
+// Right-hand sides of the columns [first, end) into their packed layout; `end` may be past the last
+// column, where zeros go.
 template <class T>
-void pack_values(MatrixView<T> values, Index n_cols, Index n_values, PackedColumns<T>& packed) {
+void pack_values(MatrixView<T> values, Index n_cols, Index n_values, Index first, Index end,
+                 PackedColumns<T>& packed) {
     constexpr Index width = SimdTraits<T>::width;
     const Index n = packed.n_padded;
+    const Index live_end = std::min(end, n_cols);
     if (n_values <= few_values) {
-        packed.values.reserve(n_values * n);
         for (Index k = 0; k < n_values; ++k) {
             T* dst = packed.values.data() + k * n;
-            for (Index j = 0; j < n_cols; ++j) dst[j] = values(j, k);
-            std::fill(dst + n_cols, dst + n, T(0));
+            for (Index j = first; j < live_end; ++j) dst[j] = values(j, k);
+            std::fill(dst + live_end, dst + end, T(0));
         }
         return;
     }
-    packed.n_packs = round_up(n_values, width) / width;
-    packed.values.reserve(packed.n_packs * width * n);
     for (Index q = 0; q < packed.n_packs; q += MicroTile<T>::packs) {
         const Index w = width * std::min<Index>(MicroTile<T>::packs, packed.n_packs - q);
-        const Index first = q * width;
-        const Index live = std::min(w, n_values - first);
-        T* dst = packed.values.data() + first * n;
-        for (Index j = 0; j < n_cols; ++j, dst += w) {
-            for (Index k = 0; k < live; ++k) dst[k] = values(j, first + k);
+        const Index column = q * width;
+        const Index live = std::min(w, n_values - column);
+        T* dst = packed.values.data() + column * n + first * w;
+        for (Index j = first; j < live_end; ++j, dst += w) {
+            for (Index k = 0; k < live; ++k) dst[k] = values(j, column + k);
             std::fill(dst + live, dst + w, T(0));
         }
-        std::fill(dst, dst + (n - n_cols) * w, T(0));
+        std::fill(dst, dst + (end - live_end) * w, T(0));
     }
 }
 
@@ -139,11 +140,16 @@ PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, I
     const Index d = packed.dims.total();
 
     packed.panels.reserve(packed.n_padded * d);
+    if (n_values > few_values) packed.n_packs = round_up(n_values, SimdTraits<T>::width) / SimdTraits<T>::width;
+    packed.values.reserve(packed.n_padded *
+                          (packed.n_packs > 0 ? packed.n_packs * SimdTraits<T>::width : n_values));
     constexpr Index panels_per_task = 64;
-    const Index n_tasks = (n_panels + panels_per_task - 1) / panels_per_task;
-    parallel_for(run, d > 0 ? n_tasks : 0, [&](Index task, int) {
-        const Index end = std::min(n_panels, (task + 1) * panels_per_task);
-        for (Index p = task * panels_per_task; p < end; ++p) pack_panel(problem, p, d, packed.panels.data());
+    const Index n_tasks = d + n_values > 0 ? (n_panels + panels_per_task - 1) / panels_per_task : 0;
+    parallel_for(run, n_tasks, [&](Index task, int) {
+        const Index first = task * panels_per_task;
+        const Index end = std::min(n_panels, first + panels_per_task);
+        for (Index p = first; d > 0 && p < end; ++p) pack_panel(problem, p, d, packed.panels.data());
+        if (n_values > 0) pack_values(values, problem.n_cols, n_values, first * cols, end * cols, packed);
     });
 
     packed.bias.reserve(packed.n_padded);
@@ -153,7 +159,6 @@ PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, I
     for (const auto& term : problem.col_bias)
         for (Index j = 0; j < problem.n_cols; ++j) bias[j] += term[j];
 
-    if (n_values > 0) pack_values(values, problem.n_cols, n_values, packed);
     return packed;
 }
 

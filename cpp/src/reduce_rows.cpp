@@ -1,9 +1,8 @@
 // Row reductions: log-sum-exp, expected score, entropy and weights times values, in one pass.
 #include <cmath>
 
+#include "fused_rows.hpp"
 #include "qk/engine.hpp"
-#include "qk/softmax_state.hpp"
-#include "row_kernels.hpp"
 #include "tiling.hpp"
 
 namespace qk {
@@ -45,6 +44,10 @@ private:
     void piece(const Piece& piece, Scratch<T>& scratch, int worker);
     void tile(Index padded, Index column, const PackedColumns<T>& columns, bool tilt, Scratch<T>& scratch,
               Index ld);
+    void fused_tile(const FusedKernel<T>& kernel, Index column, Index n_panels, const PackedColumns<T>& columns,
+                    Scratch<T>& scratch);
+    static double raise(RowAccumulators<T>& acc, Index row, double candidate);
+    static void add(RowAccumulators<T>& acc, Index row, const RowSums<T>& sums);
     void finish_block(const Piece& piece, const RowBlock<T>& block, RowAccumulators<T>& acc);
     void finish_row(const RowTask<T>& task, Index row, const SoftmaxState<double>& state, const double* few,
                     const T* many);
@@ -91,6 +94,55 @@ RowSums<T> weigh_few(Weight weight, Index k, bool tilt, T* s, Index n, T shift, 
     }
 }
 
+// Moves a row's reference up to `candidate`; everything it has gathered is rescaled.
+template <class T>
+double RowReducer<T>::raise(RowAccumulators<T>& acc, Index row, double candidate) {
+    const double factor = acc.state[static_cast<std::size_t>(row)].raise(candidate);
+    if (factor != 1.0) {
+        double* few = &acc.few[static_cast<std::size_t>(row * few_values)];
+        for (Index k = 0; k < few_values; ++k) few[k] *= factor;
+        T* many = acc.many.data() + row * acc.ld_many;
+        for (Index k = 0; k < acc.ld_many; ++k) many[k] *= static_cast<T>(factor);
+    }
+    return factor;
+}
+
+template <class T>
+void RowReducer<T>::add(RowAccumulators<T>& acc, Index row, const RowSums<T>& sums) {
+    auto& state = acc.state[static_cast<std::size_t>(row)];
+    state.sum += static_cast<double>(sums.sum);
+    state.tilt += static_cast<double>(sums.tilt);
+    double* few = &acc.few[static_cast<std::size_t>(row * few_values)];
+    for (Index k = 0; k < few_values; ++k) few[k] += static_cast<double>(sums.products[k]);
+}
+
+// Adds one tile straight from the points: see fused_rows.hpp.
+template <class T>
+void RowReducer<T>::fused_tile(const FusedKernel<T>& kernel, Index column, Index n_panels,
+                               const PackedColumns<T>& columns, Scratch<T>& scratch) {
+    const RowBlock<T>& block = scratch.block;
+    RowAccumulators<T>& acc = scratch.acc;
+    const Index d = columns.dims.total();
+    FusedTile<T> t{nullptr,  columns.panels.data() + column * d, columns.bias.data() + column,
+                   columns.values.data() + column, columns.n_padded, n_panels, columns.distance_scale, T(0)};
+    for (Index r = 0; r < block.n_rows; ++r) {
+        const auto& state = acc.state[static_cast<std::size_t>(r)];
+        t.x = block.features.data() + r * d;
+        t.row_bias = block.bias[r];
+        if (state.empty()) {
+            raise(acc, r, static_cast<double>(kernel.max(t)));
+            if (state.empty()) continue;  // nothing to see in this tile
+        }
+        T largest;
+        RowSums<T> sums = kernel.sums(t, static_cast<T>(state.max), largest);
+        if (!(static_cast<double>(largest) <= state.max + fused_slack)) {
+            raise(acc, r, static_cast<double>(largest));
+            sums = kernel.sums(t, static_cast<T>(state.max), largest);
+        }
+        add(acc, r, sums);
+    }
+}
+
 // Adds one tile of scores to the accumulators of its rows.
 template <class T>
 void RowReducer<T>::tile(Index padded, Index column, const PackedColumns<T>& columns, bool tilt,
@@ -99,26 +151,17 @@ void RowReducer<T>::tile(Index padded, Index column, const PackedColumns<T>& col
     const bool many = n_values_ > few_values;
     for (Index r = 0; r < scratch.block.n_rows; ++r) {
         T* s = scratch.block.scores.data() + r * ld;
-        auto& state = acc.state[static_cast<std::size_t>(r)];
-        double* few = &acc.few[static_cast<std::size_t>(r * few_values)];
+        const auto& state = acc.state[static_cast<std::size_t>(r)];
         T shift = T(0);
         if (exponential()) {
-            const double factor = state.raise(static_cast<double>(row_max(s, padded)));
-            if (factor != 1.0) {
-                for (Index k = 0; k < few_values; ++k) few[k] *= factor;
-                T* row = acc.many.data() + r * acc.ld_many;
-                for (Index k = 0; k < acc.ld_many; ++k) row[k] *= static_cast<T>(factor);
-            }
+            raise(acc, r, static_cast<double>(row_max(s, padded)));
             // A row that has seen nothing: any finite shift gives weights of exactly 0.
             shift = state.empty() ? T(0) : static_cast<T>(state.max);
         }
         const T* values = columns.values.data() + column;
-        const RowSums<T> sums =
+        add(acc, r,
             many ? weigh<T, 0, false, true>(weight_, s, padded, shift, nullptr, 0)
-                 : weigh_few(weight_, n_values_, tilt, s, padded, shift, values, columns.n_padded);
-        state.sum += static_cast<double>(sums.sum);
-        state.tilt += static_cast<double>(sums.tilt);
-        for (Index k = 0; k < few_values; ++k) few[k] += static_cast<double>(sums.products[k]);
+                 : weigh_few(weight_, n_values_, tilt, s, padded, shift, values, columns.n_padded));
     }
     if (many)
         product_tile(scratch.block.scores.data(), ld, scratch.block.n_rows, padded, columns.values.data(),
@@ -132,6 +175,8 @@ void RowReducer<T>::piece(const Piece& piece, Scratch<T>& scratch, int worker) {
     const PackedColumns<T>& columns = columns_[at];
     const Tiling& t = tiling_[at];
     const bool tilt = task.expected != nullptr || task.entropy != nullptr;
+    const FusedKernel<T> fused =
+        exponential() ? pick_fused(task.problem, columns.dims, n_values_, tilt) : FusedKernel<T>{};
     const Index ld = std::min(t.tile_cols, columns.n_padded);
     scratch.block.scores.reserve(t.block_rows * ld);
     for (Index i = piece.first_row; i < piece.end_row; i += t.block_rows) {
@@ -145,6 +190,10 @@ void RowReducer<T>::piece(const Piece& piece, Scratch<T>& scratch, int worker) {
         for (Index j = std::max(first, piece.first_col); j < end; j += t.tile_cols) {
             if (should_stop(run_, worker)) return;
             const Index n = std::min(t.tile_cols, piece.end_col - j);
+            if (fused && band_keeps_all(task.problem.band, i, end_row, j, j + n)) {
+                fused_tile(fused, j, round_up(n, MicroTile<T>::cols) / MicroTile<T>::cols, columns, scratch);
+                continue;
+            }
             const Index padded = score_block(task.problem, columns, j, n, scratch.block, ld);
             tile(padded, j, columns, tilt, scratch, ld);
         }

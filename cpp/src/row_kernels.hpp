@@ -40,17 +40,18 @@ QK_INLINE RowSums<T> weigh_row(T* s, Index n, const Weigh& weigh, T shift, const
     Pack<T> prod[K > 0 ? K : 1][2] = {};
     const Pack<T> lowest = broadcast(std::numeric_limits<T>::lowest());
     for (Index j = 0; j < n; j += 2 * width) {
+        const Pack<T> score[2] = {load(s + j), load(s + j + width)};
+        Pack<T> w[2] = {score[0], score[1]};
+        weigh(w);
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h) {
             const Index at = j + h * width;
-            const Pack<T> score = load(s + at);
-            const Pack<T> w = weigh(score);
-            sum[h] += w;
+            sum[h] += w[h];
             // 0 * -inf would be NaN; 0 * lowest is 0.
-            if constexpr (Tilt) tilt[h] = fma(w, max(score - shift, lowest), tilt[h]);
+            if constexpr (Tilt) tilt[h] = fma(w[h], max(score[h] - shift, lowest), tilt[h]);
 #pragma GCC unroll 4
-            for (int k = 0; k < K; ++k) prod[k][h] = fma(w, load(values + k * ldv + at), prod[k][h]);
-            if constexpr (Store) store(s + at, w);
+            for (int k = 0; k < K; ++k) prod[k][h] = fma(w[h], load(values + k * ldv + at), prod[k][h]);
+            if constexpr (Store) store(s + at, w[h]);
         }
     }
     RowSums<T> out;
@@ -60,17 +61,22 @@ QK_INLINE RowSums<T> weigh_row(T* s, Index n, const Weigh& weigh, T shift, const
     return out;
 }
 
-// The weights as pack functions of the score.
+// The weights as functions that replace two packs of scores.
 template <class T>
 struct ShiftedExp {
     Pack<T> shift;
-    QK_INLINE Pack<T> operator()(Pack<T> s) const { return ExpWeight::of(s, shift); }
+    QK_INLINE void operator()(Pack<T> (&s)[2]) const {
+        s[0] = s[0] - shift;
+        s[1] = s[1] - shift;
+        exp_nonpos_each<T, 2>(s);
+    }
 };
 template <class Functor>
 struct Unshifted {
     template <class V>
-    QK_INLINE V operator()(V s) const {
-        return Functor::of(s);
+    QK_INLINE void operator()(V (&s)[2]) const {
+        s[0] = Functor::of(s[0]);
+        s[1] = Functor::of(s[1]);
     }
 };
 

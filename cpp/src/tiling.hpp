@@ -24,7 +24,8 @@ Tiling choose_tiling(Index n_rows, Index n_cols, Index feature_dim, Index n_valu
     const bool matrix_work = n_values > few_values || feature_dim > 16;
     const Index block_rows = matrix_work ? 48 : 12;
     Tiling t{};
-    t.tile_cols = 256;
+    // Points of few dimensions need no tile in memory; long tiles then spread the work per row.
+    t.tile_cols = feature_dim <= 4 && !matrix_work ? 1024 : 256;
     t.block_rows = std::min(block_rows, std::max(round_up(n_rows, micro), micro));
     const Index entries_per_task = 1 << 15;
     const Index rows = std::max<Index>(1, entries_per_task / std::max<Index>(1, n_cols));
@@ -60,6 +61,11 @@ inline void clip_to_band(const Band& band, Index first_row, Index end_row, Index
                          Index& end_col) {
     first_col = std::max(first_col, band.first(first_row, n_cols));
     end_col = std::min(end_col, band.end(end_row - 1, n_cols));
+}
+
+// Whether no entry of the rectangle is masked by the band.
+inline bool band_keeps_all(const Band& band, Index first_row, Index end_row, Index first_col, Index end_col) {
+    return band.keep(end_row - 1, first_col) && band.keep(first_row, end_col - 1);
 }
 
 // Waking another thread costs microseconds: below this many (rough) operations one thread does it all.

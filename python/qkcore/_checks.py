@@ -19,10 +19,19 @@ _FLOAT64 = np.dtype(np.float64)
 
 def real_array(name: str, value: npt.ArrayLike) -> Real:
     """A float32 or float64 array, not copied when it is one already."""
-    array = value if isinstance(value, np.ndarray) else np.asarray(value)
+    if isinstance(value, np.ndarray):
+        array = value
+    else:
+        try:
+            array = np.asarray(value)
+        except ValueError as error:
+            raise ValueError(
+                f"{name}: wanted a rectangular array of numbers, got {type(value).__name__} "
+                f"({error}); pass a NumPy array"
+            ) from None
     dtype = array.dtype
     if dtype is not _FLOAT64 and dtype is not _FLOAT32 and dtype not in (_FLOAT32, _FLOAT64):
-        hint = f"{name}.astype(np.float64)" if dtype.kind in "biuf" else "a real floating array"
+        hint = f"{name}.real" if dtype.kind == "c" else f"{name}.astype(np.float64)"
         raise TypeError(
             f"{name}: wanted float32 or float64 in native byte order, got {dtype}; pass {hint}"
         )
@@ -48,9 +57,9 @@ def same_dtype(name: str, array: Real, dtype: np.dtype[Any], other: str) -> None
         )
 
 
-def finite(name: str, array: Real, *, minus_inf: bool = False) -> None:
-    """Refuses NaN and infinities; -inf passes where it means "masked"."""
-    found = cpu.scan(array, _config.get_num_threads())
+def finite(name: str, array: Real, *, minus_inf: bool = False) -> float:
+    """Refuses NaN and infinities; -inf passes where it means "masked". Gives the largest magnitude."""
+    found, largest = cpu.scan(array, _config.get_num_threads())
     if found & ~(4 if minus_inf else 0):
         kinds = [k for bit, k in ((1, "NaN"), (2, "+inf"), (4, "-inf")) if found & bit]
         wanted = "numbers below +inf (-inf masks an entry)" if minus_inf else "finite numbers"
@@ -58,10 +67,20 @@ def finite(name: str, array: Real, *, minus_inf: bool = False) -> None:
             f"{name}: wanted {wanted}, got {' and '.join(kinds)}; "
             f"find them with ~np.isfinite({name}) and remove or replace them"
         )
+    return largest
 
 
-def points(name: str, value: npt.ArrayLike) -> Real:
-    """Points (..., n, d), both axes non-empty, finite."""
+def no_overflow(what: str, largest: float, dtype: np.dtype[Any]) -> None:
+    """Refuses data whose scores could leave the range of the dtype (and then pass for masked)."""
+    if not largest <= float(np.finfo(dtype).max):
+        raise OverflowError(
+            f"{what}: scores can reach {largest:.1e}, which overflows {dtype}; "
+            "scale the points or beta down" + (", or use float64" if dtype == _FLOAT32 else "")
+        )
+
+
+def points(name: str, value: npt.ArrayLike) -> tuple[Real, float]:
+    """Points (..., n, d), both axes non-empty, finite; and their largest coordinate."""
     array = real_array(name, value)
     if array.ndim < 2:
         raise ValueError(
@@ -69,8 +88,7 @@ def points(name: str, value: npt.ArrayLike) -> Real:
             f"for points on a line pass {name}[:, None]"
         )
     not_empty(name, array)
-    finite(name, array)
-    return array
+    return array, finite(name, array)
 
 
 def not_empty(name: str, array: npt.NDArray[Any]) -> None:
@@ -83,6 +101,8 @@ def not_empty(name: str, array: npt.NDArray[Any]) -> None:
 
 def positive(name: str, value: float) -> float:
     try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
         number = float(value)
     except (TypeError, ValueError):
         raise TypeError(
@@ -160,19 +180,24 @@ def _small_matrix(name: str, value: npt.ArrayLike, dtype: np.dtype[Any]) -> Real
     return array
 
 
-def boolean(name: str, value: npt.ArrayLike, ndim: int) -> npt.NDArray[np.uint8]:
-    """A boolean array, seen as bytes."""
+def boolean(name: str, value: npt.ArrayLike, core: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """A boolean array, seen as bytes, whose last axes broadcast to ``core`` (by zero strides)."""
     array = np.asarray(value)
     if array.dtype != np.bool_:
         raise TypeError(
             f"{name}: wanted a boolean array (True = keep), got {array.dtype}; "
             f"pass {name}.astype(bool)"
         )
-    if array.ndim < ndim:
-        raise ValueError(
-            f"{name}: wanted at least {ndim} axes, got shape {array.shape}; "
-            f"add axes with {name}[None]"
-        )
+    got = array.shape
+    n = len(core)
+    if got[-n:] != core:
+        try:
+            array = np.broadcast_to(array, (*got[:-n], *core))
+        except ValueError:
+            raise ValueError(
+                f"{name}: wanted shape (..., {', '.join(map(str, core))}) as the scores, got {got}; "
+                "check the order of the axes"
+            ) from None
     return array.view(np.uint8)
 
 
@@ -198,21 +223,28 @@ def broadcast(name: str, shape: tuple[int, ...], other: tuple[int, ...]) -> tupl
         ) from None
 
 
-def into_batch(name: str, shape: tuple[int, ...], batch: tuple[int, ...]) -> None:
-    """An argument's batch axes must broadcast into (not beyond) those of the operator."""
-    if shape != batch and broadcast(name, batch, shape) != batch:
+def into_batch(name: str, got: tuple[int, ...], lead: tuple[int, ...], batch: tuple[int, ...]) -> None:
+    """The leading axes ``lead`` of an argument of shape ``got`` must broadcast to ``batch``."""
+    fits = len(lead) <= len(batch) and all(
+        a in (1, b) for a, b in zip(lead[::-1], batch[::-1], strict=False)
+    )
+    if not fits:
         raise ValueError(
-            f"{name}: wanted batch axes that broadcast to {batch}, got {shape}; "
-            "an operator of that batch shape has no room for more"
+            f"{name}: wanted batch axes that broadcast to {batch}, got shape {got}; "
+            "make its leading axes those of the operator, or 1"
         )
 
 
 def offsets(name: str, value: npt.ArrayLike, total: int) -> npt.NDArray[np.int64]:
     array = np.asarray(value)
-    if array.dtype.kind not in "iu" or array.ndim != 1 or array.size < 2:
+    if array.dtype.kind not in "iu":
+        raise TypeError(
+            f"{name}: wanted integer offsets, got {array.dtype}; pass e.g. np.array([0, 3, {total}])"
+        )
+    if array.ndim != 1 or array.size < 2:
         raise ValueError(
-            f"{name}: wanted a 1-D integer array of at least two offsets, got {array.dtype} of "
-            f"shape {array.shape}; pass e.g. np.array([0, 3, {total}])"
+            f"{name}: wanted a 1-D array of at least two offsets, got shape {array.shape}; "
+            f"pass e.g. np.array([0, 3, {total}])"
         )
     out = np.ascontiguousarray(array, dtype=np.int64)
     if out[0] != 0 or out[-1] != total or (np.diff(out) < 0).any():

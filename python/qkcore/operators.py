@@ -30,14 +30,17 @@ class _Operator:
 
     @property
     def scores(self) -> Scores:
+        """The scores that the operator is made from."""
         return self._scores
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """(..., N, M): batch axes, rows, columns."""
         return self._scores.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """float32 or float64, as the data came."""
         return self._scores.dtype
 
     def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
@@ -154,7 +157,7 @@ class MarkovOperator(_Operator):
         side = "row" if self.axis == 1 else "column"
         text = f"MarkovOperator(shape={self.shape}, dtype={self.dtype}, {side}-stochastic"
         if self._log_normalizer is not None and (n := int(self.empty.sum())):
-            text += f" but for {n} fully masked {side}{'s' if n > 1 else ''}"
+            text += f" but for {n} empty {side}{'s' if n > 1 else ''} (fully masked)"
         return text + ")"
 
 
@@ -238,7 +241,8 @@ def _right_hand_side(
     array = _checks.real_array(name, value)
     _checks.same_dtype(name, array, s.dtype, "the scores")
     n_batch = len(s._batch)
-    vector = array.ndim == n_batch + 1
+    # One vector for every problem of the batch, or one each.
+    vector = array.ndim in (1, n_batch + 1)
     if not vector and array.ndim != n_batch + 2:
         wanted = f"(..., {length})" if n_batch else f"({length},)"
         wanted_matrix = f"(..., {length}, k)" if at == -2 else f"(..., k, {length})"
@@ -258,6 +262,6 @@ def _right_hand_side(
             + ("did you mean U @ A?" if at == -2 else "did you mean A @ V?")
         )
     _checks.not_empty(name, array)
-    _checks.into_batch(name, array.shape[:-2], s._batch)
+    _checks.into_batch(name, np.shape(value), array.shape[:-2], s._batch)
     _checks.finite(name, array)
     return array, vector

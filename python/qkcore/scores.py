@@ -67,6 +67,7 @@ class Scores:
         "_offsets",
         "_row_bias",
         "_spec",
+        "_top",
         "dtype",
     )
 
@@ -88,8 +89,17 @@ class Scores:
         masks: tuple[npt.NDArray[np.uint8], ...] = (),
         band: tuple[int, int] = (-UNBOUNDED, UNBOUNDED),
         offsets: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None = None,
+        top: float,
     ) -> None:
+        # `top` bounds every finite score: a sum that overflowed to -inf would pass for a mask.
+        _checks.no_overflow("scores", top, dtype)
+        if offsets is not None and batch:
+            raise ValueError(
+                f"ragged: wanted 2-D scores, got batch axes {batch}; ragged blocks are the batch: "
+                "concatenate the problems along the rows"
+            )
         self.dtype = dtype
+        self._top = top
         self._batch = batch
         self._n_rows = n_rows
         self._n_cols = n_cols
@@ -134,16 +144,19 @@ class Scores:
             "masks": self._masks,
             "band": self._band,
             "offsets": self._offsets,
+            "top": self._top,
         }
         fields.update(changes)
         return Scores(**fields)
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """(..., N, M): batch axes, rows, columns."""
         return (*self._batch, self._n_rows, self._n_cols)
 
     @property
     def ndim(self) -> int:
+        """The number of axes: two and the batch axes."""
         return len(self._batch) + 2
 
     @property
@@ -180,14 +193,7 @@ class Scores:
                 f"s + t: wanted equal last two axes, got {self.shape} and {other.shape}; "
                 "experts score the same pairs"
             )
-        offsets = self._offsets if self._offsets is not None else other._offsets
-        if self._offsets is not None and other._offsets is not None:
-            same = all(map(np.array_equal, self._offsets, other._offsets))
-            if not same:
-                raise ValueError(
-                    "s + t: wanted the same ragged blocks, got different offsets; "
-                    "call ragged() once, on the sum"
-                )
+        offsets = self._common_offsets(other)
         lo, hi = self._band
         other_lo, other_hi = other._band
         return self._with(
@@ -200,7 +206,29 @@ class Scores:
             masks=self._masks + other._masks,
             band=(max(lo, other_lo), min(hi, other_hi)),
             offsets=offsets,
+            top=self._top + other._top,
         )
+
+    def _common_offsets(
+        self, other: Scores
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+        """The ragged blocks of a sum. A band counts from each block's corner, so it must not move."""
+        if self._offsets is None or other._offsets is None:
+            whole, offsets = (
+                (self, other._offsets) if self._offsets is None else (other, self._offsets)
+            )
+            if offsets is not None and whole._band != (-UNBOUNDED, UNBOUNDED):
+                raise ValueError(
+                    "s + t: wanted causal masks and windows applied after ragged(), got one on scores "
+                    "that are not ragged beside ragged ones; call ragged() first, on each or on the sum"
+                )
+            return offsets
+        if not all(map(np.array_equal, self._offsets, other._offsets)):
+            raise ValueError(
+                "s + t: wanted the same ragged blocks, got different offsets; "
+                "call ragged() once, on the sum"
+            )
+        return self._offsets
 
     def __mul__(self, factor: float) -> Scores:
         """Scores times a positive number (an inverse temperature)."""
@@ -211,8 +239,11 @@ class Scores:
         def scaled(scale: float) -> float:
             return _checks.representable("factor * beta", c * scale, self.dtype)
 
-        number = self.dtype.type(c)
+        # Checked before the shifts are multiplied: they must not overflow on the way.
+        _checks.no_overflow("scores", c * self._top, self.dtype)
+        number = self.dtype.type(_checks.representable("factor", c, self.dtype))
         return self._with(
+            top=c * self._top,
             dots=tuple((x, y, scaled(b)) for x, y, b in self._dots),
             distances=tuple((x, y, scaled(b), k) for x, y, b, k in self._distances),
             dense=tuple((z, scaled(b)) for z, b in self._dense),
@@ -251,15 +282,13 @@ class Scores:
 
     def masked(self, M: npt.ArrayLike) -> Scores:
         """Keeps the entries where the boolean array M (..., N, M) is True."""
-        mask = _checks.boolean("M", M, 2)
-        _checks.core_shape("M", mask.shape, (self._n_rows, self._n_cols), "as the scores")
+        mask = _checks.boolean("M", M, (self._n_rows, self._n_cols))
         batch = _checks.broadcast("M", self._batch, mask.shape[:-2])
         return self._with(batch=batch, masks=(*self._masks, mask))
 
     def key_padding(self, keep: npt.ArrayLike) -> Scores:
         """Keeps the columns where the boolean array ``keep`` (..., M) is True."""
-        mask = _checks.boolean("keep", keep, 1)
-        _checks.core_shape("keep", mask.shape, (self._n_cols,), "(one per key)")
+        mask = _checks.boolean("keep", keep, (self._n_cols,))
         batch = _checks.broadcast("keep", self._batch, mask.shape[:-1])
         bias = np.where(mask, 0.0, -np.inf).astype(self.dtype)
         return self._with(batch=batch, col_bias=(*self._col_bias, bias))
@@ -268,19 +297,27 @@ class Scores:
         self, rows: npt.ArrayLike | None = None, columns: npt.ArrayLike | None = None
     ) -> Scores:
         """Adds r_i to row i and c_j to column j (arrays (..., N) and (..., M)); -inf masks."""
-        batch = self._batch
+        return self._shift(rows, columns, ("rows", "columns"))
+
+    def _shift(
+        self, rows: npt.ArrayLike | None, columns: npt.ArrayLike | None, names: tuple[str, str]
+    ) -> Scores:
+        batch, top = self._batch, self._top
         row_bias, col_bias = self._row_bias, self._col_bias
         if rows is not None:
-            r = self._bias("rows", rows, self._n_rows)
-            batch = _checks.broadcast("rows", batch, r.shape[:-1])
+            r, largest = self._bias(names[0], rows, self._n_rows)
+            top += largest
+            batch = _checks.broadcast(names[0], batch, r.shape[:-1])
             row_bias = (*row_bias, r)
         if columns is not None:
-            c = self._bias("columns", columns, self._n_cols)
-            batch = _checks.broadcast("columns", batch, c.shape[:-1])
+            c, largest = self._bias(names[1], columns, self._n_cols)
+            top += largest
+            batch = _checks.broadcast(names[1], batch, c.shape[:-1])
             col_bias = (*col_bias, c)
-        return self._with(batch=batch, row_bias=row_bias, col_bias=col_bias)
+        return self._with(batch=batch, row_bias=row_bias, col_bias=col_bias, top=top)
 
-    def _bias(self, name: str, value: npt.ArrayLike, length: int) -> Real:
+    def _bias(self, name: str, value: npt.ArrayLike, length: int) -> tuple[Real, float]:
+        """A shift, and its largest finite magnitude."""
         array = _checks.real_array(name, value)
         if array.ndim < 1:
             raise ValueError(
@@ -289,8 +326,7 @@ class Scores:
             )
         _checks.same_dtype(name, array, self.dtype, "the scores")
         _checks.core_shape(name, array.shape, (length,), "as the scores")
-        _checks.finite(name, array, minus_inf=True)
-        return array
+        return array, _checks.finite(name, array, minus_inf=True)
 
     def ragged(
         self, row_offsets: npt.ArrayLike, column_offsets: npt.ArrayLike | None = None
@@ -300,11 +336,6 @@ class Scores:
         Block b holds rows ``row_offsets[b]:row_offsets[b+1]`` and the same range of columns, or that
         of ``column_offsets``. Causal masks and windows count from the corner of each block.
         """
-        if self._batch:
-            raise ValueError(
-                f"ragged: wanted two-dimensional scores, got shape {self.shape}; "
-                "concatenate the problems along the rows"
-            )
         if self._offsets is not None:
             raise ValueError("ragged: these scores are ragged already; call it once")
         rows = _checks.offsets("row_offsets", row_offsets, self._n_rows)
@@ -348,7 +379,7 @@ class Scores:
         n_threads: int | None = None,
     ) -> tuple[Real, Real]:
         """Row and column sums of :math:`e^{f_i + s_ij + g_j}` (DAC-7), both in one pass."""
-        s = self if f is None and g is None else self.shift(f, g)
+        s = self if f is None and g is None else self._shift(f, g, ("f", "g"))
         return cpu.marginals(s._spec, resolve_threads(n_threads))
 
     def __repr__(self) -> str:
@@ -384,10 +415,9 @@ def dense(Z: npt.ArrayLike) -> Scores:
     if array.ndim < 2:
         raise ValueError(f"Z: wanted shape (..., N, M), got {array.shape}; pass Z[None, :]")
     _checks.not_empty("Z", array)
-    _checks.finite("Z", array, minus_inf=True)
-    return Scores(
-        array.dtype, array.shape[:-2], array.shape[-2], array.shape[-1], dense=((array, 1.0),)
-    )
+    top = _checks.finite("Z", array, minus_inf=True)
+    *batch, n_rows, n_cols = array.shape
+    return Scores(array.dtype, tuple(batch), n_rows, n_cols, dense=((array, 1.0),), top=top)
 
 
 def dot(
@@ -404,9 +434,9 @@ def dot(
     array([[0.5, 1.5, 2.5],
            [1. , 2. , 3. ]])
     """
-    x, y, beta = _points_pair(X, Y, beta)
-    left, right = _projected(x, y, W)
-    return _scores(x, y, dots=((left, right, beta),))
+    x, y, beta, tops = _points_pair(X, Y, beta)
+    left, right, bound = _projected(x, y, W, tops)
+    return _scores(x, y, dots=((left, right, beta),), top=beta * bound)
 
 
 def forward(
@@ -422,13 +452,22 @@ def forward(
     array([[ 0., -4.],
            [-1.,  0.]])
     """
-    x, y, beta = _points_pair(X, Y, beta)
-    _same_dimension(x, y, W)
-    left, right = _projected(x, y, W)
-    y_left = left if y is x else _project_left(y, W, x.shape[-1])
-    bias = -beta * _row_dots(y_left, right)
-    _check_bias("X and Y", bias)
-    return _scores(x, y, dots=((left, right, beta),), col_bias=(bias,))
+    return _forward(X, Y, W, beta, ("X", "Y"))
+
+
+def _forward(
+    X: npt.ArrayLike, Y: npt.ArrayLike | None, W: WLike, beta: float, names: tuple[str, str]
+) -> Scores:
+    x, y, beta, tops = _points_pair(X, Y, beta, names)
+    _same_dimension(x, y, names)
+    left, right, bound = _projected(x, y, W, tops)
+    y_left, y_bound = left, bound
+    if y is not x:
+        y_left, _, y_bound = _projected(y, y, W, (tops[1], tops[1]))
+    top = beta * (bound + y_bound)
+    _checks.no_overflow("beta (x - y)^T W y", top, x.dtype)
+    bias = _scaled(-beta, _row_dots(y_left, right))
+    return _scores(x, y, dots=((left, right, beta),), col_bias=(bias,), top=top)
 
 
 def backward(
@@ -444,7 +483,10 @@ def backward(
     array([[ 0., -1.],
            [-4.,  0.]])
     """
-    return forward(X if Y is None else Y, None if Y is None else X, W=W, beta=beta).T
+    if Y is None:
+        return forward(X, W=W, beta=beta).T
+    # d<-_ij is d->_ji with the sets exchanged.
+    return _forward(Y, X, W, beta, ("Y", "X")).T
 
 
 def distance(
@@ -457,24 +499,27 @@ def distance(
 
     >>> import numpy as np, qkcore as qk
     >>> qk.scores.distance(np.array([[0.0], [1.0], [3.0]]), beta=0.5).to_numpy()
-    array([[-0. , -0.5, -4.5],
-           [-0.5, -0. , -2. ],
-           [-4.5, -2. , -0. ]])
+    array([[ 0. , -0.5, -4.5],
+           [-0.5,  0. , -2. ],
+           [-4.5, -2. ,  0. ]])
     """
-    x, y, beta = _points_pair(X, Y, beta)
-    _same_dimension(x, y, W)
+    x, y, beta, (x_top, y_top) = _points_pair(X, Y, beta)
+    _same_dimension(x, y, ("X", "Y"))
     x_features, y_features, n_negative = x, y, 0
     if W is not None:
         factor, n_negative = _metric_factor(x, W)
-        x_features = _project(x, factor)
-        y_features = x_features if y is x else _project(y, factor)
+        x_features, x_top = _project("X", x, factor)
+        y_features, y_top = (x_features, x_top) if y is x else _project("Y", y, factor)
+    span = x_top + y_top
+    top = beta * x_features.shape[-1] * span * span
+    _checks.no_overflow("beta (x - y)^T W (x - y)", top, x.dtype)
     if x_features.shape[-1] <= DIRECT_DISTANCE_MAX_DIM:
-        return _scores(x, y, distances=((x_features, y_features, beta, n_negative),))
-    return _centred_distance(x, y, x_features, y_features, beta, n_negative)
+        return _scores(x, y, distances=((x_features, y_features, beta, n_negative),), top=top)
+    return _centred_distance(x, y, x_features, y_features, beta, n_negative, top)
 
 
 def _centred_distance(
-    x: Real, y: Real, x_features: Real, y_features: Real, beta: float, n_negative: int
+    x: Real, y: Real, x_features: Real, y_features: Real, beta: float, n_negative: int, top: float
 ) -> Scores:
     dim = x_features.shape[-1]
     centre = y_features.reshape(-1, dim).mean(axis=0, dtype=np.float64)
@@ -488,24 +533,27 @@ def _centred_distance(
     if y is not x:
         y_signed = yc.copy()
         y_signed[..., dim - n_negative :] *= -1
-    row_bias = -beta * _row_dots(signed, xc)
-    col_bias = row_bias if y is x else -beta * _row_dots(y_signed, yc)
-    _check_bias("X", row_bias)
-    _check_bias("Y", col_bias)
+    row_bias = _scaled(-beta, _row_dots(signed, xc))
+    col_bias = row_bias if y is x else _scaled(-beta, _row_dots(y_signed, yc))
     return _scores(
-        x, y, dots=((signed, yc, 2 * beta),), row_bias=(row_bias,), col_bias=(col_bias,)
+        x, y, dots=((signed, yc, 2 * beta),), row_bias=(row_bias,), col_bias=(col_bias,), top=top
     )
 
 
 def _points_pair(
-    X: npt.ArrayLike, Y: npt.ArrayLike | None, beta: float
-) -> tuple[Real, Real, float]:
-    x = _checks.points("X", X)
-    y = x
+    X: npt.ArrayLike,
+    Y: npt.ArrayLike | None,
+    beta: float,
+    names: tuple[str, str] = ("X", "Y"),
+) -> tuple[Real, Real, float, tuple[float, float]]:
+    """The points, beta, and the largest coordinates of both."""
+    x, x_top = _checks.points(names[0], X)
+    y, y_top = x, x_top
     if Y is not None and Y is not X:
-        y = _checks.points("Y", Y)
-        _checks.same_dtype("Y", y, x.dtype, "X")
-    return x, y, _checks.representable("beta", _checks.positive("beta", beta), x.dtype)
+        y, y_top = _checks.points(names[1], Y)
+        _checks.same_dtype(names[1], y, x.dtype, names[0])
+    beta = _checks.representable("beta", _checks.positive("beta", beta), x.dtype)
+    return x, y, beta, (x_top, y_top)
 
 
 def _scores(x: Real, y: Real, **terms: Any) -> Scores:
@@ -513,31 +561,36 @@ def _scores(x: Real, y: Real, **terms: Any) -> Scores:
     return Scores(x.dtype, batch, x.shape[-2], y.shape[-2], **terms)
 
 
-def _projected(x: Real, y: Real, W: WLike) -> tuple[Real, Real]:
-    """Features whose plain dot product is x^T W y: (X W, Y), or (X W_Q, Y W_K^T)."""
+def _projected(
+    x: Real, y: Real, W: WLike, tops: tuple[float, float]
+) -> tuple[Real, Real, float]:
+    """Features whose plain dot product is x^T W y, and a bound on that product's magnitude.
+
+    (X, Y); with W (X W, Y); with factors (X W_Q, Y W_K^T).
+    """
+    x_top, y_top = tops
     if W is None:
         if x.shape[-1] != y.shape[-1]:
             raise ValueError(
-                f"Y: wanted points of dimension {x.shape[-1]} like X, got {y.shape[-1]}; "
+                f"Y: wanted points of dimension {x.shape[-1]} like X, got shape {y.shape}; "
                 "or pass W of shape (d, d')"
             )
-        return x, y
-    left, right = _checks.matrix_w(W, x.shape[-1], y.shape[-1], x.dtype)
-    return _project(x, left), y if right is None else _project(y, right.T)
+        return x, y, x.shape[-1] * x_top * y_top
+    w_left, w_right = _checks.matrix_w(W, x.shape[-1], y.shape[-1], x.dtype)
+    left, x_top = _project("X", x, w_left)
+    right = y
+    if w_right is not None:
+        right, y_top = _project("Y", y, w_right.T)
+    return left, right, left.shape[-1] * x_top * y_top
 
 
-def _project_left(y: Real, W: WLike, d: int) -> Real:
-    """The row-side features of the column points: what G_jj needs."""
-    if W is None:
-        return y
-    return _project(y, _checks.matrix_w(W, d, d, y.dtype)[0])
-
-
-def _project(x: Real, w: Real) -> Real:
+def _project(name: str, x: Real, w: Real) -> tuple[Real, float]:
+    """x @ w, and its largest magnitude."""
     flat = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
     out = cpu.project(flat, w, get_num_threads())
-    _checks.finite("X @ W", out)
-    return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.shape[1])
+    found, top = cpu.scan(out, get_num_threads())
+    _checks.no_overflow(f"{name} times W", np.inf if found else top, x.dtype)
+    return out if x.ndim == 2 else out.reshape(*x.shape[:-1], w.shape[1]), top
 
 
 def _row_dots(a: Real, b: Real) -> Real:
@@ -547,18 +600,17 @@ def _row_dots(a: Real, b: Real) -> Real:
     return flat.reshape(a.shape[:-1])
 
 
-def _check_bias(name: str, bias: Real) -> None:
-    if cpu.scan(bias, 1):
-        raise OverflowError(
-            f"{name}: squared norms times beta overflow {bias.dtype}; "
-            "scale the points or beta down, or use float64"
-        )
+def _scaled(factor: float, a: Real) -> Real:
+    """factor * a in the array's own dtype."""
+    return a * a.dtype.type(factor)
 
 
-def _same_dimension(x: Real, y: Real, W: WLike) -> None:
+def _same_dimension(x: Real, y: Real, names: tuple[str, str]) -> None:
     if x.shape[-1] != y.shape[-1]:
+        if names == ("Y", "X"):  # name the argument that came second
+            x, y = y, x
         raise ValueError(
-            f"Y: wanted points of dimension {x.shape[-1]} like X, got {y.shape[-1]}; "
+            f"Y: wanted points of dimension {x.shape[-1]} like X, got shape {y.shape}; "
             "divergences compare points of one space"
         )
 
@@ -568,13 +620,20 @@ def _metric_factor(x: Real, W: WLike) -> tuple[Real, int]:
     assert W is not None
     d = x.shape[-1]
     left, right = _checks.matrix_w(W, d, d, x.dtype)
-    full = left.astype(np.float64) if right is None else left.astype(np.float64) @ right
-    values, vectors = np.linalg.eigh(0.5 * (full + full.T))
+    with np.errstate(over="ignore", invalid="ignore"):
+        full = left.astype(np.float64) if right is None else left.astype(np.float64) @ right
+        symmetric = 0.5 * full + 0.5 * full.T
+    found, largest = cpu.scan(symmetric, 1)
+    _checks.no_overflow("W", np.inf if found else largest, np.dtype(np.float64))
+    if largest > 0:  # eigh squares: keep it near 1
+        values, vectors = np.linalg.eigh(symmetric / largest)
+    else:
+        values, vectors = np.linalg.eigh(symmetric)
     order = np.argsort(-values)  # positive directions first
     values, vectors = values[order], vectors[:, order]
     size = float(np.abs(values).max(initial=0.0))
     kept = np.abs(values) > np.finfo(np.float64).eps * d * size
     if not kept.any():  # W = 0: one feature that is always 0
         return np.zeros((d, 1), dtype=x.dtype), 0
-    factor = vectors[:, kept] * np.sqrt(np.abs(values[kept]))
+    factor = vectors[:, kept] * (np.sqrt(np.abs(values[kept])) * np.sqrt(largest))
     return np.ascontiguousarray(factor, dtype=x.dtype), int((values[kept] < 0).sum())

@@ -15,14 +15,15 @@ struct ArrayView {
     std::vector<Index> strides;
 };
 
-// Which non-finite values an array holds.
-struct NonFinite {
+// Which non-finite values an array holds, and the largest magnitude among the finite ones.
+struct Scan {
     bool nan = false;
     bool plus_inf = false;
     bool minus_inf = false;
+    double max_abs = 0;
 };
 template <class T>
-NonFinite scan(const ArrayView<T>& array, const Run& run);
+Scan scan(const ArrayView<T>& array, const Run& run);
 
 // out (n x r, row-major) = x (n x d) * w (d x r)
 template <class T>

@@ -53,29 +53,53 @@ struct ExpConstants<double> {
                                         2.7630309031204317282e-7,  2.500007134457038305e-8};
 };
 
-// exp without its range checks: right for lowest <= x <= highest, garbage elsewhere.
-template <class T>
-QK_INLINE Pack<T> exp_core(Pack<T> x) {
+// exp of N packs, in place, without its range checks: right for lowest <= x <= highest, garbage
+// elsewhere. Every step is taken for all packs before the next, so that a constant is loaded once for
+// the N of them: with 16 registers the constants live in memory, and their loads would be the bound.
+template <class T, int N>
+QK_INLINE void exp_core(Pack<T> (&x)[N]) {
     using C = ExpConstants<T>;
     using V = Pack<T>;
     using Bits = typename SimdTraits<T>::Bits;
-    const V shifted = fma(x, broadcast<T>(C::log2e), broadcast<T>(C::magic));
-    const V n = shifted - C::magic;
-    V r = fnma(n, broadcast<T>(C::ln2_hi), x);
-    r = fnma(n, broadcast<T>(C::ln2_lo), r);
-    V p = broadcast<T>(C::c[C::terms - 1]);
+    V shifted[N], r[N], r2[N], even[N], odd[N];
+#define QK_EACH _Pragma("GCC unroll 4") for (int h = 0; h < N; ++h)
+    QK_EACH shifted[h] = fma(x[h], broadcast<T>(C::log2e), broadcast<T>(C::magic));
+    QK_EACH even[h] = shifted[h] - C::magic;  // n
+    QK_EACH r[h] = fnma(even[h], broadcast<T>(C::ln2_hi), x[h]);
+    QK_EACH r[h] = fnma(even[h], broadcast<T>(C::ln2_lo), r[h]);
+    QK_EACH r2[h] = r[h] * r[h];
+    // Even and odd powers apart: one operation more than Horner's rule, half its chain of dependencies.
+    constexpr int last = C::terms - 1;
+    constexpr int last_even = last - last % 2, last_odd = last - 1 + last % 2;
+    QK_EACH even[h] = broadcast<T>(C::c[last_even]);
+    QK_EACH odd[h] = broadcast<T>(C::c[last_odd]);
 #pragma GCC unroll 16
-    for (int k = C::terms - 2; k >= 0; --k) p = fma(p, r, broadcast<T>(C::c[k]));
-    p = fma(p, r, broadcast<T>(T(1)));
-    p = fma(p, r, broadcast<T>(T(1)));
+    for (int k = 2; k <= last_even; k += 2) {
+        QK_EACH even[h] = fma(even[h], r2[h], broadcast<T>(C::c[last_even - k]));
+        if (k <= last_odd - 1) {
+            QK_EACH odd[h] = fma(odd[h], r2[h], broadcast<T>(C::c[last_odd - k]));
+        }
+    }
+    QK_EACH even[h] = fma(odd[h], r[h], even[h]);
+    QK_EACH even[h] = fma(even[h], r2[h], r[h]) + T(1);
     // Multiply by 2^n through the exponent field.
-    return (V)((Bits)p + ((Bits)shifted << C::mantissa_bits));
+    QK_EACH x[h] = (V)((Bits)even[h] + ((Bits)shifted[h] << C::mantissa_bits));
 }
+
+template <class T, int N>
+QK_INLINE void exp_nonpos_packs(Pack<T> (&x)[N]) {
+    typename SimdTraits<T>::Bits gone[N];
+    QK_EACH gone[h] = x[h] < ExpConstants<T>::lowest;
+    exp_core<T, N>(x);
+    QK_EACH x[h] = select(gone[h], Pack<T>{}, x[h]);
+}
+#undef QK_EACH
 
 template <class T>
 QK_INLINE Pack<T> exp_nonpos_pack(Pack<T> x) {
-    const Pack<T> y = exp_core<T>(x);
-    return select(x < detail::ExpConstants<T>::lowest, Pack<T>{}, y);
+    Pack<T> y[1] = {x};
+    exp_nonpos_packs<T, 1>(y);
+    return y[0];
 }
 
 template <class T>
@@ -147,6 +171,11 @@ QK_INLINE PackD exp(PackD x) { return detail::exp_pack<double>(x); }
 // For x <= 0 (up to rounding), the softmax case: two instructions less than exp.
 QK_INLINE PackF exp_nonpos(PackF x) { return detail::exp_nonpos_pack<float>(x); }
 QK_INLINE PackD exp_nonpos(PackD x) { return detail::exp_nonpos_pack<double>(x); }
+// The same for N packs in place, which is faster than one after the other.
+template <class T, int N>
+QK_INLINE void exp_nonpos_each(Pack<T> (&x)[N]) {
+    detail::exp_nonpos_packs<T, N>(x);
+}
 QK_INLINE PackF log(PackF x) { return detail::log_pack<float>(x); }
 QK_INLINE PackD log(PackD x) { return detail::log_pack<double>(x); }
 
