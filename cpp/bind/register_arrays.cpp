@@ -73,7 +73,8 @@ void register_arrays(py::module_& m) {
     m.def(
         "project",
         [](const py::array& x, const py::array& w, int n_threads) {
-            return is_float32(x) ? project_array<float>(x, w, n_threads) : project_array<double>(x, w, n_threads);
+            return is_float32(x) ? project_array<float>(x, w, n_threads)
+                                 : project_array<double>(x, w, n_threads);
         },
         py::arg("x").noconvert(), py::arg("w").noconvert(), py::arg("n_threads"));
     m.def(
@@ -87,8 +88,14 @@ void register_arrays(py::module_& m) {
     constexpr const char* log_doc = "log(x), at most LOG_MAX_ULP ulp off, subnormal arguments included.";
     using Singles = py::array_t<float, py::array::c_style>;
     using Doubles = py::array_t<double, py::array::c_style>;
-    m.def("exp", [](const Singles& x) { return elementwise<float>(x, &qk::exp_array); }, py::arg("x"), exp_doc);
-    m.def("exp", [](const Doubles& x) { return elementwise<double>(x, &qk::exp_array); }, py::arg("x"), exp_doc);
-    m.def("log", [](const Singles& x) { return elementwise<float>(x, &qk::log_array); }, py::arg("x"), log_doc);
-    m.def("log", [](const Doubles& x) { return elementwise<double>(x, &qk::log_array); }, py::arg("x"), log_doc);
+    m.def(
+        "exp", [](const Singles& x) { return elementwise<float>(x, &qk::exp_array); }, py::arg("x"), exp_doc);
+    m.def(
+        "exp", [](const Doubles& x) { return elementwise<double>(x, &qk::exp_array); }, py::arg("x"),
+        exp_doc);
+    m.def(
+        "log", [](const Singles& x) { return elementwise<float>(x, &qk::log_array); }, py::arg("x"), log_doc);
+    m.def(
+        "log", [](const Doubles& x) { return elementwise<double>(x, &qk::log_array); }, py::arg("x"),
+        log_doc);
 }

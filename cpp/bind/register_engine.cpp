@@ -5,8 +5,9 @@ namespace {
 
 void raise_on_overflow(Status status, bool float32) {
     if (status != Status::overflow) return;
-    const char* message = float32 ? "scores or result overflow float32: scale the inputs or beta down, or use float64"
-                                  : "scores or result overflow float64: scale the inputs or beta down";
+    const char* message =
+        float32 ? "scores or result overflow float32: scale the inputs or beta down, or use float64"
+                : "scores or result overflow float64: scale the inputs or beta down";
     PyErr_SetString(PyExc_OverflowError, message);
     throw py::error_already_set();
 }
@@ -91,7 +92,8 @@ py::array materialize_of(const ScoreTuple& scores, bool raw, Weight weight, int 
 }
 
 Weight weight_of(int code) {
-    if (code < 0 || code > int(Weight::sigmoid)) throw py::value_error("weight: unknown code " + std::to_string(code));
+    if (code < 0 || code > int(Weight::sigmoid))
+        throw py::value_error("weight: unknown code " + std::to_string(code));
     return static_cast<Weight>(code);
 }
 
@@ -115,7 +117,8 @@ void register_engine(py::module_& m) {
         "marginals",
         [](const py::tuple& spec, int n_threads) {
             const ScoreTuple scores(spec);
-            return scores.float32 ? marginals_of<float>(scores, n_threads) : marginals_of<double>(scores, n_threads);
+            return scores.float32 ? marginals_of<float>(scores, n_threads)
+                                  : marginals_of<double>(scores, n_threads);
         },
         py::arg("spec"), py::arg("n_threads"));
     m.def(

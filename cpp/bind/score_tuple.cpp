@@ -48,7 +48,8 @@ Problem<T> ScoreTuple::problem(Index b) const {
     }
     for (const auto item : spec_[8].cast<py::tuple>()) {
         const auto t = item.cast<py::tuple>();
-        p.dense.push_back({batch.matrix<T>(array_at(t, 0), b, row, col), static_cast<T>(t[1].cast<double>())});
+        p.dense.push_back(
+            {batch.matrix<T>(array_at(t, 0), b, row, col), static_cast<T>(t[1].cast<double>())});
     }
     const auto biases = [&](std::size_t at, Index start, std::vector<VectorView<T>>& out) {
         for (const auto item : spec_[at].cast<py::tuple>()) {

@@ -1,9 +1,10 @@
 #include "qk/arrays.hpp"
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
 #include <mutex>
+
+#include <Eigen/Core>
 
 #include "qk/vector_math.hpp"
 
@@ -155,11 +156,11 @@ void log_array(const T* x, Index n, T* out) {
     for_packs(x, n, out, [](Pack<T> v) { return log(v); });
 }
 
-#define QK_INSTANTIATE(T)                                                                                  \
-    template Scan scan(const ArrayView<T>&, const Run&);                                              \
-    template void project(Index, Index, Index, MatrixView<T>, MatrixView<T>, T*, const Run&);              \
-    template void row_dots(Index, Index, MatrixView<T>, MatrixView<T>, T*);                                \
-    template void exp_array(const T*, Index, T*);                                                          \
+#define QK_INSTANTIATE(T)                                                                     \
+    template Scan scan(const ArrayView<T>&, const Run&);                                      \
+    template void project(Index, Index, Index, MatrixView<T>, MatrixView<T>, T*, const Run&); \
+    template void row_dots(Index, Index, MatrixView<T>, MatrixView<T>, T*);                   \
+    template void exp_array(const T*, Index, T*);                                             \
     template void log_array(const T*, Index, T*);
 QK_INSTANTIATE(float)
 QK_INSTANTIATE(double)

@@ -60,8 +60,8 @@ bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
         const Index first = part * n_blocks / n_parts * t.block_rows;
         const Index end = std::min((part + 1) * n_blocks / n_parts * t.block_rows, p.n_rows);
         RowBlock<T>& block = blocks[static_cast<std::size_t>(part)];
-        const bool done =
-            walk_tiles(p, columns, first, end, t, block, run, worker, [&](Index padded, Index j, Index, Index ld) {
+        const bool done = walk_tiles(
+            p, columns, first, end, t, block, run, worker, [&](Index padded, Index j, Index, Index ld) {
                 for (Index r = 0; r < block.n_rows; ++r)
                     rows[static_cast<std::size_t>(block.first_row + r)] += static_cast<double>(
                         add_marginals(block.scores.data() + r * ld, padded, cols.data() + j));
@@ -86,10 +86,14 @@ template <class T>
 Pack<T> weigh_pack(Weight weight, Pack<T> s) {
     switch (weight) {
         case Weight::softmax:
-        case Weight::exp: return exp(s);
-        case Weight::linear: return LinearWeight::of(s);
-        case Weight::relu: return ReluWeight::of(s);
-        case Weight::sigmoid: return SigmoidWeight::of(s);
+        case Weight::exp:
+            return exp(s);
+        case Weight::linear:
+            return LinearWeight::of(s);
+        case Weight::relu:
+            return ReluWeight::of(s);
+        case Weight::sigmoid:
+            return SigmoidWeight::of(s);
     }
     __builtin_unreachable();
 }
@@ -145,8 +149,8 @@ Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weig
         const auto at = static_cast<std::size_t>(piece.problem);
         const DenseTask<T>& task = tasks[at];
         RowBlock<T>& block = blocks[static_cast<std::size_t>(worker)];
-        walk_tiles(task.problem, columns[at], piece.first_row, piece.end_row, tiling[at], block, scaled, worker,
-                   [&](Index padded, Index j, Index n, Index ld) {
+        walk_tiles(task.problem, columns[at], piece.first_row, piece.end_row, tiling[at], block, scaled,
+                   worker, [&](Index padded, Index j, Index n, Index ld) {
                        bool finite = true;
                        for (Index r = 0; r < block.n_rows; ++r) {
                            T* s = block.scores.data() + r * ld;
@@ -166,7 +170,7 @@ Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weig
     return overflow.load() ? Status::overflow : Status::ok;
 }
 
-#define QK_INSTANTIATE(T)                                                      \
+#define QK_INSTANTIATE(T)                                                       \
     template Status marginals(const std::vector<MarginalTask<T>>&, const Run&); \
     template Status materialize(const std::vector<DenseTask<T>>&, bool, Weight, const Run&);
 QK_INSTANTIATE(float)

@@ -75,9 +75,9 @@ RowSums<T> fused_sums(const FusedTile<T>& t, T shift, T& largest) {
     for (Index p = 0; p < t.n_panels; ++p) {
         const Index at = p * Tile::cols;
         const T* y = t.panels + p * D * Tile::cols;
-        Pack<T> w[2] = {fused_score<T, Step, D>(x, y, scale, load(t.col_bias + at) + row),
-                        fused_score<T, Step, D>(x, y + Tile::width, scale,
-                                                load(t.col_bias + at + Tile::width) + row)};
+        Pack<T> w[2] = {
+            fused_score<T, Step, D>(x, y, scale, load(t.col_bias + at) + row),
+            fused_score<T, Step, D>(x, y + Tile::width, scale, load(t.col_bias + at + Tile::width) + row)};
         const Pack<T> s[2] = {w[0], w[1]};
         exp_nonpos_each<T, 2>(w);
 #pragma GCC unroll 2
@@ -116,23 +116,34 @@ FusedKernel<T> fused_with_values(Index n_values, bool tilt) {
     const auto max = &fused_max<T, Step, D>;
     if (tilt) return {max, &fused_sums<T, Step, D, 0, true>};
     switch (n_values) {
-        case 0: return {max, &fused_sums<T, Step, D, 0, false>};
-        case 1: return {max, &fused_sums<T, Step, D, 1, false>};
-        case 2: return {max, &fused_sums<T, Step, D, 2, false>};
-        case 3: return {max, &fused_sums<T, Step, D, 3, false>};
-        case 4: return {max, &fused_sums<T, Step, D, 4, false>};
-        default: return {};
+        case 0:
+            return {max, &fused_sums<T, Step, D, 0, false>};
+        case 1:
+            return {max, &fused_sums<T, Step, D, 1, false>};
+        case 2:
+            return {max, &fused_sums<T, Step, D, 2, false>};
+        case 3:
+            return {max, &fused_sums<T, Step, D, 3, false>};
+        case 4:
+            return {max, &fused_sums<T, Step, D, 4, false>};
+        default:
+            return {};
     }
 }
 
 template <class T, class Step>
 FusedKernel<T> fused_with_dim(Index dim, Index n_values, bool tilt) {
     switch (dim) {
-        case 1: return fused_with_values<T, Step, 1>(n_values, tilt);
-        case 2: return fused_with_values<T, Step, 2>(n_values, tilt);
-        case 3: return fused_with_values<T, Step, 3>(n_values, tilt);
-        case 4: return fused_with_values<T, Step, 4>(n_values, tilt);
-        default: return {};
+        case 1:
+            return fused_with_values<T, Step, 1>(n_values, tilt);
+        case 2:
+            return fused_with_values<T, Step, 2>(n_values, tilt);
+        case 3:
+            return fused_with_values<T, Step, 3>(n_values, tilt);
+        case 4:
+            return fused_with_values<T, Step, 4>(n_values, tilt);
+        default:
+            return {};
     }
 }
 

@@ -108,7 +108,8 @@ void apply_masks(const Problem<T>& problem, const RowBlock<T>& block, Index firs
     if (!problem.band.everything()) {
         for (Index r = 0; r < block.n_rows; ++r) {
             const Index i = block.first_row + r;
-            const Index from = std::clamp(problem.band.first(i, problem.n_cols) - first_col, Index{0}, n_cols);
+            const Index from =
+                std::clamp(problem.band.first(i, problem.n_cols) - first_col, Index{0}, n_cols);
             const Index to = std::clamp(problem.band.end(i, problem.n_cols) - first_col, from, n_cols);
             std::fill(tile + r * ld, tile + r * ld + from, none);
             std::fill(tile + r * ld + to, tile + r * ld + n_cols, none);
@@ -140,7 +141,8 @@ PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, I
     const Index d = packed.dims.total();
 
     packed.panels.reserve(packed.n_padded * d);
-    if (n_values > few_values) packed.n_packs = round_up(n_values, SimdTraits<T>::width) / SimdTraits<T>::width;
+    if (n_values > few_values)
+        packed.n_packs = round_up(n_values, SimdTraits<T>::width) / SimdTraits<T>::width;
     packed.values.reserve(packed.n_padded *
                           (packed.n_packs > 0 ? packed.n_packs * SimdTraits<T>::width : n_values));
     constexpr Index panels_per_task = 64;
@@ -198,9 +200,9 @@ Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, In
     return padded;
 }
 
-#define QK_INSTANTIATE(T)                                                                               \
-    template PackedColumns<T> pack_columns(const Problem<T>&, MatrixView<T>, Index, const Run&);        \
-    template void pack_rows(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&);    \
+#define QK_INSTANTIATE(T)                                                                            \
+    template PackedColumns<T> pack_columns(const Problem<T>&, MatrixView<T>, Index, const Run&);     \
+    template void pack_rows(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&); \
     template Index score_block(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&, Index);
 QK_INSTANTIATE(float)
 QK_INSTANTIATE(double)

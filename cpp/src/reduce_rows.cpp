@@ -44,8 +44,8 @@ private:
     void piece(const Piece& piece, Scratch<T>& scratch, int worker);
     void tile(Index padded, Index column, const PackedColumns<T>& columns, bool tilt, Scratch<T>& scratch,
               Index ld);
-    void fused_tile(const FusedKernel<T>& kernel, Index column, Index n_panels, const PackedColumns<T>& columns,
-                    Scratch<T>& scratch);
+    void fused_tile(const FusedKernel<T>& kernel, Index column, Index n_panels,
+                    const PackedColumns<T>& columns, Scratch<T>& scratch);
     static double raise(RowAccumulators<T>& acc, Index row, double candidate);
     static void add(RowAccumulators<T>& acc, Index row, const RowSums<T>& sums);
     void finish_block(const Piece& piece, const RowBlock<T>& block, RowAccumulators<T>& acc);
@@ -86,11 +86,16 @@ template <class T>
 RowSums<T> weigh_few(Weight weight, Index k, bool tilt, T* s, Index n, T shift, const T* values, Index ldv) {
     if (tilt) return weigh<T, 0, true, false>(weight, s, n, shift, values, ldv);
     switch (k) {
-        case 0: return weigh<T, 0, false, false>(weight, s, n, shift, values, ldv);
-        case 1: return weigh<T, 1, false, false>(weight, s, n, shift, values, ldv);
-        case 2: return weigh<T, 2, false, false>(weight, s, n, shift, values, ldv);
-        case 3: return weigh<T, 3, false, false>(weight, s, n, shift, values, ldv);
-        default: return weigh<T, 4, false, false>(weight, s, n, shift, values, ldv);
+        case 0:
+            return weigh<T, 0, false, false>(weight, s, n, shift, values, ldv);
+        case 1:
+            return weigh<T, 1, false, false>(weight, s, n, shift, values, ldv);
+        case 2:
+            return weigh<T, 2, false, false>(weight, s, n, shift, values, ldv);
+        case 3:
+            return weigh<T, 3, false, false>(weight, s, n, shift, values, ldv);
+        default:
+            return weigh<T, 4, false, false>(weight, s, n, shift, values, ldv);
     }
 }
 
@@ -123,8 +128,14 @@ void RowReducer<T>::fused_tile(const FusedKernel<T>& kernel, Index column, Index
     const RowBlock<T>& block = scratch.block;
     RowAccumulators<T>& acc = scratch.acc;
     const Index d = columns.dims.total();
-    FusedTile<T> t{nullptr,  columns.panels.data() + column * d, columns.bias.data() + column,
-                   columns.values.data() + column, columns.n_padded, n_panels, columns.distance_scale, T(0)};
+    FusedTile<T> t{nullptr,
+                   columns.panels.data() + column * d,
+                   columns.bias.data() + column,
+                   columns.values.data() + column,
+                   columns.n_padded,
+                   n_panels,
+                   columns.distance_scale,
+                   T(0)};
     for (Index r = 0; r < block.n_rows; ++r) {
         const auto& state = acc.state[static_cast<std::size_t>(r)];
         t.x = block.features.data() + r * d;
@@ -230,8 +241,7 @@ void RowReducer<T>::finish_row(const RowTask<T>& task, Index row, const SoftmaxS
         finite = state.empty() ? state.sum == 0.0 : std::isfinite(state.max) && std::isfinite(state.sum);
         if (task.log_sum_exp != nullptr) task.log_sum_exp[row] = static_cast<T>(state.log_sum_exp());
         if (task.expected != nullptr) task.expected[row] = static_cast<T>(state.expected_score());
-        if (task.entropy != nullptr)
-            task.entropy[row] = static_cast<T>(std::max(0.0, state.entropy()));
+        if (task.entropy != nullptr) task.entropy[row] = static_cast<T>(std::max(0.0, state.entropy()));
     }
     if (task.product != nullptr) {
         double factor = 1.0;
@@ -294,19 +304,22 @@ Status RowReducer<T>::run() {
         columns_[at] = pack_columns(p, tasks_[at].values, n_values_, inner);
         tiling_[at] = choose_tiling<T>(p.n_rows, p.n_cols, columns_[at].dims.total(), n_values_);
         if (tiling_[at].split_cols >= p.n_cols) return;
-        partial_[at].resize(static_cast<std::size_t>((p.n_cols + tiling_[at].split_cols - 1) / tiling_[at].split_cols));
+        partial_[at].resize(
+            static_cast<std::size_t>((p.n_cols + tiling_[at].split_cols - 1) / tiling_[at].split_cols));
         for (auto& store : partial_[at]) store.reset(p.n_rows, columns_[at].n_packs);
     };
     if (n == 1) {
         prepare(0, run);
     } else {
         const Run alone;
-        parallel_for(run, static_cast<Index>(n), [&](Index at, int) { prepare(static_cast<std::size_t>(at), alone); });
+        parallel_for(run, static_cast<Index>(n),
+                     [&](Index at, int) { prepare(static_cast<std::size_t>(at), alone); });
     }
 
     std::vector<Piece> pieces;
     for (std::size_t at = 0; at < n; ++at)
-        cut(static_cast<Index>(at), tasks_[at].problem.n_rows, tasks_[at].problem.n_cols, tiling_[at], pieces);
+        cut(static_cast<Index>(at), tasks_[at].problem.n_rows, tasks_[at].problem.n_cols, tiling_[at],
+            pieces);
     std::vector<Scratch<T>> scratch(static_cast<std::size_t>(run.n_threads));
     parallel_for(run, static_cast<Index>(pieces.size()), [&](Index i, int worker) {
         piece(pieces[static_cast<std::size_t>(i)], scratch[static_cast<std::size_t>(worker)], worker);

@@ -26,7 +26,7 @@ template <class T>
 struct RowSums {
     static constexpr int max_values = 4;
     T sum = T(0);
-    T tilt = T(0);               // sum w (s - shift)
+    T tilt = T(0);                // sum w (s - shift)
     T products[max_values] = {};  // sum w v
 };
 

@@ -49,8 +49,8 @@ QK_INLINE void accumulate(Pack<T> (&acc)[R][MicroTile<T>::packs], const T* x, In
 
 // Scores of R rows against one panel of columns.
 template <class T, int R>
-void score_micro(const T* x, Index ldx, const T* panel, FeatureDims dims, T distance_scale,
-                 const T* row_bias, const T* col_bias, T* out, Index ldout) {
+void score_micro(const T* x, Index ldx, const T* panel, FeatureDims dims, T distance_scale, const T* row_bias,
+                 const T* col_bias, T* out, Index ldout) {
     using Tile = MicroTile<T>;
     Pack<T> acc[R][Tile::packs];
     const Pack<T> c0 = load(col_bias);
@@ -161,8 +161,8 @@ void product_tile(const T* weights, Index ldw, Index n_rows, Index count, const 
         const T* panel = values + q * width * n_cols + column_offset * width * (single ? 1 : Tile::packs);
         for (Index r = 0; r < n_rows; r += Tile::rows) {
             const int rows = static_cast<int>(n_rows - r < Tile::rows ? n_rows - r : Tile::rows);
-            const auto kernel = single ? detail::pick_product<T, 1>(rows, Rows{})
-                                       : detail::pick_product<T, 2>(rows, Rows{});
+            const auto kernel =
+                single ? detail::pick_product<T, 1>(rows, Rows{}) : detail::pick_product<T, 2>(rows, Rows{});
             kernel(weights + r * ldw, ldw, count, panel, out + r * ldout + q * width, ldout);
         }
     }

@@ -10,10 +10,10 @@
 namespace qk {
 
 struct Tiling {
-    Index block_rows;   // rows whose tile is in cache at once
-    Index tile_cols;    // columns of a tile
-    Index task_rows;    // rows handled by one task, a multiple of block_rows
-    Index split_cols;   // columns handled by one task; all of them unless rows are few
+    Index block_rows;  // rows whose tile is in cache at once
+    Index tile_cols;   // columns of a tile
+    Index task_rows;   // rows handled by one task, a multiple of block_rows
+    Index split_cols;  // columns handled by one task; all of them unless rows are few
 };
 
 template <class T>

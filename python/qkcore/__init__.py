@@ -11,8 +11,8 @@
 from . import scores
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._cpuid import version as __version__
+from ._lazy_scores import Scores
 from .operators import KernelOperator, MarkovOperator, kernel, softmax
-from .scores import Scores
 
 __all__ = [
     "KernelOperator",

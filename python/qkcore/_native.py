@@ -12,6 +12,8 @@ from . import _cpuid
 if TYPE_CHECKING:
     from . import _cpu_api as cpu
 
+__all__ = ["available_levels", "cpu", "isa"]
+
 # Best first. `native` exists only in development builds and was made for this very machine.
 _LEVELS = ("native", "v4", "v3", "v2", "baseline")
 _SUPPORTED = {

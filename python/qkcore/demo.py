@@ -1,4 +1,4 @@
-"""``python -m qkcore.demo``: a bridge between a circle and a trefoil, in a few lines of the public API."""
+"""``python -m qkcore.demo``: a bridge between a circle and a trefoil by the public API."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def curves(n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def bridge(s: qk.Scores, tol: float, max_iter: int) -> tuple[np.ndarray, np.ndarray, int, float]:
-    """Potentials f, g with uniform marginals of exp(f + s + g), by alternating log-domain updates."""
+    """Potentials f, g that give exp(f + s + g) uniform marginals, by alternating updates."""
     n, m = s.shape
     log_mu, log_nu = -np.log(n), -np.log(m)
     g = np.zeros(m)
@@ -50,7 +50,7 @@ def main(n: int = 400, beta: float = 0.5) -> None:
         coupling = qk.kernel(s.shift(f, g)).to_numpy()
         cost = -float((coupling * s.to_numpy()).sum())
         print(f"{name:10s} {n_iter:10d} {error:10.1e} {cost:9.4f} {1e3 * elapsed:7.1f} ms")
-    # The column shift -beta |y|^2 is a gauge: forward, dot and distance give one and the same coupling.
+    # A shift of a row or a column is a gauge: it moves the potentials and not the coupling.
     print("\nThe three couplings agree: their scores differ by row and column shifts alone.")
 
 

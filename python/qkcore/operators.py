@@ -9,12 +9,10 @@ import numpy.typing as npt
 
 from . import _checks
 from ._config import resolve_threads
+from ._lazy_scores import Real, Scores
 from ._native import cpu
-from .scores import Scores
 
 __all__ = ["KernelOperator", "MarkovOperator", "kernel", "softmax"]
-
-Real = npt.NDArray[np.floating[Any]]
 
 _CODE = {name: code for code, name in enumerate(cpu.WEIGHTS)}
 
@@ -75,20 +73,27 @@ class MarkovOperator(_Operator):
     """A row- or column-stochastic matrix that is applied without being formed.
 
     ``axis`` 1 ("+"): each row sums to 1. ``axis`` 0 ("−"): each column does. Made by
-    :func:`softmax`. Rows (columns) in which everything is masked weigh 0 and are flagged in ``empty``.
+    :func:`softmax`. Rows (columns) in which everything is masked weigh 0; ``empty`` flags them.
     """
 
-    __slots__ = ("_log_normalizer", "axis")
+    __slots__ = ("_log_weights", "_normalizer_cell", "_transposed", "axis")
 
-    def __init__(self, scores: Scores, axis: int, log_normalizer: Real | None = None) -> None:
+    def __init__(self, scores: Scores, axis: int) -> None:
         self._scores = scores
         self.axis = axis
-        self._log_normalizer = log_normalizer
+        # Computed once, whoever asks first: a cell that the operator and its transpose share (a
+        # reference from one to the other and back would be a cycle, left to the garbage collector).
+        self._normalizer_cell: list[Real] = []
+        self._log_weights: Scores | None = None
+        self._transposed: MarkovOperator | None = None
 
     @property
     def T(self) -> MarkovOperator:
         """The transposed operator: column-stochastic if this one is row-stochastic."""
-        return MarkovOperator(self._scores.T, 1 - self.axis, self._log_normalizer)
+        if self._transposed is None:
+            self._transposed = MarkovOperator(self._scores.T, 1 - self.axis)
+            self._transposed._normalizer_cell = self._normalizer_cell
+        return self._transposed
 
     @property
     def log_normalizer(self) -> Real:
@@ -96,14 +101,14 @@ class MarkovOperator(_Operator):
         return self._normalizer(resolve_threads(None))
 
     def _normalizer(self, n_threads: int) -> Real:
-        if self._log_normalizer is None:
+        if not self._normalizer_cell:
             self._remember(self._scores.logsumexp(self.axis, n_threads=n_threads))
-        assert self._log_normalizer is not None
-        return self._log_normalizer
+        return self._normalizer_cell[0]
 
     def _remember(self, lse: Real) -> None:
-        lse.flags.writeable = False
-        self._log_normalizer = lse
+        if not self._normalizer_cell:
+            lse.flags.writeable = False
+            self._normalizer_cell.append(lse)
 
     @property
     def empty(self) -> npt.NDArray[np.bool_]:
@@ -112,9 +117,16 @@ class MarkovOperator(_Operator):
 
     def _shifted(self, n_threads: int) -> Scores:
         """Log weights: scores minus the normaliser, whose exp is the operator itself."""
-        lse = self._normalizer(n_threads)
-        shift = np.where(np.isneginf(lse), self.dtype.type(0), -lse)
-        return self._scores.shift(rows=shift) if self.axis == 1 else self._scores.shift(columns=shift)
+        if self._log_weights is None:
+            s, lse = self._scores, self._normalizer(n_threads)
+            shift = -lse
+            shift[np.isposinf(shift)] = 0  # an empty row: every score in it is -inf already
+            # |lse| is at most the largest score and the log of the size, so nothing can overflow.
+            if self.axis == 1:
+                self._log_weights = s._with(row_bias=(*s._row_bias, shift))
+            else:
+                self._log_weights = s._with(col_bias=(*s._col_bias, shift))
+        return self._log_weights
 
     def _product(self, values: Real, n_threads: int) -> Real:
         if self.axis == 1:  # fused: the normaliser falls out of the same pass
@@ -122,8 +134,7 @@ class MarkovOperator(_Operator):
                 self._scores._spec, _CODE["softmax"], values, True, False, n_threads
             )
             assert lse is not None
-            if self._log_normalizer is None:
-                self._remember(lse)
+            self._remember(lse)
         else:
             spec = self._shifted(n_threads)._spec
             _, out, _, _ = cpu.reduce_rows(spec, _CODE["exp"], values, False, False, n_threads)
@@ -136,7 +147,7 @@ class MarkovOperator(_Operator):
         return cpu.materialize(self._shifted(threads)._spec, False, _CODE["exp"], threads)
 
     def entropy(self, *, n_threads: int | None = None) -> Real:
-        """:math:`-\\sum_j p_{ij}\\log p_{ij}` of each row (axis 1) or column (axis 0); 0 if empty."""
+        """:math:`-\\sum_j p_{ij}\\log p_{ij}` of each row (axis 1) or column (axis 0)."""
         return self._moments(n_threads)[1]
 
     def expected_score(self, *, n_threads: int | None = None) -> Real:
@@ -156,7 +167,7 @@ class MarkovOperator(_Operator):
     def __repr__(self) -> str:
         side = "row" if self.axis == 1 else "column"
         text = f"MarkovOperator(shape={self.shape}, dtype={self.dtype}, {side}-stochastic"
-        if self._log_normalizer is not None and (n := int(self.empty.sum())):
+        if self._normalizer_cell and (n := int(self.empty.sum())):
             text += f" but for {n} empty {side}{'s' if n > 1 else ''} (fully masked)"
         return text + ")"
 
@@ -194,8 +205,8 @@ class KernelOperator(_Operator):
 def softmax(s: Scores, axis: int = 1) -> MarkovOperator:
     """The axis softmax of scores (DAC-3; DAC-4, eqs 7-8): "+" over rows (axis=1), "−" over columns.
 
-    :math:`A^+_{ij} = e^{s_{ij}} / \\sum_k e^{s_{ik}}`. ``A @ V`` is attention: one pass over the scores
-    with an online softmax, O(N + M) memory from points. ``mu @ A`` transports a row measure.
+    :math:`A^+_{ij} = e^{s_{ij}} / \\sum_k e^{s_{ik}}`. ``A @ V`` is attention: one pass over the
+    scores with an online softmax, O(N + M) memory from points. ``mu @ A`` transports a measure.
 
     >>> import numpy as np, qkcore as qk
     >>> Q = K = np.array([[0.0, 0.0], [1.0, 0.0]])
@@ -257,11 +268,12 @@ def _right_hand_side(
     if array.shape[-2] != length:
         side = "columns" if at == -2 else "rows"
         raise ValueError(
-            f"{name}: wanted length {length} along the operator's {side} (operator shape {s.shape}), "
-            f"got {np.shape(value)}; "
+            f"{name}: wanted length {length} along the operator's {side} (operator shape "
+            f"{s.shape}), got {np.shape(value)}; "
             + ("did you mean U @ A?" if at == -2 else "did you mean A @ V?")
         )
     _checks.not_empty(name, array)
-    _checks.into_batch(name, np.shape(value), array.shape[:-2], s._batch)
+    if n_batch:
+        _checks.into_batch(name, np.shape(value), array.shape[:-2], s._batch)
     _checks.finite(name, array)
     return array, vector

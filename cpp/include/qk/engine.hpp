@@ -21,11 +21,11 @@ enum class Status {
 template <class T>
 struct RowTask {
     Problem<T> problem;
-    MatrixView<T> values;       // n_cols x n_values, for `product`
-    T* log_sum_exp = nullptr;   // log sum_j exp(s_ij); softmax and exp only
-    T* expected = nullptr;      // sum_j p_ij s_ij, p the row softmax
-    T* entropy = nullptr;       // -sum_j p_ij log p_ij
-    T* product = nullptr;       // n_rows x n_values, row-major: sum_j w_ij v_j
+    MatrixView<T> values;      // n_cols x n_values, for `product`
+    T* log_sum_exp = nullptr;  // log sum_j exp(s_ij); softmax and exp only
+    T* expected = nullptr;     // sum_j p_ij s_ij, p the row softmax
+    T* entropy = nullptr;      // -sum_j p_ij log p_ij
+    T* product = nullptr;      // n_rows x n_values, row-major: sum_j w_ij v_j
 };
 
 // Rows that see nothing get log_sum_exp = -inf and zeros elsewhere. Bitwise the same for any number

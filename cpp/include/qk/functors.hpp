@@ -83,9 +83,7 @@ struct Band {
     std::int64_t lo = -unbounded;
     std::int64_t hi = unbounded;
 
-    QK_HD QK_INLINE bool keep(std::int64_t i, std::int64_t j) const {
-        return j - i >= lo && j - i <= hi;
-    }
+    QK_HD QK_INLINE bool keep(std::int64_t i, std::int64_t j) const { return j - i >= lo && j - i <= hi; }
     QK_HD QK_INLINE bool everything() const { return lo <= -unbounded && hi >= unbounded; }
 
     // First kept column and one past the last for row i, clipped to [0, n_cols].

@@ -108,12 +108,8 @@ QK_INLINE PackD max(PackD a, PackD b) { return a > b ? a : b; }
 #endif
 #endif
 
-QK_INLINE PackF select(SimdTraits<float>::Bits condition, PackF a, PackF b) {
-    return condition ? a : b;
-}
-QK_INLINE PackD select(SimdTraits<double>::Bits condition, PackD a, PackD b) {
-    return condition ? a : b;
-}
+QK_INLINE PackF select(SimdTraits<float>::Bits condition, PackF a, PackF b) { return condition ? a : b; }
+QK_INLINE PackD select(SimdTraits<double>::Bits condition, PackD a, PackD b) { return condition ? a : b; }
 
 // ---- horizontal reductions: a fixed pairwise order, so results repeat --------------------------
 template <class T>

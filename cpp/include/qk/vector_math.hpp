@@ -46,11 +46,11 @@ struct ExpConstants<double> {
     static constexpr int mantissa_bits = 52;
     // relative error 3.7e-18
     static constexpr int terms = 10;
-    static constexpr double c[terms] = {0.50000000000000106733,    0.16666666666666411525,
-                                        0.041666666666529692051,   0.0083333333334949356533,
-                                        0.0013888888943768738041,  0.00019841269505907086342,
+    static constexpr double c[terms] = {0.50000000000000106733,     0.16666666666666411525,
+                                        0.041666666666529692051,    0.0083333333334949356533,
+                                        0.0013888888943768738041,   0.00019841269505907086342,
                                         0.000024801492941237684827, 2.7557586657844972735e-6,
-                                        2.7630309031204317282e-7,  2.500007134457038305e-8};
+                                        2.7630309031204317282e-7,   2.500007134457038305e-8};
 };
 
 // exp of N packs, in place, without its range checks: right for lowest <= x <= highest, garbage

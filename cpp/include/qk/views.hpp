@@ -61,8 +61,6 @@ private:
     Index capacity_ = 0;
 };
 
-inline constexpr Index round_up(Index n, Index multiple) {
-    return (n + multiple - 1) / multiple * multiple;
-}
+inline constexpr Index round_up(Index n, Index multiple) { return (n + multiple - 1) / multiple * multiple; }
 
 }  // namespace qk
