@@ -5,10 +5,11 @@ of eps = 2u of the working dtype, evaluated on the data at hand.
 
 A score is a sum of n terms: products of coordinates, shifts, other experts. In whatever order they
 are added, the rounding error is at most n u times the sum of their absolute values (`magnitude`
-below), and in practice grows like sqrt(n) u, because the roundings are independent. `slack` is
-(2 + sqrt(n)/2) magnitude: the 2 pays for beta, for rounding each product and for the result.
-Cancellation (distance of nearby points) is thus accounted for by the magnitude, not by a loose
-constant. Scores read from memory (n = 0) have no error at all.
+below): no sum of up to 9 terms can break the bound. Beyond, roundings are independent, each
+uniform within u, so that their sum has a deviation of sqrt(n) u / sqrt(3), and 1.5 sqrt(n) eps is
+five deviations. `slack` is 2 + that, times the magnitude: the 2 pays for beta, for rounding each
+product and for the result. Cancellation (distance of nearby points) is thus accounted for by the
+magnitude, not by a loose constant. Scores read from memory (n = 0) have no error at all.
 
 Everything after the score follows by differentiating: an error ds in a score is a relative error
 ds in exp(s), so a log-sum-exp is off by the p-weighted mean of ds, a product by sum p |v| ds, and
@@ -17,12 +18,26 @@ so on; exp, log, the running sums and the final rounding add a few eps each.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from . import reference as ref
 from .reference import Array, Weight
+
+
+class Rounded(Protocol):
+    """Scores by the reference, and how far the library's may be from them."""
+
+    @property
+    def dtype(self) -> Any: ...
+    @property
+    def s(self) -> Array: ...
+    @property
+    def terms(self) -> int: ...
+    @property
+    def slack(self) -> Array: ...
+
 
 # exp, the rescaling of the online softmax and one division, in eps.
 EXP_EPS = 5.0
@@ -93,9 +108,14 @@ def metric_magnitude(X: Array, Y: Array, W: Weight, beta: float) -> Array:
     return np.asarray(2 * beta * float(size) * (x + y) ** 2, dtype=np.float64)
 
 
+def accumulation(count: int) -> float:
+    """Error, in eps, of adding `count` terms onto a number of size 1."""
+    return min(0.5 * count, 1.5 * float(np.sqrt(count)))
+
+
 def slack(count: int, mag: Array) -> Array:
     """Error of a sum of `count` terms of total size `mag`, in eps."""
-    return (2.0 + 0.5 * float(np.sqrt(count))) * mag if count else np.zeros(mag.shape)
+    return (2.0 + accumulation(count)) * mag if count else np.zeros(mag.shape)
 
 
 def finite_abs(s: Array) -> Array:
@@ -123,45 +143,49 @@ def _length(s: Array, axis: int) -> int:
     return int(s.shape[-1 if axis in (1, -1) else -2])
 
 
-def _weight_error(s: Array, slack: Array, axis: int) -> Array:
+def _weight_error(p: Rounded, axis: int) -> Array:
     """Relative error, in eps, of exp(s - max): the score's own and that of the subtraction."""
-    return slack + finite_abs(s - ref.peak(s, axis)) + EXP_EPS
+    return p.slack + finite_abs(p.s - ref.peak(p.s, axis)) + EXP_EPS
 
 
-def _normaliser_error(s: Array, slack: Array, axis: int) -> Array:
+def _normaliser_error(p: Rounded, axis: int) -> Array:
     """Relative error, in eps, of the sum of exp(s - max), kept as an axis of length 1."""
-    p = ref.softmax(s, axis)
-    return _sum(p * _weight_error(s, slack, axis), axis) + summation(_length(s, axis))
+    weighted = ref.softmax(p.s, axis) * _weight_error(p, axis)
+    return _sum(weighted, axis) + summation(_length(p.s, axis))
 
 
-def logsumexp(dtype: Any, s: Array, slack: Array, axis: int = 1) -> Array:
-    error = _normaliser_error(s, slack, axis)
-    return _squeeze(eps_of(dtype) * (error + 1.0), axis) + eps_of(dtype) * finite_abs(
-        ref.logsumexp(s, axis)
-    )
+def logsumexp(p: Rounded, axis: int = 1) -> Array:
+    error = _squeeze(_normaliser_error(p, axis), axis) + 1.0
+    return eps_of(p.dtype) * (error + finite_abs(ref.logsumexp(p.s, axis)))
 
 
-def softmax_relative(s: Array, slack: Array, axis: int = 1) -> Array:
-    """Relative error, in eps, of each probability, also when made as exp(s - lse)."""
-    lse = np.expand_dims(finite_abs(ref.logsumexp(s, axis)), -1 if axis in (1, -1) else -2)
-    return _weight_error(s, slack, axis) + _normaliser_error(s, slack, axis) + lse
+def _one_more_term(p: Rounded) -> float:
+    """What a number of size 1 costs, in eps, as one more term of the sum that makes a score."""
+    return 1.0 + accumulation(p.terms)
 
 
-def softmax(dtype: Any, s: Array, slack: Array, axis: int = 1) -> Array:
-    p = ref.softmax(s, axis)
-    return eps_of(dtype) * p * softmax_relative(s, slack, axis) + tiny_of(dtype)
+def softmax_relative(p: Rounded, axis: int = 1) -> Array:
+    """Relative error, in eps, of each probability, also when made as exp(s - lse) with the
+    normaliser as one more term of the score."""
+    lse = np.expand_dims(finite_abs(ref.logsumexp(p.s, axis)), -1 if axis in (1, -1) else -2)
+    return _weight_error(p, axis) + _normaliser_error(p, axis) + _one_more_term(p) * lse
 
 
-def kernel(dtype: Any, s: Array, slack: Array, weight: str) -> Array:
+def softmax(p: Rounded, axis: int = 1) -> Array:
+    relative = softmax_relative(p, axis)
+    return eps_of(p.dtype) * ref.softmax(p.s, axis) * relative + tiny_of(p.dtype)
+
+
+def kernel(p: Rounded, weight: str) -> Array:
     """Error of w(s): |w'(s)| ds, plus that of evaluating w."""
-    k = ref.kernel(s, weight)
+    k = ref.kernel(p.s, weight)
     if weight == "exp":
-        units = k * (slack + EXP_EPS)
+        units = k * (p.slack + EXP_EPS)
     elif weight == "sigmoid":
-        units = k * ((1 - k) * slack + EXP_EPS)
+        units = k * ((1 - k) * p.slack + EXP_EPS)
     else:  # linear and relu have slope at most 1 and cost nothing to evaluate
-        units = np.where(s == -np.inf, 0.0, slack)
-    return np.asarray(eps_of(dtype) * units + tiny_of(dtype), dtype=np.float64)
+        units = p.slack
+    return np.asarray(eps_of(p.dtype) * units + tiny_of(p.dtype), dtype=np.float64)
 
 
 def apply(dtype: Any, P: Array, entry: Array, V: Array) -> Array:
@@ -177,41 +201,39 @@ def apply_left(dtype: Any, U: Array, P: Array, entry: Array) -> Array:
     return np.asarray(error, dtype=np.float64)
 
 
-def expected_score(dtype: Any, s: Array, slack: Array, axis: int = 1) -> Array:
-    """Error of sum p s = max + sum p (s - max): that of p times |s - max|, and that of s."""
-    return entropy(dtype, s, slack, axis) + 2 * eps_of(dtype) * finite_abs(
-        ref.expected_score(s, axis)
-    )
-
-
-def entropy(dtype: Any, s: Array, slack: Array, axis: int = 1) -> Array:
+def entropy(p: Rounded, axis: int = 1) -> Array:
     """Error of log Z - sum p (s - max), both measured from the largest score.
 
     No term |lse| stands here: entropy does not change when the whole row is shifted, and an
     engine that subtracts two large numbers to get it would be wrong for logits of 1e4.
     """
-    p = ref.softmax(s, axis)
-    gap = finite_abs(s - ref.peak(s, axis))
-    normaliser = _normaliser_error(s, slack, axis)
-    relative = _weight_error(s, slack, axis) + normaliser + summation(_length(s, axis))
-    units = _sum(p * (relative * gap + slack + gap), axis) + normaliser + 4.0
-    return _squeeze(eps_of(dtype) * units, axis)
+    gap = finite_abs(p.s - ref.peak(p.s, axis))
+    normaliser = _normaliser_error(p, axis)
+    relative = _weight_error(p, axis) + normaliser + summation(_length(p.s, axis))
+    weighted = ref.softmax(p.s, axis) * (relative * gap + p.slack + gap)
+    return _squeeze(eps_of(p.dtype) * (_sum(weighted, axis) + normaliser + 4.0), axis)
 
 
-def marginals(
-    dtype: Any, s: Array, slack: Array, f: Array | None, g: Array | None
-) -> tuple[Array, Array]:
-    plan = np.exp(ref.shift(s, f, g))
-    units = slack + finite_abs(s) + EXP_EPS
+def expected_score(p: Rounded, axis: int = 1) -> Array:
+    """Error of sum p s = max + sum p (s - max): that of the second sum, and of rounding."""
+    size = finite_abs(ref.expected_score(p.s, axis))
+    return entropy(p, axis) + 2 * eps_of(p.dtype) * size
+
+
+def marginals(p: Rounded, f: Array | None, g: Array | None) -> tuple[Array, Array]:
+    """Errors of the row and the column sums of exp(f + s + g); f and g are terms of the score."""
+    eps, plan = eps_of(p.dtype), np.exp(ref.shift(p.s, f, g))
+    units = p.slack + finite_abs(p.s) + EXP_EPS
     if f is not None:
-        units = units + np.abs(f)[..., :, None]
+        units = units + _one_more_term(p) * np.abs(f)[..., :, None]
     if g is not None:
-        units = units + np.abs(g)[..., None, :]
-    error = eps_of(dtype) * plan * units
-    rows = error.sum(axis=-1) + eps_of(dtype) * summation(s.shape[-1]) * plan.sum(axis=-1)
-    columns = error.sum(axis=-2) + eps_of(dtype) * summation(s.shape[-2]) * plan.sum(axis=-2)
-    floor = tiny_of(dtype) * max(s.shape[-2:])  # every term of a sum may have been flushed
-    return np.asarray(rows + floor, np.float64), np.asarray(columns + floor, np.float64)
+        units = units + _one_more_term(p) * np.abs(g)[..., None, :]
+    found = []
+    for axis in (-1, -2):
+        total = (plan * (units + summation(p.s.shape[axis]))).sum(axis=axis)
+        # Every term of a sum may have been flushed to zero.
+        found.append(np.asarray(eps * total, np.float64) + tiny_of(p.dtype) * p.s.shape[axis])
+    return found[0], found[1]
 
 
 # ---- comparison --------------------------------------------------------------------------------

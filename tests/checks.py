@@ -35,7 +35,7 @@ def check_scores(p: Problem) -> None:
 def check_logsumexp(p: Problem, axis: int = 1) -> None:
     got = p.scores.logsumexp(axis)
     check_dtype(p, got)
-    bound = bounds.logsumexp(p.dtype, p.s, p.slack, axis)
+    bound = bounds.logsumexp(p, axis)
     assert_within(got, ref.logsumexp(p.s, axis), bound, f"logsumexp({axis})")
 
 
@@ -46,12 +46,12 @@ def check_softmax(p: Problem, axis: int = 1) -> None:
     assert A.axis == axis
     got = A.to_numpy()
     check_dtype(p, got)
-    bound = bounds.softmax(p.dtype, p.s, p.slack, axis)
+    bound = bounds.softmax(p, axis)
     assert_within(got, ref.softmax(p.s, axis), bound, f"softmax({axis})")
     assert_within(
         A.log_normalizer,
         ref.logsumexp(p.s, axis),
-        bounds.logsumexp(p.dtype, p.s, p.slack, axis),
+        bounds.logsumexp(p, axis),
         f"log_normalizer({axis})",
     )
     assert A.empty.dtype == bool
@@ -61,7 +61,7 @@ def check_softmax(p: Problem, axis: int = 1) -> None:
 def check_products(p: Problem, axis: int = 1, k: int | None = 3) -> None:
     """A @ V and mu @ A; k = None means one vector."""
     A, P = qk.softmax(p.scores, axis=axis), ref.softmax(p.s, axis)
-    entry = bounds.softmax(p.dtype, p.s, p.slack, axis)
+    entry = bounds.softmax(p, axis)
     V, U = p.vectors(k), p.vectors(k, left=True)
     right, left = A @ V, U @ A
     check_dtype(p, right, left)
@@ -76,7 +76,7 @@ def check_kernel(p: Problem, weight: str = "exp", k: int | None = 3) -> None:
     assert K.shape == p.s.shape
     assert K.dtype == p.dtype
     assert K.weight == weight
-    entry = bounds.kernel(p.dtype, p.s, p.slack, weight)
+    entry = bounds.kernel(p, weight)
     V, U = p.vectors(k), p.vectors(k, left=True)
     full, right, left = K.to_numpy(), K @ V, U @ K
     check_dtype(p, full, right, left)
@@ -90,7 +90,7 @@ def check_marginals(p: Problem, f: Array | None = None, g: Array | None = None) 
     got = p.scores.marginals(f, g)
     check_dtype(p, *got)
     wanted = ref.marginals(p.s, f, g)
-    limits = bounds.marginals(p.dtype, p.s, p.slack, f, g)
+    limits = bounds.marginals(p, f, g)
     for name, value, want, bound in zip(("row", "column"), got, wanted, limits, strict=True):
         assert_within(value, want, bound, f"{name} marginal")
 
@@ -99,9 +99,9 @@ def check_entropy(p: Problem, axis: int = 1) -> None:
     A = qk.softmax(p.scores, axis=axis)
     got, score = A.entropy(), A.expected_score()
     check_dtype(p, got, score)
-    bound = bounds.entropy(p.dtype, p.s, p.slack, axis)
+    bound = bounds.entropy(p, axis)
     assert_within(got, ref.entropy(p.s, axis), bound, f"entropy({axis})")
-    bound = bounds.expected_score(p.dtype, p.s, p.slack, axis)
+    bound = bounds.expected_score(p, axis)
     assert_within(score, ref.expected_score(p.s, axis), bound, f"expected_score({axis})")
 
 

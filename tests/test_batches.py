@@ -96,7 +96,7 @@ def test_right_hand_sides_broadcast(lead: tuple[int, ...], k: int | None, axis: 
     """Right-hand sides have the operator's batch axes, of length 1 where all items share them."""
     a, _, _ = parts()
     A, P = qk.softmax(a.scores, axis=axis), ref.softmax(a.s, axis)
-    entry = bounds.softmax(a.dtype, a.s, a.slack, axis)
+    entry = bounds.softmax(a, axis)
     V = normal(a.rng, (*lead, 8) if k is None else (*lead, 8, k), "float64")
     U = normal(a.rng, (*lead, 9) if k is None else (*lead, k, 9), "float64")
     assert_within(A @ V, ref.apply(P, V), bounds.apply(a.dtype, P, entry, V), "A @ V")
@@ -129,7 +129,7 @@ def test_marginals_take_potentials_with_or_without_batch() -> None:
         f, g = normal(a.rng, (*lead, 9), "float64"), normal(a.rng, (*lead, 8), "float64")
         rows, columns = a.scores.marginals(f, g)
         want_rows, want_columns = ref.marginals(a.s, f, g)
-        limits = bounds.marginals(a.dtype, a.s, a.slack, f, g)
+        limits = bounds.marginals(a, f, g)
         assert_within(rows, want_rows, limits[0], f"rows, {lead}")
         assert_within(columns, want_columns, limits[1], f"columns, {lead}")
 

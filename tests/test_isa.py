@@ -9,7 +9,7 @@ import qkcore as qk
 from .processes import run_ok, run_python
 
 AVAILABLE: list[str] = list(qk.config()["isa_available"])
-KNOWN = ("v2", "v3", "v4", "native", "baseline")
+KNOWN = ("v2", "v3", "v4", "native", "baseline", "wide")
 
 
 def test_the_level_in_use_is_one_of_those_available() -> None:

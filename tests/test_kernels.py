@@ -78,7 +78,7 @@ def test_against_numpy_and_scipy_directly() -> None:
 def test_the_transposed_kernel(weight: str) -> None:
     p = build(Spec("forward", "float64", 17, 31, 3, "asymmetric", "causal"))
     K, P = qk.kernel(p.scores, weight=weight), ref.kernel(p.s, weight)
-    entry = bounds.kernel(p.dtype, p.s, p.slack, weight)
+    entry = bounds.kernel(p, weight)
     assert K.T.shape == (31, 17)
     assert K.T.weight == weight
     assert_within(K.T.to_numpy(), P.T, entry.T, "K.T")
@@ -112,10 +112,10 @@ def test_row_sums_of_the_kernel_are_its_marginals() -> None:
     p = build(Spec("distance", "float64", 65, 33, 3, beta=0.5))
     K = qk.kernel(p.scores)
     rows, columns = p.scores.marginals()
-    bound_rows, bound_columns = bounds.marginals(p.dtype, p.s, p.slack, None, None)
+    bound_rows, bound_columns = bounds.marginals(p, None, None)
     assert_within(K @ np.ones(33), ref.high(rows), 2 * bound_rows, "K 1")
     assert_within(np.ones(65) @ K, ref.high(columns), 2 * bound_columns, "1 K")
-    lse = bounds.logsumexp(p.dtype, p.s, p.slack)
+    lse = bounds.logsumexp(p)
     assert_within(np.exp(p.scores.logsumexp()), ref.high(rows), bound_rows + 2 * lse * rows, "lse")
 
 

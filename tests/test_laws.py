@@ -37,7 +37,7 @@ ANY = st.sampled_from(AXES)
 
 
 def softmax_bound(p: Problem, axis: int) -> Array:
-    return bounds.softmax(p.dtype, p.s, p.slack, axis)
+    return bounds.softmax(p, axis)
 
 
 def probabilities(p: Problem, axis: int) -> Array:
@@ -73,8 +73,8 @@ def test_product_of_experts(spec: Spec, axis: int) -> None:
     total = product.sum(axis=-1 if axis == 1 else -2, keepdims=True)
     want = product / np.where(total > 0, total, 1)
     eps = bounds.eps_of(p.dtype)
-    relative = bounds.softmax_relative(p.s, p.slack, axis)
-    relative = relative + bounds.softmax_relative(t.s, t.slack, axis)
+    relative = bounds.softmax_relative(p, axis)
+    relative = relative + bounds.softmax_relative(t, axis)
     # Normalising averages the relative errors of a row: twice the largest is enough.
     worst = relative.max(axis=-1 if axis == 1 else -2, keepdims=True)
     limit = softmax_bound(both, axis) + eps * want * 2 * worst
@@ -210,12 +210,12 @@ def test_kernels_of_the_divergences_multiply_to_the_gaussian(dtype: str) -> None
         point_scores(kind, X, None, None, 0.9, rng) for kind in ("distance", "forward", "backward")
     )
     K, K1, K2 = (ref.high(qk.kernel(p.scores).to_numpy()) for p in (whole, there, back))
-    e = [bounds.kernel(dtype, p.s, p.slack, "exp") for p in (whole, there, back)]
+    e = [bounds.kernel(p, "exp") for p in (whole, there, back)]
     assert_within(K1 * K2, K, e[0] + e[1] * K2 + e[2] * K1, "K-> K<-")
     assert_within(K, K.T, e[0] + e[0].T, "symmetry")
     assert_within(np.diagonal(K), np.ones(65, ref.HIGH), np.diagonal(e[0]), "diagonal")
     rows = bounds.apply(dtype, K, e[0], np.ones(65))
-    lse = bounds.logsumexp(dtype, whole.s, whole.slack)
+    lse = bounds.logsumexp(whole)
     total = K.sum(axis=1)
     assert_within(np.exp(ref.high(whole.scores.logsumexp())), total, rows + 2 * lse * total, "Z")
 
@@ -240,7 +240,7 @@ def test_permuting_points_permutes_the_answer(spec: Spec, axis: int) -> None:
 def test_transposition_exchanges_the_axes(spec: Spec, axis: int) -> None:
     p = build(spec)
     q, other = p.transposed, 1 - axis
-    bound = 2 * bounds.logsumexp(p.dtype, p.s, p.slack, axis)
+    bound = 2 * bounds.logsumexp(p, axis)
     got, want = q.scores.logsumexp(other), ref.high(p.scores.logsumexp(axis))
     assert_within(got, want, bound, "logsumexp of s.T")
     limit = 2 * softmax_bound(p, axis)
@@ -248,7 +248,7 @@ def test_transposition_exchanges_the_axes(spec: Spec, axis: int) -> None:
     assert_within(probabilities(q, other), want, np.swapaxes(limit, -1, -2), "softmax of s.T")
     rows, columns = p.scores.marginals()
     turned = q.scores.marginals()
-    limits = bounds.marginals(p.dtype, p.s, p.slack, None, None)
+    limits = bounds.marginals(p, None, None)
     assert_within(turned[1], ref.high(rows), 2 * limits[0], "rows")
     assert_within(turned[0], ref.high(columns), 2 * limits[1], "columns")
 

@@ -15,12 +15,13 @@ if TYPE_CHECKING:
 __all__ = ["available_levels", "cpu", "isa"]
 
 # Best first. `native` exists only in development builds and was made for this very machine.
-_LEVELS = ("native", "v4", "v3", "v2", "baseline")
+# `wide` is a test build: the tile shapes of v4 without its instructions.
+_LEVELS = ("native", "v4", "v3", "v2", "baseline", "wide")
 _SUPPORTED = {
     "v1": ("native", "baseline"),
     "v2": ("native", "baseline", "v2"),
-    "v3": ("native", "baseline", "v2", "v3"),
-    "v4": ("native", "baseline", "v2", "v3", "v4"),
+    "v3": ("native", "baseline", "v2", "v3", "wide"),
+    "v4": ("native", "baseline", "v2", "v3", "v4", "wide"),
     "baseline": ("native", "baseline"),
 }
 

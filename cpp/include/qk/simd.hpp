@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-#if defined(__AVX512F__)
+#if defined(__AVX512F__) || defined(QK_SIMD_WIDE)
 #define QK_SIMD_BYTES 64
 #define QK_SIMD_REGISTERS 32
 #elif defined(__AVX__)
@@ -24,6 +24,9 @@
 #define QK_SIMD_BYTES 16
 #define QK_SIMD_REGISTERS 16
 #endif
+
+// QK_SIMD_WIDE: packs of 512 bits that the compiler splits. For tests: the tile shapes of AVX-512 run on
+// processors without it.
 
 namespace qk {
 
@@ -84,7 +87,7 @@ QK_INLINE PackD fnma(PackD a, PackD b, PackD c) { return _mm512_fnmadd_pd(a, b, 
 QK_INLINE PackF max(PackF a, PackF b) { return _mm512_maskz_max_ps(0xffff, a, b); }
 QK_INLINE PackD max(PackD a, PackD b) { return _mm512_maskz_max_pd(0xff, a, b); }
 #else
-#if defined(__FMA__)
+#if defined(__FMA__) && !defined(QK_SIMD_WIDE)
 QK_INLINE PackF fma(PackF a, PackF b, PackF c) { return _mm256_fmadd_ps(a, b, c); }
 QK_INLINE PackD fma(PackD a, PackD b, PackD c) { return _mm256_fmadd_pd(a, b, c); }
 QK_INLINE PackF fnma(PackF a, PackF b, PackF c) { return _mm256_fnmadd_ps(a, b, c); }
@@ -96,7 +99,10 @@ QK_INLINE PackD fma(PackD a, PackD b, PackD c) { return a * b + c; }
 QK_INLINE PackF fnma(PackF a, PackF b, PackF c) { return c - a * b; }
 QK_INLINE PackD fnma(PackD a, PackD b, PackD c) { return c - a * b; }
 #endif
-#if defined(__AVX__)
+#if defined(QK_SIMD_WIDE)
+QK_INLINE PackF max(PackF a, PackF b) { return a > b ? a : b; }
+QK_INLINE PackD max(PackD a, PackD b) { return a > b ? a : b; }
+#elif defined(__AVX__)
 QK_INLINE PackF max(PackF a, PackF b) { return _mm256_max_ps(a, b); }
 QK_INLINE PackD max(PackD a, PackD b) { return _mm256_max_pd(a, b); }
 #elif defined(__SSE2__)
