@@ -102,7 +102,7 @@ $(BUILD)/cuda/check_headers: cuda/check_headers.cu tools/nvcc.sh $(wildcard cpp/
 # after the next `make dev`.
 dev:
 	test -x .venv-dev/bin/python || $(PYTHON) -m venv .venv-dev
-	$(PYTHON) tools/build_requires.py | xargs .venv-dev/bin/python $(PIP) install cmake ninja
+	.venv-dev/bin/python tools/build_requires.py | xargs .venv-dev/bin/python $(PIP) install cmake ninja
 	PATH="$(abspath .venv-dev)/bin:$$PATH" .venv-dev/bin/python $(PIP) install --no-build-isolation -e '.[test]' \
 	    --config-settings=build-dir=$(BUILD)/dev --config-settings=cmake.define.QKCORE_ISA_LEVELS=native
 

@@ -109,8 +109,7 @@ double best_rate(double budget, int threads, const std::function<Work(int)>& mak
             together.arrive_and_wait();
             if (t == 0) {
                 const std::chrono::duration<double> slice =
-                    *std::max_element(end.begin(), end.end()) -
-                    *std::min_element(begin.begin(), begin.end());
+                    *std::max_element(end.begin(), end.end()) - *std::min_element(begin.begin(), begin.end());
                 const double done = std::accumulate(units.begin(), units.end(), 0.0);
                 best = std::max(best, done / slice.count());
                 const std::chrono::duration<double> spent = Clock::now() - first;
@@ -195,14 +194,14 @@ Work fma_work() {
 
 template <class T>
 Work exp_work(bool (*run)(const T*, T*, std::size_t)) {
-    constexpr std::size_t n = 1024;  // input and output together stay in L1 for both dtypes
-    // One allocation: two at random addresses can collide in the cache's way predictor.
+    // Input and output side by side in one page: in L1 for certain.
+    constexpr std::size_t n = 2048 / sizeof(T);
     auto both = buffer<T>(2 * n, -20, 0);
     return [=] {
         const T* x = both.get();
         T* y = both.get() + n;
         double done = 0;
-        for (int k = 0; k < 1000; ++k) {
+        for (int k = 0; k < 2000; ++k) {
             if (run(x, y, n)) done += n;
             keep(y);
         }
@@ -233,11 +232,10 @@ std::map<std::string, double> probes(const Options& options, int threads) {
 }
 
 [[noreturn]] void usage(const std::string& word) {
-    std::fprintf(
-        stderr,
-        "limits: cannot use '%s'\nusage: limits [dtype=float32|float64] [threads=N] [probe=NAME] "
-        "[seconds=S]\n",
-        word.c_str());
+    std::fprintf(stderr,
+                 "limits: cannot use '%s'\nusage: limits [dtype=float32|float64] [threads=N] [probe=NAME] "
+                 "[seconds=S]\n",
+                 word.c_str());
     std::exit(2);
 }
 
@@ -266,8 +264,7 @@ Options parse(int argc, char** argv) {
 
 int main(int argc, char** argv) {
     const Options options = parse(argc, argv);
-    std::vector<int> teams =
-        options.threads ? std::vector<int>{options.threads} : std::vector<int>{1, 2};
+    std::vector<int> teams = options.threads ? std::vector<int>{options.threads} : std::vector<int>{1, 2};
     std::printf("{\"vector_bytes\": %zu", vector_bytes);
     for (const char* dtype : {"float32", "float64"}) {
         if (!options.dtype.empty() && options.dtype != dtype) continue;

@@ -71,8 +71,8 @@ struct Tile {
         out = filled<T>(rows * std::max<Index>(packs, 1) * qk::SimdTraits<T>::width, 0, 0);
     }
     void score() {
-        qk::score_tile<T>(features.data(), rows, panels.data(), cols / qk::MicroTile<T>::cols, dims,
-                          T(1), row_bias.data(), col_bias.data(), scores.data(), cols);
+        qk::score_tile<T>(features.data(), rows, panels.data(), cols / qk::MicroTile<T>::cols, dims, T(1),
+                          row_bias.data(), col_bias.data(), scores.data(), cols);
         keep(scores.data());
     }
     void maximum() {
@@ -91,8 +91,8 @@ struct Tile {
         }
     }
     void product() {
-        qk::product_tile<T>(scores.data(), cols, rows, cols, values.data(), cols, 0, packs,
-                            out.data(), packs * qk::SimdTraits<T>::width);
+        qk::product_tile<T>(scores.data(), cols, rows, cols, values.data(), cols, 0, packs, out.data(),
+                            packs * qk::SimdTraits<T>::width);
         keep(out.data());
     }
 };
@@ -101,12 +101,10 @@ template <class T>
 void report(const Options& options, const char* dtype) {
     const char* comma = "";
     std::printf("\"%s\": {", dtype);
-    const auto show = [&](const std::string& name, Tile<T>& tile,
-                          const std::function<void()>& run) {
+    const auto show = [&](const std::string& name, Tile<T>& tile, const std::function<void()>& run) {
         if (!options.stage.empty() && options.stage != name) return;
         const double ns = best_seconds(options.seconds, run) * 1e9;
-        std::printf("%s\"%s\": %.4g", comma, name.c_str(),
-                    ns / static_cast<double>(tile.rows * tile.cols));
+        std::printf("%s\"%s\": %.4g", comma, name.c_str(), ns / static_cast<double>(tile.rows * tile.cols));
         comma = ", ";
     };
     Tile<T> near(3, 0, true), near_dot(3, 0, false), far(64, 64, true), far_dot(64, 64, false);

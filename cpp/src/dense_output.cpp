@@ -45,7 +45,7 @@ template <class T>
 bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
     const Problem<T>& p = task.problem;
     const PackedColumns<T> columns = pack_columns(p, MatrixView<T>{}, 0, run);
-    const Tiling t = choose_tiling<T>(p.n_rows, p.n_cols, columns.dims.total(), 0);
+    const Tiling t = choose_tiling(p, 0);
     // Column sums: one partial per thread over a fixed range of rows, added in the order of the ranges.
     const Index n_blocks = (p.n_rows + t.block_rows - 1) / t.block_rows;
     const Index n_parts = std::min<Index>(run.n_threads, n_blocks);
@@ -137,7 +137,7 @@ Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weig
         const Problem<T>& p = tasks[at].problem;
         work += operations(p, 0);
         columns[at] = pack_columns(p, MatrixView<T>{}, 0, scaled_run(run, operations(p, 0)));
-        tiling[at] = choose_tiling<T>(p.n_rows, p.n_cols, columns[at].dims.total(), 0);
+        tiling[at] = choose_tiling(p, 0);
         tiling[at].split_cols = p.n_cols;
         cut(static_cast<Index>(at), p.n_rows, p.n_cols, tiling[at], pieces);
     }

@@ -82,11 +82,15 @@ template <class T>
 void add_dense(const DenseTerm<T>& term, const RowBlock<T>& block, Index first_col, Index n_cols, T* tile,
                Index ld) {
     const MatrixView<T>& z = term.values;
-    if (z.row_stride == 1 && z.col_stride != 1) {
-        // Column-major: walk down the columns, in strips of rows that fit the cache line.
-        for (Index j = 0; j < n_cols; ++j) {
+    if (column_major(z)) {
+        // Down the columns, eight at a time: whole cache lines are read, and written lines are reused.
+        constexpr Index strip = 8;
+        for (Index j = 0; j < n_cols; j += strip) {
+            const Index width = std::min(strip, n_cols - j);
             const T* src = &z(block.first_row, first_col + j);
-            for (Index r = 0; r < block.n_rows; ++r) tile[r * ld + j] += term.scale * src[r];
+            for (Index r = 0; r < block.n_rows; ++r)
+                for (Index c = 0; c < width; ++c)
+                    tile[r * ld + j + c] += term.scale * src[c * z.col_stride + r];
         }
         return;
     }

@@ -302,7 +302,7 @@ Status RowReducer<T>::run() {
     const auto prepare = [&](std::size_t at, const Run& inner) {
         const Problem<T>& p = tasks_[at].problem;
         columns_[at] = pack_columns(p, tasks_[at].values, n_values_, inner);
-        tiling_[at] = choose_tiling<T>(p.n_rows, p.n_cols, columns_[at].dims.total(), n_values_);
+        tiling_[at] = choose_tiling(p, n_values_);
         if (tiling_[at].split_cols >= p.n_cols) return;
         partial_[at].resize(
             static_cast<std::size_t>((p.n_cols + tiling_[at].split_cols - 1) / tiling_[at].split_cols));

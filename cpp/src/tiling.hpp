@@ -17,15 +17,21 @@ struct Tiling {
 };
 
 template <class T>
-Tiling choose_tiling(Index n_rows, Index n_cols, Index feature_dim, Index n_values) {
+Tiling choose_tiling(const Problem<T>& problem, Index n_values) {
+    const Index n_rows = problem.n_rows, n_cols = problem.n_cols;
+    const Index feature_dim = problem.dot_dim() + problem.distance_dim();
     constexpr Index micro = MicroTile<T>::rows;
     // With matrix work per entry, tall blocks reuse the panels of the columns; without it, the tile
     // itself should stay in the L1 cache between the score pass and the exp pass.
     const bool matrix_work = n_values > few_values || feature_dim > 16;
-    const Index block_rows = matrix_work ? 48 : 12;
+    Index block_rows = matrix_work ? 48 : 12;
+    // A transposed dense matrix is read down its columns: in pieces of several cache lines.
+    for (const auto& term : problem.dense)
+        if (column_major(term.values)) block_rows = 96;
     Tiling t{};
     // Points of few dimensions need no tile in memory; long tiles then spread the work per row.
-    t.tile_cols = feature_dim <= 4 && !matrix_work ? 1024 : 256;
+    const bool fused = feature_dim > 0 && feature_dim <= 4 && !matrix_work && problem.dense.empty();
+    t.tile_cols = fused ? 1024 : 256;
     t.block_rows = std::min(block_rows, std::max(round_up(n_rows, micro), micro));
     const Index entries_per_task = 1 << 15;
     const Index rows = std::max<Index>(1, entries_per_task / std::max<Index>(1, n_cols));

@@ -29,6 +29,12 @@ struct MatrixView {
     const T& operator()(Index i, Index j) const { return data[i * row_stride + j * col_stride]; }
 };
 
+// Whether the columns, and not the rows, lie contiguously in memory.
+template <class T>
+bool column_major(const MatrixView<T>& m) {
+    return m.row_stride == 1 && m.col_stride != 1;
+}
+
 // Memory aligned to a cache line, uninitialised. Grows, never shrinks: scratch is reused.
 template <class T>
 class Buffer {
