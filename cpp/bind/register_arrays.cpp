@@ -40,21 +40,21 @@ py::array project_array(const py::array& x, const py::array& w, int n_threads) {
         project(x.shape(0), x.shape(1), w.shape(1), matrix<T>(x), matrix<T>(w), data, run);
         return 0;
     });
-    return std::move(out);
+    return out;
 }
 
 template <class T>
 py::array row_dots_array(const py::array& a, const py::array& b) {
     py::array_t<T> out(a.shape(0));
     row_dots(a.shape(0), a.shape(1), matrix<T>(a), matrix<T>(b), out.mutable_data());
-    return std::move(out);
+    return out;
 }
 
 template <class T>
 py::array elementwise(const py::array_t<T, py::array::c_style>& x, void (*function)(const T*, Index, T*)) {
     py::array_t<T> out(x.size());
     function(x.data(), x.size(), out.mutable_data());
-    return std::move(out);
+    return out;
 }
 
 bool is_float32(const py::array& a) { return a.dtype().num() == py::dtype::num_of<float>(); }

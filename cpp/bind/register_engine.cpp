@@ -88,7 +88,7 @@ py::array materialize_of(const ScoreTuple& scores, bool raw, Weight weight, int 
         return materialize(tasks, raw, weight, run);
     });
     raise_on_overflow(status, scores.float32);
-    return std::move(out);
+    return out;
 }
 
 Weight weight_of(int code) {
