@@ -79,33 +79,36 @@ def terms(d: int, W: Weight) -> int:
 
 def magnitude(kind: str, X: Array, Y: Array, W: Weight, beta: float) -> Array:
     """Sum of the absolute values of the terms of a score, entry by entry: (..., N, M)."""
-    if kind == "distance" and W is not None:
-        return metric_magnitude(X, Y, W, beta)
+    if kind == "distance":
+        return distance_magnitude(X, Y, W, beta)
     X, Y, V = np.abs(X), np.abs(Y), _absolute(W)
     mag = ref.gram(X, Y, V)
     if kind == "forward":
         mag = mag + ref.self_gram(Y, V)[..., None, :]
     elif kind == "backward":
         mag = np.swapaxes(ref.gram(Y, X, V), -1, -2) + ref.self_gram(X, V)[..., :, None]
-    elif kind == "distance":
-        # What |x|^2 + |y|^2 - 2 x.y costs; the engine may do better, it need not.
-        mag = 2 * mag + ref.self_gram(X, V)[..., :, None] + ref.self_gram(Y, V)[..., None, :]
     return np.asarray(beta * mag, dtype=np.float64)
 
 
-def metric_magnitude(X: Array, Y: Array, W: Weight, beta: float) -> Array:
-    """The same for a Mahalanobis distance, by norms: |W| (|x| + |y|)^2.
+def distance_magnitude(X: Array, Y: Array, W: Weight, beta: float) -> Array:
+    """The same for a distance: (|x - c| + |y - c|)^2, with c the middle of the keys.
 
-    A metric may be applied through any factorisation of the symmetric part of W, which is stable
-    in norm but not entry by entry. The 2: the factor is itself rounded and enters squared.
+    That is what |x|^2 + |y|^2 - 2 x.y costs on centred points. Distances do not change when all
+    points move, so a cloud far from the origin must not cost digits. A metric W may be applied
+    through any factorisation of its symmetric part, which is stable in norm but not entry by
+    entry, before the points are centred; the factor is itself rounded and enters squared.
     """
-    if isinstance(W, tuple):
-        size = np.linalg.norm(W[0], 2) * np.linalg.norm(W[1], 2)
-    else:
-        size = np.linalg.norm(np.asarray(W), 2)
-    x = np.linalg.norm(X.astype(np.float64), axis=-1)[..., :, None]
-    y = np.linalg.norm(Y.astype(np.float64), axis=-1)[..., None, :]
-    return np.asarray(2 * beta * float(size) * (x + y) ** 2, dtype=np.float64)
+    x, y = X.astype(np.float64), Y.astype(np.float64)
+    centre = y.reshape(-1, y.shape[-1]).mean(axis=0)
+    sizes = [np.linalg.norm(a - centre, axis=-1) for a in (x, y)]
+    scale = 1.0
+    if W is not None:
+        factors = W if isinstance(W, tuple) else (W,)
+        scale = 2.0 * float(np.prod([np.linalg.norm(w, 2) for w in factors]))
+        sizes = [
+            np.maximum(n, np.linalg.norm(a, axis=-1)) for n, a in zip(sizes, (x, y), strict=True)
+        ]
+    return np.asarray(beta * scale * (sizes[0][..., :, None] + sizes[1][..., None, :]) ** 2)
 
 
 def accumulation(count: int) -> float:

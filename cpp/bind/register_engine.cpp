@@ -65,6 +65,7 @@ py::tuple marginals_of(const ScoreTuple& scores, int n_threads) {
     T* row_data = rows.mutable_data();
     T* col_data = cols.mutable_data();
     std::vector<MarginalTask<T>> tasks;
+    tasks.reserve(static_cast<std::size_t>(batch.n_problems));
     for (Index b = 0; b < batch.n_problems; ++b)
         tasks.push_back({scores.problem<T>(b), row_data + batch.row_base(b), col_data + batch.col_base(b)});
     const Status status = without_gil(n_threads, [&](const Run& run) { return marginals(tasks, run); });
@@ -78,6 +79,7 @@ py::array materialize_of(const ScoreTuple& scores, bool raw, Weight weight, int 
     py::array_t<T> out(batch.output_shape({batch.n_rows, batch.n_cols}));
     T* data = out.mutable_data();
     std::vector<DenseTask<T>> tasks;
+    tasks.reserve(static_cast<std::size_t>(batch.n_problems));
     for (Index b = 0; b < batch.n_problems; ++b) {
         T* start = batch.ragged() ? data + batch.first_row(b) * batch.n_cols + batch.first_col(b)
                                   : data + b * batch.n_rows * batch.n_cols;
