@@ -71,7 +71,7 @@ def run_case(group: Group, options: Options, n: int, dtype: str) -> None:
     timings = interleave(
         calls,
         rounds=5 if options.quick else 15,
-        budget=5 if options.quick else 40,
+        budget=5 if options.quick else 25,
         setups=setups,
     )
     if set_blas is not None:
@@ -83,9 +83,7 @@ def run_case(group: Group, options: Options, n: int, dtype: str) -> None:
         if name.startswith("NumPy") and name != kept:
             continue
         memory = peak_growth_mb("attention", jobs[name].__name__, options, n=n, dtype=dtype)
-        group.rows.append(
-            Row(case, name, timing, n * n, timing.minimum / mine, errors[name], memory)
-        )
+        group.add(Row(case, name, timing, n * n, timing.minimum / mine, errors[name], memory))
         if name == "qkcore" and n >= 16000:
             group.at_most(f"{case}: peak memory growth", memory, MEMORY_MB, " MB")
     group.check(f"attention {case}", errors["qkcore"], BOUND[dtype])

@@ -130,10 +130,10 @@ def run_case(group: Group, options: Options, n: int, dtype: str) -> None:
         limit_read()
         limit_exp()
 
-    budget = {"rounds": 4, "budget": 2.0} if options.quick else {"rounds": 12, "budget": 12.0}
+    budget = {"rounds": 4, "budget": 2.0} if options.quick else {"rounds": 10, "budget": 5.0}
     check: dict[str, Call] = {"scores.dense(Z)": lambda: qk.scores.dense(Z)}
     timing = interleave(check, **budget, probe=probe)["scores.dense(Z)"]  # type: ignore[arg-type]
-    group.rows.append(Row(f"construction N={n} {dtype}", "qkcore", timing, n * n))
+    group.add(Row(f"construction N={n} {dtype}", "qkcore", timing, n * n))
     for op in OPERATIONS:
         calls = {name: family[op] for name, family in families.items() if op in family}
         exact = exact_answers(Z, v)[op]()
@@ -145,7 +145,7 @@ def run_case(group: Group, options: Options, n: int, dtype: str) -> None:
         for name, timing in timings.items():
             if not name.startswith("NumPy") or name == kept:
                 ratio = timing.minimum / mine
-                group.rows.append(Row(case, name, timing, n * n, ratio, errors[name]))
+                group.add(Row(case, name, timing, n * n, ratio, errors[name]))
         scale = float(np.abs(exact).max() / np.abs(v).max()) if op == "A @ v" else 1.0
         group.check(f"dense {case}", errors["qkcore"] * scale, BOUND[dtype])
         peers = [name for name in timings if name != "qkcore"]
@@ -168,7 +168,7 @@ def add_floor(
     work = Z.size / (exp * 1e9)
     floor = max(memory, work)
     name = "floor: memory" if memory > work else "floor: exp"
-    group.rows.append(Row(case, name, Timing((floor,)), Z.size, floor / mine))
+    group.add(Row(case, name, Timing((floor,)), Z.size, floor / mine))
     claim = f"{case}: time over the floor ({mine / memory:.2f}× the memory traffic)"
     group.at_most(claim, mine / floor, WITHIN_FLOOR)
 

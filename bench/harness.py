@@ -46,9 +46,10 @@ class Patience:
     def __init__(self) -> None:
         self.left = 0.0
 
-    def wait(self) -> None:
+    def wait(self, at_most: float = 10.0) -> None:
         """Return once others have been quiet for a moment, or patience is at its end."""
-        while self.left > 0:
+        end = time.perf_counter() + at_most
+        while self.left > 0 and time.perf_counter() < end:
             load, began = OtherLoad(), time.perf_counter()
             time.sleep(0.25)
             self.left -= time.perf_counter() - began
@@ -109,6 +110,11 @@ class Group:
     notes: list[str] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, row: Row) -> None:
+        """Keep a row, and show that the run is alive."""
+        self.rows.append(row)
+        print(f"  {row.case}: {row.contender} {row.timing.minimum * 1e3:.4g} ms", flush=True)
 
     def at_least(self, claim: str, value: float, wanted: float, unit: str = "×") -> None:
         met = value >= wanted

@@ -64,7 +64,7 @@ def run(options: Options) -> Group:
         best = min(min(values) for values in by_level.values())
         for level, values in by_level.items():
             ratio, error = min(values) / best, errors[kernel, level]
-            group.rows.append(Row(kernel, level, Timing(tuple(values)), n * n, ratio, error))
+            group.add(Row(kernel, level, Timing(tuple(values)), n * n, ratio, error))
             group.check(f"{kernel} at {level}", error, BOUND[kernel.split()[-1]])
         for lower, upper in pairwise(by_level):
             gain = min(by_level[lower]) / min(by_level[upper])

@@ -34,9 +34,10 @@ def distance_scores(X: Array, Y: Array, beta: float) -> Callable[[slice], Array]
     return scores
 
 
-def causal(scores: Callable[[slice], Array], n: int) -> Callable[[slice], Array]:
-    index = np.arange(n)
-    return lambda rows: np.where(index[None, :] <= index[rows, None], scores(rows), -np.inf)
+def causal(scores: Callable[[slice], Array], index: Array, n: int) -> Callable[[slice], Array]:
+    """Row k of the scores is row index[k] of a matrix with n columns."""
+    columns = np.arange(n)
+    return lambda rows: np.where(columns <= index[rows, None], scores(rows), -np.inf)
 
 
 def logsumexp(scores: Callable[[slice], Array], n: int) -> Array:

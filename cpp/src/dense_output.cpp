@@ -46,25 +46,29 @@ bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
     const Problem<T>& p = task.problem;
     const PackedColumns<T> columns = pack_columns(p, MatrixView<T>{}, 0, run);
     const Tiling t = choose_tiling(p, 0);
-    // Column sums: one partial per thread over a fixed range of rows, added in the order of the ranges.
+    // Column sums: one partial per thread over a fixed range of rows, added in the order of the ranges. A
+    // block of rows is summed by itself first, so that long columns of like terms do not drift.
     const Index n_blocks = (p.n_rows + t.block_rows - 1) / t.block_rows;
     const Index n_parts = std::min<Index>(run.n_threads, n_blocks);
     std::vector<double> rows(static_cast<std::size_t>(p.n_rows), 0.0);
-    std::vector<Buffer<T>> parts(static_cast<std::size_t>(n_parts));
+    std::vector<Buffer<double>> parts(static_cast<std::size_t>(n_parts));
     std::vector<RowBlock<T>> blocks(static_cast<std::size_t>(n_parts));
     std::atomic<bool> complete{true};
     parallel_for(run, n_parts, [&](Index part, int worker) {
         auto& cols = parts[static_cast<std::size_t>(part)];
         cols.reserve(columns.n_padded);
-        std::fill(cols.data(), cols.data() + columns.n_padded, T(0));
+        std::fill(cols.data(), cols.data() + columns.n_padded, 0.0);
+        Buffer<T> in_block(std::min(t.tile_cols, columns.n_padded));
         const Index first = part * n_blocks / n_parts * t.block_rows;
         const Index end = std::min((part + 1) * n_blocks / n_parts * t.block_rows, p.n_rows);
         RowBlock<T>& block = blocks[static_cast<std::size_t>(part)];
         const bool done = walk_tiles(
             p, columns, first, end, t, block, run, worker, [&](Index padded, Index j, Index, Index ld) {
+                std::fill(in_block.data(), in_block.data() + padded, T(0));
                 for (Index r = 0; r < block.n_rows; ++r)
                     rows[static_cast<std::size_t>(block.first_row + r)] += static_cast<double>(
-                        add_marginals(block.scores.data() + r * ld, padded, cols.data() + j));
+                        add_marginals(block.scores.data() + r * ld, padded, in_block.data()));
+                for (Index c = 0; c < padded; ++c) cols[j + c] += static_cast<double>(in_block[c]);
             });
         if (!done) complete.store(false);
     });
@@ -75,7 +79,7 @@ bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
     }
     for (Index j = 0; j < p.n_cols; ++j) {
         double sum = 0;
-        for (const auto& part : parts) sum += static_cast<double>(part[j]);
+        for (const auto& part : parts) sum += part[j];
         task.cols[j] = static_cast<T>(sum);
         finite = finite && std::isfinite(task.cols[j]);
     }
