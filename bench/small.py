@@ -35,7 +35,7 @@ def run_overhead(group: Group, options: Options) -> None:
     for n in (1, 8):
         calls = steps(n, 2, "float64")
         # Nothing here leaves threads spinning, so a short pause will do.
-        timings = interleave(calls, rounds=25, sample=0.002, settle=0.002)
+        timings = interleave(calls, rounds=25, budget=3, sample=0.002, settle=0.002)
         for name, timing in timings.items():
             group.add(Row(f"one call, N={n} d=2 float64", name, timing))
             if name != WHOLE:
@@ -153,7 +153,7 @@ def run_case(group: Group, options: Options, n: int, d: int, op: str, dtype: str
             setups[single] = lambda: set_blas(1)
             setups[name] = lambda: set_blas(options.threads)
     rounds = 4 if options.quick else 10
-    timings = interleave(calls, rounds=rounds, sample=0.002, setups=setups)
+    timings = interleave(calls, rounds=rounds, budget=3, sample=0.002, setups=setups)
     if set_blas is not None:
         set_blas(options.threads)
     kept = best_of(timings, [name for name in timings if name.startswith("NumPy")])
