@@ -152,6 +152,27 @@ def test_exp_of_special_values(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_the_softmax_power_of_two(dtype: str) -> None:
+    """Within its bound for normal results, exactly 0 from -inf, never above the smallest normal."""
+    lowest = float(np.finfo(dtype).minexp)
+    grid = np.linspace(lowest, 0, 400_001)
+    halves = np.arange(lowest, 0) + 0.5
+    near = [np.nextafter(halves.astype(dtype), dtype_inf(dtype, sign)) for sign in (-1, 1)]
+    x = np.concatenate([np.asarray(p, dtype) for p in (grid, halves, *near)])
+    error = ulp_error(cpu.exp2_nonpos(x), np.exp2(x.astype(np.longdouble)))
+    assert error.max() <= cpu.EXP_MAX_ULP
+    whole = np.arange(lowest, 1).astype(dtype)
+    np.testing.assert_array_equal(cpu.exp2_nonpos(whole), np.ldexp(1.0, whole.astype(int)))
+    below = np.array([lowest - 1, 2 * lowest, -np.finfo(dtype).max, -np.inf], dtype)
+    got = cpu.exp2_nonpos(below)
+    assert (got == 0).all()
+    assert not np.signbit(got).any()
+    between = cpu.exp2_nonpos(np.linspace(lowest - 1, lowest, 10_001).astype(dtype))
+    assert ((between >= 0) & (between <= np.finfo(dtype).tiny)).all()
+    assert np.isnan(cpu.exp2_nonpos(np.array([np.nan], dtype))).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_exp_overflows_to_infinity_only_where_it_must(dtype: str) -> None:
     top = np.nextafter(dtype_of(dtype, log_max(dtype)), dtype_of(dtype, 0))
     assert np.isfinite(cpu.exp(np.array([top], dtype))).all()

@@ -93,6 +93,14 @@ void register_arrays(py::module_& m) {
     m.def(
         "exp", [](const Doubles& x) { return elementwise<double>(x, &qk::exp_array); }, py::arg("x"),
         exp_doc);
+    constexpr const char* exp2_doc =
+        "2^x for x <= 0, at most EXP_MAX_ULP ulp off where that is a normal number: the softmax's weights.";
+    m.def(
+        "exp2_nonpos", [](const Singles& x) { return elementwise<float>(x, &qk::exp2_nonpos_array); },
+        py::arg("x"), exp2_doc);
+    m.def(
+        "exp2_nonpos", [](const Doubles& x) { return elementwise<double>(x, &qk::exp2_nonpos_array); },
+        py::arg("x"), exp2_doc);
     m.def(
         "log", [](const Singles& x) { return elementwise<float>(x, &qk::log_array); }, py::arg("x"), log_doc);
     m.def(

@@ -152,6 +152,14 @@ void exp_array(const T* x, Index n, T* out) {
     for_packs(x, n, out, [](Pack<T> v) { return exp(v); });
 }
 template <class T>
+void exp2_nonpos_array(const T* x, Index n, T* out) {
+    for_packs(x, n, out, [](Pack<T> v) {
+        Pack<T> pack[1] = {v};
+        exp2_nonpos_each<T, 1>(pack);
+        return pack[0];
+    });
+}
+template <class T>
 void log_array(const T* x, Index n, T* out) {
     for_packs(x, n, out, [](Pack<T> v) { return log(v); });
 }
@@ -161,6 +169,7 @@ void log_array(const T* x, Index n, T* out) {
     template void project(Index, Index, Index, MatrixView<T>, MatrixView<T>, T*, const Run&); \
     template void row_dots(Index, Index, MatrixView<T>, MatrixView<T>, T*);                   \
     template void exp_array(const T*, Index, T*);                                             \
+    template void exp2_nonpos_array(const T*, Index, T*);                                     \
     template void log_array(const T*, Index, T*);
 QK_INSTANTIATE(float)
 QK_INSTANTIATE(double)

@@ -1,8 +1,10 @@
 // Row reductions: log-sum-exp, expected score, entropy and weights times values, in one pass.
 #include <cmath>
 
-#include "fused_rows.hpp"
 #include "qk/engine.hpp"
+#include "qk/softmax_state.hpp"
+#include "row_kernels.hpp"
+#include "row_scores.hpp"
 #include "tiling.hpp"
 
 namespace qk {
@@ -44,8 +46,10 @@ private:
     void piece(const Piece& piece, Scratch<T>& scratch, int worker);
     void tile(Index padded, Index column, const PackedColumns<T>& columns, bool tilt, Scratch<T>& scratch,
               Index ld);
-    void fused_tile(const FusedKernel<T>& kernel, Index column, Index n_panels,
-                    const PackedColumns<T>& columns, Scratch<T>& scratch);
+    void tile_by_rows(RowScoresKernel<T> kernel, Index column, Index padded, const PackedColumns<T>& columns,
+                      bool tilt, Scratch<T>& scratch);
+    void add_row(T* s, Index r, Index padded, T top, Index column, const PackedColumns<T>& columns, bool tilt,
+                 RowAccumulators<T>& acc);
     static double raise(RowAccumulators<T>& acc, Index row, double candidate);
     static void add(RowAccumulators<T>& acc, Index row, const RowSums<T>& sums);
     void finish_block(const Piece& piece, const RowBlock<T>& block, RowAccumulators<T>& acc);
@@ -121,36 +125,36 @@ void RowReducer<T>::add(RowAccumulators<T>& acc, Index row, const RowSums<T>& su
     for (Index k = 0; k < few_values; ++k) few[k] += static_cast<double>(sums.products[k]);
 }
 
-// Adds one tile straight from the points: see fused_rows.hpp.
+// Adds one row of a tile, whose largest score is `top`, to its accumulators.
 template <class T>
-void RowReducer<T>::fused_tile(const FusedKernel<T>& kernel, Index column, Index n_panels,
-                               const PackedColumns<T>& columns, Scratch<T>& scratch) {
-    const RowBlock<T>& block = scratch.block;
-    RowAccumulators<T>& acc = scratch.acc;
+void RowReducer<T>::add_row(T* s, Index r, Index padded, T top, Index column, const PackedColumns<T>& columns,
+                            bool tilt, RowAccumulators<T>& acc) {
+    const auto& state = acc.state[static_cast<std::size_t>(r)];
+    T shift = T(0);
+    if (exponential()) {
+        raise(acc, r, static_cast<double>(top));
+        // A row that has seen nothing: any finite shift gives weights of exactly 0.
+        shift = state.empty() ? T(0) : static_cast<T>(state.max);
+    }
+    const T* values = columns.values.data() + column;
+    add(acc, r,
+        n_values_ > few_values
+            ? weigh<T, 0, false, true>(weight_, s, padded, shift, nullptr, 0)
+            : weigh_few(weight_, n_values_, tilt, s, padded, shift, values, columns.n_padded));
+}
+
+// Adds one tile straight from the points, row after row: see row_scores.hpp.
+template <class T>
+void RowReducer<T>::tile_by_rows(RowScoresKernel<T> kernel, Index column, Index padded,
+                                 const PackedColumns<T>& columns, bool tilt, Scratch<T>& scratch) {
+    RowBlock<T>& block = scratch.block;
     const Index d = columns.dims.total();
-    FusedTile<T> t{nullptr,
-                   columns.panels.data() + column * d,
-                   columns.bias.data() + column,
-                   columns.values.data() + column,
-                   columns.n_padded,
-                   n_panels,
-                   columns.distance_scale,
-                   T(0)};
     for (Index r = 0; r < block.n_rows; ++r) {
-        const auto& state = acc.state[static_cast<std::size_t>(r)];
-        t.x = block.features.data() + r * d;
-        t.row_bias = block.bias[r];
-        if (state.empty()) {
-            raise(acc, r, static_cast<double>(kernel.max(t)));
-            if (state.empty()) continue;  // nothing to see in this tile
-        }
-        T largest;
-        RowSums<T> sums = kernel.sums(t, static_cast<T>(state.max), largest);
-        if (!(static_cast<double>(largest) <= state.max + fused_slack)) {
-            raise(acc, r, static_cast<double>(largest));
-            sums = kernel.sums(t, static_cast<T>(state.max), largest);
-        }
-        add(acc, r, sums);
+        const RowScores<T> row{block.features.data() + r * d, columns.panels.data() + column * d,
+                               columns.bias.data() + column,  padded / MicroTile<T>::cols,
+                               columns.distance_scale,        block.bias[r]};
+        const T top = kernel(row, block.scores.data());
+        add_row(block.scores.data(), r, padded, top, column, columns, tilt, scratch.acc);
     }
 }
 
@@ -159,22 +163,12 @@ template <class T>
 void RowReducer<T>::tile(Index padded, Index column, const PackedColumns<T>& columns, bool tilt,
                          Scratch<T>& scratch, Index ld) {
     RowAccumulators<T>& acc = scratch.acc;
-    const bool many = n_values_ > few_values;
     for (Index r = 0; r < scratch.block.n_rows; ++r) {
         T* s = scratch.block.scores.data() + r * ld;
-        const auto& state = acc.state[static_cast<std::size_t>(r)];
-        T shift = T(0);
-        if (exponential()) {
-            raise(acc, r, static_cast<double>(row_max(s, padded)));
-            // A row that has seen nothing: any finite shift gives weights of exactly 0.
-            shift = state.empty() ? T(0) : static_cast<T>(state.max);
-        }
-        const T* values = columns.values.data() + column;
-        add(acc, r,
-            many ? weigh<T, 0, false, true>(weight_, s, padded, shift, nullptr, 0)
-                 : weigh_few(weight_, n_values_, tilt, s, padded, shift, values, columns.n_padded));
+        const T top = exponential() ? row_max(s, padded) : T(0);
+        add_row(s, r, padded, top, column, columns, tilt, acc);
     }
-    if (many)
+    if (n_values_ > few_values)
         product_tile(scratch.block.scores.data(), ld, scratch.block.n_rows, padded, columns.values.data(),
                      columns.n_padded, column, columns.n_packs, acc.many.data(), acc.ld_many);
 }
@@ -186,8 +180,8 @@ void RowReducer<T>::piece(const Piece& piece, Scratch<T>& scratch, int worker) {
     const PackedColumns<T>& columns = columns_[at];
     const Tiling& t = tiling_[at];
     const bool tilt = task.expected != nullptr || task.entropy != nullptr;
-    const FusedKernel<T> fused =
-        exponential() ? pick_fused(task.problem, columns.dims, n_values_, tilt) : FusedKernel<T>{};
+    const RowScoresKernel<T> by_rows =
+        t.row_by_row ? pick_row_scores(task.problem, columns.dims) : RowScoresKernel<T>{};
     const Index ld = std::min(t.tile_cols, columns.n_padded);
     scratch.block.scores.reserve(t.block_rows * ld);
     for (Index i = piece.first_row; i < piece.end_row; i += t.block_rows) {
@@ -201,8 +195,8 @@ void RowReducer<T>::piece(const Piece& piece, Scratch<T>& scratch, int worker) {
         for (Index j = std::max(first, piece.first_col); j < end; j += t.tile_cols) {
             if (should_stop(run_, worker)) return;
             const Index n = std::min(t.tile_cols, piece.end_col - j);
-            if (fused && band_keeps_all(task.problem.band, i, end_row, j, j + n)) {
-                fused_tile(fused, j, round_up(n, MicroTile<T>::cols) / MicroTile<T>::cols, columns, scratch);
+            if (by_rows && band_keeps_all(task.problem.band, i, end_row, j, j + n)) {
+                tile_by_rows(by_rows, j, round_up(n, MicroTile<T>::cols), columns, tilt, scratch);
                 continue;
             }
             const Index padded = score_block(task.problem, columns, j, n, scratch.block, ld);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "packed.hpp"
+#include "row_scores.hpp"
 
 namespace qk {
 
@@ -14,6 +15,7 @@ struct Tiling {
     Index tile_cols;   // columns of a tile
     Index task_rows;   // rows handled by one task, a multiple of block_rows
     Index split_cols;  // columns handled by one task; all of them unless rows are few
+    bool row_by_row;   // points of few dimensions: see row_scores.hpp
 };
 
 template <class T>
@@ -29,9 +31,10 @@ Tiling choose_tiling(const Problem<T>& problem, Index n_values) {
     for (const auto& term : problem.dense)
         if (column_major(term.values)) block_rows = 96;
     Tiling t{};
-    // Points of few dimensions need no tile in memory; long tiles then spread the work per row.
-    const bool fused = feature_dim > 0 && feature_dim <= 4 && !matrix_work && problem.dense.empty();
-    t.tile_cols = fused ? 1024 : 256;
+    t.row_by_row =
+        feature_dim > 0 && feature_dim <= row_scores_max_dim && !matrix_work && problem.dense.empty();
+    // One row at a time may be long, and then spreads the work that is done once per row and tile.
+    t.tile_cols = t.row_by_row ? 1024 : 256;
     t.block_rows = std::min(block_rows, std::max(round_up(n_rows, micro), micro));
     const Index entries_per_task = 1 << 15;
     const Index rows = std::max<Index>(1, entries_per_task / std::max<Index>(1, n_cols));

@@ -76,11 +76,13 @@ class MarkovOperator(_Operator):
     :func:`softmax`. Rows (columns) in which everything is masked weigh 0; ``empty`` flags them.
     """
 
-    __slots__ = ("_log_weights", "_normalizer_cell", "_transposed", "axis")
+    __slots__ = ("_log_weights", "_normalizer_cell", "_rows_first", "_transposed", "axis")
 
     def __init__(self, scores: Scores, axis: int) -> None:
         self._scores = scores
         self.axis = axis
+        # The scores whose rows are normalised: these, or their transpose once somebody has made it.
+        self._rows_first = scores if axis == 1 else None
         # Computed once, whoever asks first: a cell that the operator and its transpose share (a
         # reference from one to the other and back would be a cycle, left to the garbage collector).
         self._normalizer_cell: list[Real] = []
@@ -93,6 +95,7 @@ class MarkovOperator(_Operator):
         if self._transposed is None:
             self._transposed = MarkovOperator(self._scores.T, 1 - self.axis)
             self._transposed._normalizer_cell = self._normalizer_cell
+            self._transposed._rows_first = self._rows_first or self._transposed._rows_first
         return self._transposed
 
     @property
@@ -102,13 +105,21 @@ class MarkovOperator(_Operator):
 
     def _normalizer(self, n_threads: int) -> Real:
         if not self._normalizer_cell:
-            self._remember(self._scores.logsumexp(self.axis, n_threads=n_threads))
+            lse = cpu.reduce_rows(self._by_rows()._spec, 0, None, True, False, n_threads)[0]
+            assert lse is not None
+            self._remember(lse)
         return self._normalizer_cell[0]
 
     def _remember(self, lse: Real) -> None:
         if not self._normalizer_cell:
             lse.flags.writeable = False
             self._normalizer_cell.append(lse)
+
+    def _by_rows(self) -> Scores:
+        """The scores with the normalised axis as rows."""
+        if self._rows_first is None:
+            self._rows_first = self._scores.T
+        return self._rows_first
 
     @property
     def empty(self) -> npt.NDArray[np.bool_]:
@@ -155,10 +166,9 @@ class MarkovOperator(_Operator):
         return self._moments(n_threads)[0]
 
     def _moments(self, n_threads: int | None) -> tuple[Real, Real]:
-        s = self._scores if self.axis == 1 else self._scores.T
         threads = resolve_threads(n_threads)
         _, _, expected, entropy = cpu.reduce_rows(
-            s._spec, _CODE["softmax"], None, False, True, threads
+            self._by_rows()._spec, _CODE["softmax"], None, False, True, threads
         )
         assert expected is not None
         assert entropy is not None

@@ -36,6 +36,8 @@ void row_dots(Index n, Index d, MatrixView<T> a, MatrixView<T> b, T* out);
 template <class T>
 void exp_array(const T* x, Index n, T* out);
 template <class T>
+void exp2_nonpos_array(const T* x, Index n, T* out);
+template <class T>
 void log_array(const T* x, Index n, T* out);
 
 }  // namespace qk

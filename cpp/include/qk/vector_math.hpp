@@ -1,6 +1,8 @@
 // exp and log on SIMD packs. Bounds are tested over the whole range (tests/test_math.py):
 //   exp: at most exp_max_ulp ulp where the result is a normal number; results below the smallest
 //        normal number are returned as 0; exp(-inf) = 0, exp(+inf) = +inf, NaN stays NaN.
+//   exp2_nonpos: at most exp_max_ulp ulp for smallest normal exponent <= x <= 0, exactly 0 at and below
+//        one less, NaN stays NaN. Between the two the result is at most the smallest normal number.
 //   log: at most log_max_ulp ulp for every positive number, subnormals included; log(0) = -inf,
 //        log(+inf) = +inf, negative and NaN give NaN.
 #pragma once
@@ -53,6 +55,31 @@ struct ExpConstants<double> {
                                         2.7630309031204317282e-7,   2.500007134457038305e-8};
 };
 
+// 2^x = 2^n (1 + r (c0 + c1 r + ...)), n = round(x), |r| <= 1/2. Half the constants of exp: no reduction
+// by ln 2. A softmax may scale its shifted scores by log2(e) beforehand (see ShiftedExp).
+template <class T>
+struct Exp2Constants;
+
+template <>
+struct Exp2Constants<float> {
+    static constexpr float zero_at = -127.0f;  // 2^-127 has an exponent field of 0
+    static constexpr int terms = 6;            // relative error 2.6e-9
+    static constexpr float c[terms] = {0.6931472149680278995f,    0.2402265278288773743f,
+                                       0.055503105510137971734f,  0.0096176929729930623181f,
+                                       0.0013406643902351759246f, 0.00015594678161326619324f};
+};
+
+template <>
+struct Exp2Constants<double> {
+    static constexpr double zero_at = -1023.0;
+    static constexpr int terms = 11;  // relative error 1.8e-17
+    static constexpr double c[terms] = {
+        0.69314718055994569675,     0.24022650695910098007,   0.055504108664790394552,
+        0.0096181291076070023796,   0.0013333558153439964747, 0.0001540353044157213033,
+        0.000015252727385193868197, 1.3215442675329822143e-6, 1.0180647659234138888e-7,
+        7.0725704128144235096e-9,   4.078071929588336665e-10};
+};
+
 // exp of N packs, in place, without its range checks: right for lowest <= x <= highest, garbage
 // elsewhere. Every step is taken for all packs before the next, so that a constant is loaded once for
 // the N of them: with 16 registers the constants live in memory, and their loads would be the bound.
@@ -92,6 +119,28 @@ QK_INLINE void exp_nonpos_packs(Pack<T> (&x)[N]) {
     QK_EACH gone[h] = x[h] < ExpConstants<T>::lowest;
     exp_core<T, N>(x);
     QK_EACH x[h] = select(gone[h], Pack<T>{}, x[h]);
+}
+
+template <class T, int N>
+QK_INLINE void exp2_nonpos_packs(Pack<T> (&x)[N]) {
+    using C = Exp2Constants<T>;
+    using E = ExpConstants<T>;
+    using V = Pack<T>;
+    using Bits = typename SimdTraits<T>::Bits;
+    V shifted[N], q[N];
+    // At zero_at the polynomial is exactly 1, and the exponent field of 1 minus its bias gives the bits
+    // of +0: one max is the whole range check. (max returns its second operand when one is NaN.)
+    QK_EACH x[h] = max(broadcast<T>(C::zero_at), x[h]);
+    QK_EACH shifted[h] = x[h] + E::magic;
+    QK_EACH x[h] = x[h] - (shifted[h] - E::magic);
+    // Horner's rule: short of registers and of scheduler slots, fewer operations beat shorter chains.
+    QK_EACH q[h] = fma(x[h], broadcast<T>(C::c[C::terms - 1]), broadcast<T>(C::c[C::terms - 2]));
+#pragma GCC unroll 16
+    for (int k = C::terms - 3; k >= 0; --k) {
+        QK_EACH q[h] = fma(q[h], x[h], broadcast<T>(C::c[k]));
+    }
+    QK_EACH q[h] = fma(q[h], x[h], broadcast<T>(T(1)));
+    QK_EACH x[h] = (V)((Bits)q[h] + ((Bits)shifted[h] << E::mantissa_bits));
 }
 #undef QK_EACH
 
@@ -171,11 +220,12 @@ QK_INLINE PackD exp(PackD x) { return detail::exp_pack<double>(x); }
 // For x <= 0 (up to rounding), the softmax case: two instructions less than exp.
 QK_INLINE PackF exp_nonpos(PackF x) { return detail::exp_nonpos_pack<float>(x); }
 QK_INLINE PackD exp_nonpos(PackD x) { return detail::exp_nonpos_pack<double>(x); }
-// The same for N packs in place, which is faster than one after the other.
+// 2^x for x <= 0 (up to 1, in fact), N packs in place: faster than one after the other.
 template <class T, int N>
-QK_INLINE void exp_nonpos_each(Pack<T> (&x)[N]) {
-    detail::exp_nonpos_packs<T, N>(x);
+QK_INLINE void exp2_nonpos_each(Pack<T> (&x)[N]) {
+    detail::exp2_nonpos_packs<T, N>(x);
 }
+inline constexpr double log2_e = 1.44269504088896340736;
 QK_INLINE PackF log(PackF x) { return detail::log_pack<float>(x); }
 QK_INLINE PackD log(PackD x) { return detail::log_pack<double>(x); }
 
