@@ -3,6 +3,7 @@
 
 #include "bind.hpp"
 #include "qk/vector_math.hpp"
+#include "qk/vector_trig.hpp"
 
 #define QK_STRING_(x) #x
 #define QK_STRING(x) QK_STRING_(x)
@@ -21,6 +22,7 @@ PYBIND11_MODULE(QK_MODULE_NAME, m, py::mod_gil_not_used()) {
         QK_STRING(EIGEN_WORLD_VERSION) "." QK_STRING(EIGEN_MAJOR_VERSION) "." QK_STRING(EIGEN_MINOR_VERSION);
     m.attr("EXP_MAX_ULP") = qk::exp_max_ulp;
     m.attr("LOG_MAX_ULP") = qk::log_max_ulp;
+    m.attr("SINCOS_MAX_ERROR") = qk::sincos_max_error;
     register_arrays(m);
     register_engine(m);
 }

@@ -57,6 +57,13 @@ py::array elementwise(const py::array_t<T, py::array::c_style>& x, void (*functi
     return out;
 }
 
+template <class T>
+py::tuple sincos_of(const py::array_t<T, py::array::c_style>& x) {
+    py::array_t<T> sine(x.size()), cosine(x.size());
+    sincos_array(x.data(), x.size(), sine.mutable_data(), cosine.mutable_data());
+    return py::make_tuple(sine, cosine);
+}
+
 bool is_float32(const py::array& a) { return a.dtype().num() == py::dtype::num_of<float>(); }
 
 }  // namespace
@@ -106,4 +113,7 @@ void register_arrays(py::module_& m) {
     m.def(
         "log", [](const Doubles& x) { return elementwise<double>(x, &qk::log_array); }, py::arg("x"),
         log_doc);
+    constexpr const char* sincos_doc = "(sin x, cos x), at most SINCOS_MAX_ERROR eps off, absolutely.";
+    m.def("sincos", [](const Singles& x) { return sincos_of<float>(x); }, py::arg("x"), sincos_doc);
+    m.def("sincos", [](const Doubles& x) { return sincos_of<double>(x); }, py::arg("x"), sincos_doc);
 }

@@ -93,6 +93,52 @@ py::array materialize_of(const ScoreTuple& scores, bool raw, Weight weight, int 
     return out;
 }
 
+// Sums over j of exp(s_ij) e^{i theta_ij} v_j; complex numbers as pairs of reals along the last axis.
+template <class T>
+py::array apply_phases_of(const ScoreTuple& scores, const ScoreTuple& phases, const py::array& values,
+                          const py::array& turned, int n_threads) {
+    const Batch& batch = scores.batch;
+    const Index n_values = values.shape(values.ndim() - 1);
+    py::array_t<T> out(batch.output_shape({batch.n_rows, n_values}));
+    T* data = out.mutable_data();
+    std::vector<PhaseTask<T>> tasks;
+    tasks.reserve(static_cast<std::size_t>(batch.n_problems));
+    for (Index b = 0; b < batch.n_problems; ++b)
+        tasks.push_back(
+            {scores.problem<T>(b), phases.problem<T>(b), batch.matrix<T>(values, b, batch.first_col(b), 0),
+             batch.matrix<T>(turned, b, batch.first_col(b), 0), data + batch.row_base(b) * n_values});
+    const Status status =
+        without_gil(n_threads, [&](const Run& run) { return apply_phases(tasks, n_values, run); });
+    raise_on_overflow(status, scores.float32);
+    return out;
+}
+
+// (sum |d|, sum d^2, sum d (a - b), the largest d by magnitude, max exp(a), column of that d) of each row, d = exp(a) - exp(b).
+template <class T>
+py::tuple compare_rows_of(const ScoreTuple& a, const ScoreTuple& b, int n_threads) {
+    const Batch& batch = a.batch;
+    const Index n_rows = batch.ragged() ? batch.n_rows : batch.n_rows * batch.n_problems;
+    std::vector<RowComparison> rows(static_cast<std::size_t>(n_rows));
+    std::vector<CompareTask<T>> tasks;
+    tasks.reserve(static_cast<std::size_t>(batch.n_problems));
+    for (Index i = 0; i < batch.n_problems; ++i)
+        tasks.push_back({a.problem<T>(i), b.problem<T>(i), rows.data() + batch.row_base(i)});
+    const Status status = without_gil(n_threads, [&](const Run& run) { return compare_rows(tasks, run); });
+    raise_on_overflow(status, a.float32);
+    const auto column = [&](double RowComparison::* member) {
+        py::array_t<double> out(batch.output_shape({batch.n_rows}));
+        double* data = out.mutable_data();
+        for (const RowComparison& row : rows) *data++ = row.*member;
+        return out;
+    };
+    py::array_t<Index> where(batch.output_shape({batch.n_rows}));
+    Index* data = where.mutable_data();
+    for (const RowComparison& row : rows) *data++ = row.where;
+    return py::make_tuple(column(&RowComparison::absolute), column(&RowComparison::squares),
+                          column(&RowComparison::tilt), column(&RowComparison::largest),
+                          column(&RowComparison::top), where);
+}
+
 Weight weight_of(int code) {
     if (code < 0 || code > int(Weight::sigmoid))
         throw py::value_error("weight: unknown code " + std::to_string(code));
@@ -131,4 +177,21 @@ void register_engine(py::module_& m) {
             return f(scores, raw, weight_of(weight), n_threads);
         },
         py::arg("spec"), py::arg("raw"), py::arg("weight"), py::arg("n_threads"));
+    m.def(
+        "apply_phases",
+        [](const py::tuple& spec, const py::tuple& phases, const py::array& values, const py::array& turned,
+           int n_threads) {
+            const ScoreTuple scores(spec), angles(phases);
+            const auto f = scores.float32 ? &apply_phases_of<float> : &apply_phases_of<double>;
+            return f(scores, angles, values, turned, n_threads);
+        },
+        py::arg("spec"), py::arg("phases"), py::arg("values"), py::arg("turned"), py::arg("n_threads"));
+    m.def(
+        "compare_rows",
+        [](const py::tuple& a, const py::tuple& b, int n_threads) {
+            const ScoreTuple first(a), second(b);
+            const auto f = first.float32 ? &compare_rows_of<float> : &compare_rows_of<double>;
+            return f(first, second, n_threads);
+        },
+        py::arg("a"), py::arg("b"), py::arg("n_threads"));
 }

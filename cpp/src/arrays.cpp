@@ -7,6 +7,7 @@
 #include <Eigen/Core>
 
 #include "qk/vector_math.hpp"
+#include "qk/vector_trig.hpp"
 
 namespace qk {
 namespace {
@@ -164,13 +165,30 @@ void log_array(const T* x, Index n, T* out) {
     for_packs(x, n, out, [](Pack<T> v) { return log(v); });
 }
 
+template <class T>
+void sincos_array(const T* x, Index n, T* sine, T* cosine) {
+    constexpr Index width = SimdTraits<T>::width;
+    for (Index i = 0; i < n; i += width) {
+        T in[width] = {}, s[width], c[width];
+        const Index live = std::min(width, n - i);
+        std::copy(x + i, x + i + live, in);
+        Pack<T> a, b;
+        sincos<T>(load(in), a, b);
+        store(s, a);
+        store(c, b);
+        std::copy(s, s + live, sine + i);
+        std::copy(c, c + live, cosine + i);
+    }
+}
+
 #define QK_INSTANTIATE(T)                                                                     \
     template Scan scan(const ArrayView<T>&, const Run&);                                      \
     template void project(Index, Index, Index, MatrixView<T>, MatrixView<T>, T*, const Run&); \
     template void row_dots(Index, Index, MatrixView<T>, MatrixView<T>, T*);                   \
     template void exp_array(const T*, Index, T*);                                             \
     template void exp2_nonpos_array(const T*, Index, T*);                                     \
-    template void log_array(const T*, Index, T*);
+    template void log_array(const T*, Index, T*);                                             \
+    template void sincos_array(const T*, Index, T*, T*);
 QK_INSTANTIATE(float)
 QK_INSTANTIATE(double)
 

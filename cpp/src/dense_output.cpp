@@ -3,28 +3,10 @@
 
 #include "qk/engine.hpp"
 #include "row_kernels.hpp"
-#include "tiling.hpp"
+#include "tile_walk.hpp"
 
 namespace qk {
 namespace {
-
-// The scores of a block of rows, tile after tile. `visit(padded, first_col, n_cols)` sees each tile.
-template <class T, class Visit>
-bool walk_tiles(const Problem<T>& problem, const PackedColumns<T>& columns, Index first_row, Index end_row,
-                const Tiling& t, RowBlock<T>& block, const Run& run, int worker, const Visit& visit) {
-    const Index ld = std::min(t.tile_cols, columns.n_padded);
-    block.scores.reserve(t.block_rows * ld);
-    for (Index i = first_row; i < end_row; i += t.block_rows) {
-        pack_rows(problem, columns, i, std::min(t.block_rows, end_row - i), block);
-        for (Index j = 0; j < problem.n_cols; j += t.tile_cols) {
-            if (should_stop(run, worker)) return false;
-            const Index n = std::min(t.tile_cols, problem.n_cols - j);
-            const Index padded = score_block(problem, columns, j, n, block, ld);
-            visit(padded, j, n, ld);
-        }
-    }
-    return true;
-}
 
 // One row of a tile: weights exp(s), added to the row sum and, entry by entry, to the column sums.
 template <class T>

@@ -56,7 +56,7 @@ void pack_values(MatrixView<T> values, Index n_cols, Index n_values, Index first
     constexpr Index width = SimdTraits<T>::width;
     const Index n = packed.n_padded;
     const Index live_end = std::min(end, n_cols);
-    if (n_values <= few_values) {
+    if (packed.n_packs == 0) {
         for (Index k = 0; k < n_values; ++k) {
             T* dst = packed.values.data() + k * n;
             for (Index j = first; j < live_end; ++j) dst[j] = values(j, k);
@@ -130,8 +130,8 @@ void apply_masks(const Problem<T>& problem, const RowBlock<T>& block, Index firs
 }  // namespace
 
 template <class T>
-PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values,
-                              const Run& run) {
+PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values, const Run& run,
+                              bool as_many) {
     constexpr Index cols = MicroTile<T>::cols;
     PackedColumns<T> packed;
     for (const auto& term : problem.distances) {
@@ -145,7 +145,7 @@ PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, I
     const Index d = packed.dims.total();
 
     packed.panels.reserve(packed.n_padded * d);
-    if (n_values > few_values)
+    if (as_many || n_values > few_values)
         packed.n_packs = round_up(n_values, SimdTraits<T>::width) / SimdTraits<T>::width;
     packed.values.reserve(packed.n_padded *
                           (packed.n_packs > 0 ? packed.n_packs * SimdTraits<T>::width : n_values));
@@ -204,9 +204,9 @@ Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, In
     return padded;
 }
 
-#define QK_INSTANTIATE(T)                                                                            \
-    template PackedColumns<T> pack_columns(const Problem<T>&, MatrixView<T>, Index, const Run&);     \
-    template void pack_rows(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&); \
+#define QK_INSTANTIATE(T)                                                                              \
+    template PackedColumns<T> pack_columns(const Problem<T>&, MatrixView<T>, Index, const Run&, bool); \
+    template void pack_rows(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&);   \
     template Index score_block(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&, Index);
 QK_INSTANTIATE(float)
 QK_INSTANTIATE(double)

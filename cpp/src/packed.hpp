@@ -22,9 +22,10 @@ struct PackedColumns {
     Index n_packs = 0;  // packs per row of a product, many values only
 };
 
+// `as_many`: the layout for many right-hand sides even if they are few.
 template <class T>
-PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values,
-                              const Run& run);
+PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values, const Run& run,
+                              bool as_many = false);
 
 // Scratch of one thread: row features, row biases and the tile of scores.
 template <class T>

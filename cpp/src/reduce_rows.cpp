@@ -103,6 +103,27 @@ RowSums<T> weigh_few(Weight weight, Index k, bool tilt, T* s, Index n, T shift, 
     }
 }
 
+// out = factor * sums; false when a result is not finite. `sums` is padded to whole packs, `out` is not.
+template <class T>
+bool scale_row(const T* sums, Index n, T factor, T* out) {
+    constexpr Index width = SimdTraits<T>::width;
+    typename SimdTraits<T>::Bits finite = ~typename SimdTraits<T>::Bits{};
+    for (Index k = 0; k < n; k += width) {
+        const Pack<T> value = load(sums + k) * factor;
+        finite &= max(value, -value) <= std::numeric_limits<T>::max();  // false for NaN
+        if (k + width <= n) {
+            store(out + k, value);
+        } else {
+            T tail[width];
+            store(tail, value);
+            std::copy(tail, tail + (n - k), out + k);
+        }
+    }
+    bool all = true;
+    for (Index i = 0; i < width; ++i) all = all && finite[i] != 0;
+    return all;
+}
+
 // Moves a row's reference up to `candidate`; everything it has gathered is rescaled.
 template <class T>
 double RowReducer<T>::raise(RowAccumulators<T>& acc, Index row, double candidate) {
@@ -241,13 +262,25 @@ void RowReducer<T>::finish_row(const RowTask<T>& task, Index row, const SoftmaxS
         double factor = 1.0;
         if (weight_ == Weight::softmax) factor = state.empty() ? 0.0 : 1.0 / state.sum;
         if (weight_ == Weight::exp) factor = state.empty() ? 0.0 : std::exp(state.max);
-        for (Index k = 0; k < n_values_; ++k) {
-            const double sum = n_values_ <= few_values ? few[k] : static_cast<double>(many[k]);
-            // 0 * inf: exp(max) may overflow where the weighted sum is exactly 0.
-            const T value = sum == 0.0 ? T(0) : static_cast<T>(sum * factor);
-            finite = finite && std::isfinite(value);
-            task.product[row * n_values_ + k] = value;
+        T* out = task.product + row * n_values_;
+        bool in_range = true;
+        if (n_values_ <= few_values) {
+            for (Index k = 0; k < n_values_; ++k) {
+                // 0 * inf: exp(max) may overflow where the weighted sum is exactly 0.
+                out[k] = few[k] == 0.0 ? T(0) : static_cast<T>(few[k] * factor);
+                in_range = in_range && std::isfinite(out[k]);
+            }
+        } else if (factor == 0.0 || (factor >= static_cast<double>(std::numeric_limits<T>::min()) &&
+                                     factor <= static_cast<double>(std::numeric_limits<T>::max()))) {
+            in_range = scale_row(many, n_values_, static_cast<T>(factor), out);
+        } else {
+            for (Index k = 0; k < n_values_; ++k) {
+                const double sum = static_cast<double>(many[k]);
+                out[k] = sum == 0.0 ? T(0) : static_cast<T>(sum * factor);
+                in_range = in_range && std::isfinite(out[k]);
+            }
         }
+        finite = finite && in_range;
     }
     if (!finite) overflow_.store(true, std::memory_order_relaxed);
 }

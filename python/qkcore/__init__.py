@@ -11,12 +11,18 @@
 from . import scores
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._cpuid import version as __version__
+from ._dynamics import CurrentNorms, ReducibleChainError, Regime
 from ._lazy_scores import Scores
+from ._markov import Composition
 from .operators import KernelOperator, MarkovOperator, kernel, softmax
 
 __all__ = [
+    "Composition",
+    "CurrentNorms",
     "KernelOperator",
     "MarkovOperator",
+    "ReducibleChainError",
+    "Regime",
     "Scores",
     "__version__",
     "config",

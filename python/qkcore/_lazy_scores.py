@@ -172,6 +172,30 @@ class Scores:
             top=self._top,
         )
 
+    @property
+    def _symmetric(self) -> bool:
+        """Whether s_ij = s_ji by construction (False when that is merely not known)."""
+
+        def same(a: Real, b: Real) -> bool:
+            return a is b or (
+                a.shape == b.shape
+                and a.strides == b.strides
+                and a.__array_interface__["data"] == b.__array_interface__["data"]
+            )
+
+        lo, hi = self._band
+        rows, cols = list(self._row_bias), list(self._col_bias)
+        return (
+            self._n_rows == self._n_cols
+            and lo == -hi
+            and all(same(x, y) for x, y, _ in self._dots)
+            and all(same(x, y) for x, y, _, _ in self._distances)
+            and not self._masks
+            and all(same(z, z.swapaxes(-1, -2)) for z, _ in self._dense)
+            and len(rows) == len(cols)
+            and all(same(r, c) for r, c in zip(rows, cols, strict=True))
+        )
+
     # ---- algebra ------------------------------------------------------------------------------
 
     def __add__(self, other: object) -> Scores:

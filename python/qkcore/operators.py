@@ -1,4 +1,4 @@
-"""Normalisations of scores and the operators they give (DAC-3, DAC-4)."""
+"""Normalisations of scores and the operators they give (DAC-2, DAC-3, DAC-4, DAC-8)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
+from . import _checks, _dynamics
 from ._config import resolve_threads
+from ._dynamics import CurrentNorms
 from ._lazy_scores import Real, Scores
+from ._markov import Markov
 from ._native import cpu
 
 __all__ = ["KernelOperator", "MarkovOperator", "kernel", "softmax"]
@@ -55,12 +57,6 @@ class _Operator:
         out = self.T._product(values, resolve_threads(n_threads))
         return out[..., 0] if vector else out.swapaxes(-1, -2)
 
-    def __matmul__(self, V: npt.ArrayLike) -> Real:
-        return self.apply(V)
-
-    def __rmatmul__(self, U: npt.ArrayLike) -> Real:
-        return self.apply_left(U)
-
     @property
     def T(self) -> _Operator:
         raise NotImplementedError
@@ -69,18 +65,28 @@ class _Operator:
         raise NotImplementedError
 
 
-class MarkovOperator(_Operator):
+class MarkovOperator(_Operator, Markov):
     """A row- or column-stochastic matrix that is applied without being formed.
 
     ``axis`` 1 ("+"): each row sums to 1. ``axis`` 0 ("−"): each column does. Made by
-    :func:`softmax`. Rows (columns) in which everything is masked weigh 0; ``empty`` flags them.
+    :func:`softmax`; by :func:`qkcore.sinkhorn` with both. Rows (columns) in which everything is
+    masked weigh 0; ``empty`` flags them.
     """
 
-    __slots__ = ("_log_weights", "_normalizer_cell", "_rows_first", "_transposed", "axis")
+    __slots__ = (
+        "_log_weights",
+        "_normalizer_cell",
+        "_rows_first",
+        "_transposed",
+        "axis",
+        "bridge",
+    )
 
-    def __init__(self, scores: Scores, axis: int) -> None:
+    def __init__(self, scores: Scores, axis: int, *, bridge: Any = None) -> None:
         self._scores = scores
         self.axis = axis
+        # The solved Sinkhorn problem: the scores then are log weights, and nothing is normalised.
+        self.bridge = bridge
         # The scores whose rows are normalised: these, or their transpose once somebody has made it.
         self._rows_first = scores if axis == 1 else None
         # Computed once, whoever asks first: a cell that the operator and its transpose share (a
@@ -93,10 +99,20 @@ class MarkovOperator(_Operator):
     def T(self) -> MarkovOperator:
         """The transposed operator: column-stochastic if this one is row-stochastic."""
         if self._transposed is None:
-            self._transposed = MarkovOperator(self._scores.T, 1 - self.axis)
+            self._transposed = MarkovOperator(self._scores.T, 1 - self.axis, bridge=self.bridge)
             self._transposed._normalizer_cell = self._normalizer_cell
             self._transposed._rows_first = self._rows_first or self._transposed._rows_first
         return self._transposed
+
+    @property
+    def bistochastic(self) -> bool:
+        """Whether rows and columns both sum to 1 (to the tolerance of ``bridge``)."""
+        return self.bridge is not None
+
+    @property
+    def log_weights(self) -> Scores:
+        """The logarithm of the operator, lazily: scores minus the normaliser; -inf where masked."""
+        return self._shifted(resolve_threads(None))
 
     @property
     def log_normalizer(self) -> Real:
@@ -128,6 +144,8 @@ class MarkovOperator(_Operator):
 
     def _shifted(self, n_threads: int) -> Scores:
         """Log weights: scores minus the normaliser, whose exp is the operator itself."""
+        if self.bridge is not None:
+            return self._scores
         if self._log_weights is None:
             s, lse = self._scores, self._normalizer(n_threads)
             shift = -lse
@@ -140,7 +158,7 @@ class MarkovOperator(_Operator):
         return self._log_weights
 
     def _product(self, values: Real, n_threads: int) -> Real:
-        if self.axis == 1:  # fused: the normaliser falls out of the same pass
+        if self.axis == 1 and self.bridge is None:  # the normaliser falls out of the same pass
             lse, out, _, _ = cpu.reduce_rows(
                 self._scores._spec, _CODE["softmax"], values, True, False, n_threads
             )
@@ -174,10 +192,56 @@ class MarkovOperator(_Operator):
         assert entropy is not None
         return expected, entropy
 
+    def doob(self, h: npt.ArrayLike, *, n_threads: int | None = None) -> MarkovOperator:
+        """The Doob transform :math:`P_{ij} h_j / (P h)_i` for h >= 0 (DAC-7, eqs 22, 34-35; C.4).
+
+        A column-biased softmax (eq 33). For a column-stochastic operator the roles are exchanged.
+
+        >>> import numpy as np, qkcore as qk
+        >>> A = qk.softmax(qk.scores.dense(np.zeros((2, 2))))
+        >>> A.doob(np.array([1.0, 3.0])).to_numpy()
+        array([[0.25, 0.75],
+               [0.25, 0.75]])
+        """
+        P = self if self.axis == 1 else self.T
+        weights = _checks.real_array("h", h)
+        _checks.same_dtype("h", weights, P.dtype, "the operator")
+        _checks.core_shape("h", weights.shape, (P.shape[-1],), "as the operator's states")
+        _checks.finite("h", weights)
+        if weights.min() < 0:
+            raise ValueError(f"h: wanted weights >= 0, got {weights.min():.3g}")
+        with np.errstate(divide="ignore"):
+            biased = P._shifted(resolve_threads(n_threads)).shift(columns=np.log(weights))
+        out = MarkovOperator(biased, 1)
+        if out.empty.any() and not P.empty.all():
+            row = int(np.argmax(out.empty.reshape(-1)))
+            raise ValueError(
+                f"h: wanted (P h)_i > 0 for every i, got 0 for row {row}; "
+                "h must not vanish on all that a row sees"
+            )
+        return out if self.axis == 1 else out.T
+
+    def _known_stationary(self) -> Real | None:
+        if self.bistochastic:
+            return np.full(self.shape[0], 1 / self.shape[0], self.dtype)
+        if not self._scores._symmetric:
+            return None
+        lse = self._normalizer(resolve_threads(None)).astype(np.float64)
+        weight = np.exp(lse - lse.max())
+        law: Real = (weight / weight.sum()).astype(self.dtype)
+        return law
+
+    def _current_norms(self, rho: Real, n_threads: int | None) -> CurrentNorms:
+        threads = resolve_threads(n_threads)
+        with np.errstate(divide="ignore"):
+            flow = self._shifted(threads).shift(rows=np.log(rho))
+        return _dynamics.gather_norms(cpu.compare_rows(flow._spec, flow.T._spec, threads))
+
     def __repr__(self) -> str:
         side = "row" if self.axis == 1 else "column"
-        text = f"MarkovOperator(shape={self.shape}, dtype={self.dtype}, {side}-stochastic"
-        if self._normalizer_cell and (n := int(self.empty.sum())):
+        kind = "bistochastic" if self.bistochastic else f"{side}-stochastic"
+        text = f"MarkovOperator(shape={self.shape}, dtype={self.dtype}, {kind}"
+        if self.bridge is None and self._normalizer_cell and (n := int(self.empty.sum())):
             text += f" but for {n} empty {side}{'s' if n > 1 else ''} (fully masked)"
         return text + ")"
 
@@ -195,6 +259,12 @@ class KernelOperator(_Operator):
     def T(self) -> KernelOperator:
         """The transposed operator."""
         return KernelOperator(self._scores.T, self.weight)
+
+    def __matmul__(self, V: npt.ArrayLike) -> Real:
+        return self.apply(V)
+
+    def __rmatmul__(self, U: npt.ArrayLike) -> Real:
+        return self.apply_left(U)
 
     def _product(self, values: Real, n_threads: int) -> Real:
         _, out, _, _ = cpu.reduce_rows(

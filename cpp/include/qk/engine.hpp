@@ -53,4 +53,34 @@ struct DenseTask {
 template <class T>
 Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weight, const Run& run);
 
+// out_i = sum_j exp(s_ij) e^{i theta_ij} v_j with complex v. Complex numbers are pairs of reals: `values`
+// holds (re, im) of each column of v, `turned` those of i v, both n_cols x n_values.
+template <class T>
+struct PhaseTask {
+    Problem<T> problem;
+    Problem<T> phases;  // theta
+    MatrixView<T> values;
+    MatrixView<T> turned;
+    T* out = nullptr;  // n_rows x n_values, row-major
+};
+template <class T>
+Status apply_phases(const std::vector<PhaseTask<T>>& tasks, Index n_values, const Run& run);
+
+// What compare_rows finds in a row, with d_j = exp(a_j) - exp(b_j).
+struct RowComparison {
+    double absolute = 0;  // sum |d_j|
+    double squares = 0;   // sum d_j^2
+    double tilt = 0;      // sum d_j (a_j - b_j); infinite when one of the two weights is 0
+    double largest = 0;   // the d_j of largest magnitude
+    double top = 0;       // max exp(a_j)
+    Index where = 0;      // the j of `largest`
+};
+template <class T>
+struct CompareTask {
+    Problem<T> a, b;
+    RowComparison* rows = nullptr;
+};
+template <class T>
+Status compare_rows(const std::vector<CompareTask<T>>& tasks, const Run& run);
+
 }  // namespace qk

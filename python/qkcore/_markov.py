@@ -1,0 +1,309 @@
+"""The Markov interface: what every stochastic operator can do, however its products are computed."""
+
+from __future__ import annotations
+
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _checks, _dynamics
+from ._dynamics import CurrentNorms, Regime
+from ._lazy_scores import Real
+
+__all__ = ["Composition", "Markov"]
+
+# Rows of an operator that is only known by its products are looked at this many at a time.
+_BLOCK = 256
+
+
+class Markov:
+    """A stochastic matrix known by its products: rows sum to 1 (``axis`` 1) or columns do (0)."""
+
+    __slots__ = ()
+    # So that `array @ operator` comes to us and not to NumPy's loops.
+    __array_ufunc__ = None
+
+    axis: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., N, M): batch axes, rows, columns."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64, as the data came."""
+        raise NotImplementedError
+
+    @property
+    def T(self) -> Markov:
+        """The transposed operator."""
+        raise NotImplementedError
+
+    @property
+    def empty(self) -> npt.NDArray[np.bool_]:
+        """True for rows (columns) in which everything is masked: their weights are 0."""
+        raise NotImplementedError
+
+    @property
+    def bistochastic(self) -> bool:
+        """Whether rows and columns both sum to 1 by construction."""
+        return False
+
+    def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """The product with V of shape (..., M, k) or (..., M): ``A @ V`` on given threads."""
+        raise NotImplementedError
+
+    def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """The product from the left with U of shape (..., N) or (..., k, N): ``U @ A``."""
+        raise NotImplementedError
+
+    def to_numpy(self, *, n_threads: int | None = None) -> Real:
+        """The operator as an array (..., N, M)."""
+        raise NotImplementedError
+
+    # ---- products ---------------------------------------------------------------------------
+
+    @overload
+    def __matmul__(self, V: Markov) -> Composition: ...
+    @overload
+    def __matmul__(self, V: npt.ArrayLike) -> Real: ...
+    def __matmul__(self, V: Markov | npt.ArrayLike) -> Composition | Real:
+        if isinstance(V, Markov):
+            return _compose(self, V)
+        return self.apply(V)
+
+    def __rmatmul__(self, U: npt.ArrayLike) -> Real:
+        return self.apply_left(U)
+
+    def __pow__(self, t: int) -> Composition:
+        """t steps of the chain, as t products: never a power of the array."""
+        steps = _checks.integer("t", t)
+        if steps < 0:
+            raise ValueError(f"t: wanted a number of steps, 0 or more, got {t}")
+        chain = self if len(self.shape) != 2 or self.shape[0] == self.shape[1] else None
+        if chain is None:
+            raise ValueError(f"A ** t: wanted a square operator, got shape {self.shape}")
+        return Composition((self,) * steps, self.shape, self.dtype, self.axis)
+
+    # ---- dynamics (DAC-8) -------------------------------------------------------------------
+
+    def stationary(
+        self, *, tol: float | None = None, max_iter: int = 10_000, n_threads: int | None = None
+    ) -> Real:
+        """The law with :math:`\\rho P = \\rho` (DAC-8); for a column-stochastic operator P rho = rho.
+
+        Chains of up to 200 states by elimination without subtraction, larger ones by power steps and
+        Arnoldi on the matrix-free operator, symmetric kernels from their row sums (DAC eq 19). ``tol``
+        bounds the L1 residual (default: 8 eps); what cannot be reached raises.
+
+        Raises :class:`qkcore.ReducibleChainError` when the law is not unique.
+
+        >>> import numpy as np, qkcore as qk
+        >>> A = qk.softmax(qk.scores.dense(np.log(np.array([[0.5, 0.5], [0.25, 0.75]]))))
+        >>> A.stationary()
+        array([0.33333333, 0.66666667])
+        """
+        P = _dynamics.square(self)
+        return _dynamics.stationary(P, tol, _checks.integer("max_iter", max_iter), n_threads)
+
+    def currents(self, rho: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """The array :math:`J_{ij} = \\rho_i P_{ij} - \\rho_j P_{ji}` (DAC-8, eq 18), antisymmetric.
+
+        This is an N x N array; :meth:`current_norms` is not.
+        """
+        P = _dynamics.square(self)
+        flow = _dynamics.law("rho", rho, P)[:, None] * P.to_numpy(n_threads=n_threads)
+        out: Real = flow - flow.T
+        return out
+
+    def current_norms(
+        self, rho: npt.ArrayLike | None = None, *, n_threads: int | None = None
+    ) -> CurrentNorms:
+        """Norms of all currents in O(N) memory, at ``rho`` or at the stationary law (DAC-8)."""
+        P = _dynamics.square(self)
+        _dynamics.refuse_empty_rows(P)
+        at = P.stationary(n_threads=n_threads) if rho is None else _dynamics.law("rho", rho, P)
+        return P._current_norms(at, n_threads)
+
+    def entropy_production(
+        self, rho: npt.ArrayLike | None = None, *, n_threads: int | None = None
+    ) -> float:
+        """:math:`\\tfrac12\\sum_{ij} J_{ij}\\log(\\rho_iP_{ij}/\\rho_jP_{ji})`, nats per step (DAC-8).
+
+        0 in equilibrium, infinite when some edge can be gone one way only. At ``rho``, or at the
+        stationary law.
+        """
+        return self.current_norms(rho, n_threads=n_threads).entropy_production
+
+    def regime(
+        self,
+        rho: npt.ArrayLike | None = None,
+        *,
+        tol: float | None = None,
+        n_threads: int | None = None,
+    ) -> Regime:
+        """EQ, NESS or NE (DAC-8, 4.0.1) at ``rho``, or at the stationary law.
+
+        ``tol`` (default: 1000 eps) bounds the L1 distance of rho P from rho and, times the largest
+        flow, the currents that count as none; the report carries both.
+
+        >>> import numpy as np, qkcore as qk
+        >>> turn = np.array([[0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.8, 0.1, 0.1]])
+        >>> A = qk.softmax(qk.scores.dense(np.log(turn)))
+        >>> A.regime().regime
+        'NESS'
+        """
+        return _dynamics.regime(_dynamics.square(self), rho, tol, n_threads)
+
+    def spectral_gap(self, *, n_threads: int | None = None) -> float:
+        """:math:`1 - |\\lambda_2|`: the rate at which the chain forgets its start; 0 if it never does."""
+        return _dynamics.spectral_gap(_dynamics.square(self), n_threads)
+
+    def leads_to(self, state: int, *, n_threads: int | None = None) -> npt.NDArray[np.bool_]:
+        """True for the states from which the chain can get to ``state``."""
+        P = _dynamics.square(self)
+        target = _checks.integer("state", state)
+        if not 0 <= target < P.shape[0]:
+            raise ValueError(f"state: wanted 0 to {P.shape[0] - 1}, got {state}")
+        return _dynamics.leads_to(P, target, n_threads)
+
+    # ---- what an operator with more knowledge overrides --------------------------------------
+
+    def _known_stationary(self) -> Real | None:
+        """The stationary law, where a formula gives it."""
+        return None
+
+    def _current_norms(self, rho: Real, n_threads: int | None) -> CurrentNorms:
+        """Rows by products with unit vectors, a block at a time."""
+        n = self.shape[0]
+        found = []
+        log = np.log
+        for first in range(0, n, _BLOCK):
+            unit = np.zeros((min(_BLOCK, n - first), n), self.dtype)
+            unit[np.arange(len(unit)), first + np.arange(len(unit))] = 1
+            forth = rho[first : first + len(unit), None] * self.apply_left(
+                unit, n_threads=n_threads
+            )
+            back = (rho[:, None] * self.apply(unit.T, n_threads=n_threads)).T
+            diff = (forth - back).astype(np.float64)
+            with np.errstate(divide="ignore", invalid="ignore"):
+                tilt = np.where(diff == 0, 0.0, diff * (log(forth) - log(back)))
+            where = np.argmax(np.abs(diff), axis=1)
+            found.append(
+                (
+                    np.abs(diff).sum(axis=1),
+                    (diff**2).sum(axis=1),
+                    tilt.sum(axis=1),
+                    diff[np.arange(len(unit)), where],
+                    forth.max(axis=1),
+                    where,
+                )
+            )
+        return _dynamics.gather_norms(tuple(map(np.concatenate, zip(*found, strict=True))))
+
+
+class Composition(Markov):
+    """A product of stochastic operators, applied one after the other: ``A @ B``, ``A ** t``.
+
+    ``(A @ B) @ V`` is ``A @ (B @ V)``; nothing is multiplied out but by :meth:`to_numpy`.
+    """
+
+    __slots__ = ("_dtype", "_shape", "axis", "factors")
+
+    def __init__(
+        self,
+        factors: tuple[Markov, ...],
+        shape: tuple[int, ...],
+        dtype: np.dtype[Any],
+        axis: int,
+    ) -> None:
+        self.factors = factors
+        self._shape = shape
+        self._dtype = dtype
+        self.axis = axis
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., N, M) of the product."""
+        return self._shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64, that of all factors."""
+        return self._dtype
+
+    @property
+    def T(self) -> Composition:
+        """The transposed product: the transposed factors in reverse."""
+        shape = (*self._shape[:-2], self._shape[-1], self._shape[-2])
+        reverse = tuple(factor.T for factor in reversed(self.factors))
+        return Composition(reverse, shape, self._dtype, 1 - self.axis)
+
+    @property
+    def empty(self) -> npt.NDArray[np.bool_]:
+        """True for rows (columns) of weight 0."""
+        flags = (
+            self.apply(np.ones(self._shape[-1], self._dtype)) == 0
+            if self.axis == 1
+            else (self.apply_left(np.ones(self._shape[-2], self._dtype)) == 0)
+        )
+        return np.asarray(flags)
+
+    @property
+    def bistochastic(self) -> bool:
+        """Whether every factor is: they are closed under products (DAC B.5)."""
+        return all(factor.bistochastic for factor in self.factors)
+
+    def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """``(A B ...) @ V``, from the right."""
+        out = _checks.real_array("V", V)
+        for factor in reversed(self.factors):
+            out = factor.apply(out, n_threads=n_threads)
+        return out if self.factors else out.copy()
+
+    def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """``U @ (A B ...)``, from the left."""
+        out = _checks.real_array("U", U)
+        for factor in self.factors:
+            out = factor.apply_left(out, n_threads=n_threads)
+        return out if self.factors else out.copy()
+
+    def to_numpy(self, *, n_threads: int | None = None) -> Real:
+        """The product as an array."""
+        if not self.factors:
+            return np.broadcast_to(np.eye(self._shape[-1], dtype=self._dtype), self._shape).copy()
+        out = self.factors[-1].to_numpy(n_threads=n_threads)
+        for factor in reversed(self.factors[:-1]):
+            out = factor.apply(out, n_threads=n_threads)
+        return out
+
+    def __repr__(self) -> str:
+        kind = "bi" if self.bistochastic else ("row-" if self.axis == 1 else "column-")
+        n = len(self.factors)
+        return f"Composition({n} steps, shape={self.shape}, dtype={self.dtype}, {kind}stochastic)"
+
+
+def _compose(A: Markov, B: Markov) -> Composition:
+    if A.dtype != B.dtype:
+        raise TypeError(
+            f"A @ B: wanted operators of one dtype, got {A.dtype} and {B.dtype}; "
+            "build one of them from converted data"
+        )
+    if A.shape[:-2] != B.shape[:-2] or A.shape[-1] != B.shape[-2]:
+        raise ValueError(
+            f"A @ B: wanted equal batch axes and as many columns of A as rows of B, got shapes "
+            f"{A.shape} and {B.shape}"
+        )
+    axis = A.axis
+    if A.axis != B.axis:
+        if not (A.bistochastic or B.bistochastic):
+            raise ValueError(
+                "A @ B: wanted both row-stochastic or both column-stochastic, got one of each; "
+                "their product is not stochastic: transpose one, or multiply arrays"
+            )
+        axis = B.axis if A.bistochastic else A.axis
+    left = A.factors if isinstance(A, Composition) else (A,)
+    right = B.factors if isinstance(B, Composition) else (B,)
+    return Composition(left + right, (*A.shape[:-1], B.shape[-1]), A.dtype, axis)
