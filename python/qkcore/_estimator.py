@@ -52,7 +52,12 @@ class Estimator:
 
     def __sklearn_tags__(self) -> Any:
         # Only scikit-learn asks, so it is there.
-        from sklearn.utils import InputTags, Tags, TargetTags, TransformerTags
+        from sklearn.utils import (  # type: ignore[import-untyped,unused-ignore]
+            InputTags,
+            Tags,
+            TargetTags,
+            TransformerTags,
+        )
 
         return Tags(
             estimator_type=None,
