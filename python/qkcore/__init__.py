@@ -14,6 +14,7 @@ from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
 from ._lazy_scores import Scores
 from ._markov import Composition
+from .bridges import SchrodingerBridge, bridge, sinkhorn
 from .operators import KernelOperator, MarkovOperator, kernel, softmax
 
 __all__ = [
@@ -23,13 +24,16 @@ __all__ = [
     "MarkovOperator",
     "ReducibleChainError",
     "Regime",
+    "SchrodingerBridge",
     "Scores",
     "__version__",
+    "bridge",
     "config",
     "get_num_threads",
     "kernel",
     "scores",
     "set_num_threads",
     "show_config",
+    "sinkhorn",
     "softmax",
 ]

@@ -137,7 +137,7 @@ def stationary(P: Markov, tol: float | None, max_iter: int, n_threads: int | Non
     _refuse_several_classes(P, rho, n_threads)
     # Rounding in the product itself sets a floor, which grows with the spread of the scores.
     residual = _residual(P, rho, n_threads)
-    acceptable = max(wanted, 1e4 * eps)
+    acceptable = max(wanted, 1e4 * eps, 2 * P._stochastic_error)
     if not residual <= acceptable:
         raise RuntimeError(
             f"stationary: the law is not found to tolerance: |rho P - rho|_1 = {residual:.3g}, "
@@ -256,7 +256,10 @@ def regime(
     P: Markov, rho: npt.ArrayLike | None, tol: float | None, n_threads: int | None
 ) -> Regime:
     refuse_empty_rows(P)
-    rate = 1e3 * float(np.finfo(P.dtype).eps) if tol is None else _checks.positive("tol", tol)
+    if tol is None:
+        rate = max(1e3 * float(np.finfo(P.dtype).eps), 10 * P._stochastic_error)
+    else:
+        rate = _checks.positive("tol", tol)
     if rho is None:
         where: Real = stationary(P, None, 10_000, n_threads)
     else:

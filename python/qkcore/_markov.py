@@ -146,8 +146,9 @@ class Markov:
     ) -> Regime:
         """EQ, NESS or NE (DAC-8, 4.0.1) at ``rho``, or at the stationary law.
 
-        ``tol`` (default: 1000 eps) bounds the L1 distance of rho P from rho and, times the largest
-        flow, the currents that count as none; the report carries both.
+        ``tol`` bounds the L1 distance of rho P from rho and, times the largest flow, the currents
+        that count as none; the report carries both. Default: 1000 eps, or ten times the
+        relative error that a Sinkhorn solve left in the sums.
 
         >>> import numpy as np, qkcore as qk
         >>> turn = np.array([[0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.8, 0.1, 0.1]])
@@ -174,6 +175,11 @@ class Markov:
     def _known_stationary(self) -> Real | None:
         """The stationary law, where a formula gives it."""
         return None
+
+    @property
+    def _stochastic_error(self) -> float:
+        """How far the sums may be from 1 beyond rounding: the tolerance of a Sinkhorn solve."""
+        return 0.0
 
     def _current_norms(self, rho: Real, n_threads: int | None) -> CurrentNorms:
         """Rows by products with unit vectors, a block at a time."""
@@ -255,6 +261,10 @@ class Composition(Markov):
     def bistochastic(self) -> bool:
         """Whether every factor is: they are closed under products (DAC B.5)."""
         return all(factor.bistochastic for factor in self.factors)
+
+    @property
+    def _stochastic_error(self) -> float:
+        return sum(factor._stochastic_error for factor in self.factors)
 
     def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
         """``(A B ...) @ V``, from the right."""

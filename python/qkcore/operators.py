@@ -231,6 +231,10 @@ class MarkovOperator(_Operator, Markov):
         law: Real = (weight / weight.sum()).astype(self.dtype)
         return law
 
+    @property
+    def _stochastic_error(self) -> float:
+        return 0.0 if self.bridge is None else float(self.bridge.worst)
+
     def _current_norms(self, rho: Real, n_threads: int | None) -> CurrentNorms:
         threads = resolve_threads(n_threads)
         with np.errstate(divide="ignore"):
