@@ -8,18 +8,20 @@
 (100, 8)
 """
 
-from . import scores
+from . import divergence, scores
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
 from ._lazy_scores import Scores
 from ._markov import Composition
 from .bridges import SchrodingerBridge, bridge, sinkhorn
+from .experts import DirectionalExperts, directional_experts, poe, total_variation
 from .operators import KernelOperator, MarkovOperator, kernel, softmax
 
 __all__ = [
     "Composition",
     "CurrentNorms",
+    "DirectionalExperts",
     "KernelOperator",
     "MarkovOperator",
     "ReducibleChainError",
@@ -29,11 +31,15 @@ __all__ = [
     "__version__",
     "bridge",
     "config",
+    "directional_experts",
+    "divergence",
     "get_num_threads",
     "kernel",
+    "poe",
     "scores",
     "set_num_threads",
     "show_config",
     "sinkhorn",
     "softmax",
+    "total_variation",
 ]

@@ -188,7 +188,10 @@ class Scores:
         return (
             self._n_rows == self._n_cols
             and lo == -hi
-            and all(same(x, y) for x, y, _ in self._dots)
+            and all(
+                any(same(x, v) and same(y, u) and b == c for u, v, c in self._dots)
+                for x, y, b in self._dots
+            )
             and all(same(x, y) for x, y, _, _ in self._distances)
             and not self._masks
             and all(same(z, z.swapaxes(-1, -2)) for z, _ in self._dense)
