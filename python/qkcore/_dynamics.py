@@ -303,12 +303,28 @@ def spectral_gap(P: Markov, n_threads: int | None) -> float:
     if n <= SMALL:
         values = np.linalg.eigvals(P.to_numpy().astype(np.float64))
     else:
-        from scipy.sparse.linalg import LinearOperator, eigs
+        from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
 
         step = LinearOperator(
             (n, n), matvec=lambda x: P.apply(x, n_threads=n_threads), dtype=P.dtype
         )
         start = np.cos(np.arange(n, dtype=P.dtype))  # any fixed vector: results must repeat
-        values = eigs(step, k=2, which="LM", v0=start, return_eigenvectors=False, ncv=min(n, 40))
+        try:
+            values = eigs(
+                step,
+                k=2,
+                which="LM",
+                v0=start,
+                tol=1e-11,
+                maxiter=100,
+                ncv=min(n, 40),
+                return_eigenvectors=False,
+            )
+        except ArpackNoConvergence as stopped:
+            # Many eigenvalues of one size, as a long cycle has them: Arnoldi cannot tell them apart.
+            raise RuntimeError(
+                "spectral_gap: Arnoldi did not converge, as for chains with many eigenvalues of "
+                "nearly the same size; for a chain that fits use np.linalg.eigvals(A.to_numpy())"
+            ) from stopped
     second = np.sort(np.abs(values))[-2]
     return float(max(0.0, 1.0 - second))
