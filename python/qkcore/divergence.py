@@ -124,7 +124,7 @@ def forward(X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, W: WLike = None
 
 
 def backward(X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, W: WLike = None) -> Divergence:
-    """:math:`d^\\gets_{ij} = G_{ii} - G_{ji}` (DAC-1, eq 2); with W = 1 the transpose of forward.
+    """:math:`d^\\gets_{ij} = G_{ii} - G_{ji}` (DAC-1, eq 2): the transpose of forward (erratum 14).
 
     >>> import numpy as np, qkcore as qk
     >>> R = np.array([[1.0, 0.0], [0.0, 2.0]])

@@ -1,0 +1,167 @@
+"""Bridges (DAC-7): marginals, potentials, statuses, and what they refuse."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import qkcore as qk
+
+from .generators import DTYPES
+from .reference import Array
+
+
+def law(rng: np.random.Generator, n: int, dtype: str = "float64") -> Array:
+    rho = rng.exponential(size=n) + 0.05
+    return (rho / rho.sum()).astype(dtype)
+
+
+def problem(
+    n: int, m: int, dtype: str = "float64", seed: int = 0
+) -> tuple[qk.Scores, Array, Array]:
+    rng = np.random.default_rng((seed, n, m))
+    X, Y = rng.normal(size=(n, 2)).astype(dtype), rng.normal(size=(m, 2)).astype(dtype)
+    return qk.scores.distance(X, Y, beta=0.5), law(rng, n, dtype), law(rng, m, dtype)
+
+
+def by_scaling(s: Array, mu: Array, nu: Array) -> Array:
+    """The textbook iteration (DAC eq 64) on the kernel itself."""
+    K = np.exp(s.astype(np.float64))
+    v = np.ones(len(nu))
+    for _ in range(20_000):
+        u = mu / (K @ v)
+        v = nu / (K.T @ u)
+    return u[:, None] * K * v
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (1, 5), (7, 3), (64, 65), (33, 100)])
+def test_the_coupling(shape: tuple[int, int], dtype: str) -> None:
+    """DAC-7, eqs 16 and 63-64: against plain scaling, both dtypes, N != M."""
+    s, mu, nu = problem(*shape, dtype)
+    b = qk.bridge(s, mu, nu)
+    assert b.converged
+    assert b.status == "converged"
+    assert b.f.dtype == b.g.dtype == b.plan().dtype == dtype
+    tol = 1e-5 if dtype == "float32" else 1e-9
+    want = by_scaling(s.to_numpy(), mu.astype(np.float64), nu.astype(np.float64))
+    np.testing.assert_allclose(b.plan(), want, atol=tol)
+    rows, cols = b.marginals()
+    assert np.abs(rows - mu).sum() <= b.tol
+    assert np.abs(cols - nu).sum() <= b.tol
+    assert abs(np.sum(nu.astype(np.float64) * b.g)) <= 20 * np.finfo(dtype).eps
+    assert b.n_iter == len(b.errors)
+    plan = want[want > 0]
+    assert b.cost == pytest.approx(-np.sum(want * s.to_numpy()), rel=100 * tol)
+    assert b.entropy == pytest.approx(-np.sum(plan * np.log(plan)), rel=100 * tol, abs=tol)
+    V = np.random.default_rng(0).normal(size=(shape[1], 3)).astype(dtype)
+    np.testing.assert_allclose(b.project(V), want @ V / want.sum(1, keepdims=True), atol=100 * tol)
+    assert "converged" in str(b)
+
+
+@given(st.integers(2, 12), st.integers(2, 12), st.integers(0, 1000))
+def test_no_other_coupling_is_closer_to_the_kernel(n: int, m: int, seed: int) -> None:
+    """DAC-7: the minimiser of sum P (log P/K - 1) under the marginals, by perturbation."""
+    s, mu, nu = problem(n, m, seed=seed)
+    plan, logits = qk.bridge(s, mu, nu, tol=1e-12).plan(), s.to_numpy()
+
+    def objective(P: Array) -> float:
+        return float(np.sum(P * (np.log(P) - logits - 1)))
+
+    rng = np.random.default_rng(seed)
+    for _ in range(5):
+        i, j = rng.choice(n, 2, replace=False), rng.choice(m, 2, replace=False)
+        cycle = np.zeros((n, m))  # moves mass round a square: the marginals stay
+        cycle[i[0], j[0]] = cycle[i[1], j[1]] = 1
+        cycle[i[0], j[1]] = cycle[i[1], j[0]] = -1
+        size = 0.1 * plan[np.ix_(i, j)].min()
+        assert objective(plan + size * cycle) > objective(plan)
+        assert objective(plan - size * cycle) > objective(plan)
+
+
+def test_weights_of_zero_are_exact() -> None:
+    s, mu, nu = problem(10, 8)
+    mu[[0, 4]] = 0
+    nu[3] = 0
+    mu, nu = mu / mu.sum(), nu / nu.sum()
+    b = qk.bridge(s, mu, nu)
+    plan = b.plan()
+    assert b.converged
+    assert (plan[[0, 4]] == 0).all()
+    assert (plan[:, 3] == 0).all()
+    assert np.isneginf(b.f[[0, 4]]).all()
+    assert np.isneginf(b.g[3])
+    live = np.ix_(mu > 0, nu > 0)
+    want = qk.bridge(qk.scores.dense(s.to_numpy()[live]), mu[mu > 0], nu[nu > 0]).plan()
+    np.testing.assert_allclose(plan[live], want, atol=1e-9)
+    # Starting from it where there is mass again.
+    again = qk.bridge(s, np.full(10, 0.1), np.full(8, 0.125), init=b)
+    assert again.converged
+
+
+def test_masks_and_infeasible_problems() -> None:
+    s, mu, nu = problem(6, 6)
+    causal = qk.bridge(s.causal(), np.full(6, 1 / 6), np.full(6, 1 / 6), max_iter=50)
+    assert not causal.converged  # only the identity has these marginals: approached like 1/k
+    assert causal.status == "iteration limit"
+    hidden = np.ones((6, 6), bool)
+    hidden[2] = False
+    infeasible = qk.bridge(s.masked(hidden), mu, nu)
+    assert infeasible.status == "infeasible"
+    assert not infeasible.converged
+    window = qk.bridge(s.window(2, 2), np.full(6, 1 / 6), np.full(6, 1 / 6))
+    assert window.converged
+    assert (window.plan()[0, 3:] == 0).all()
+
+
+def test_warm_starts() -> None:
+    s, mu, nu = problem(40, 50)
+    cold = qk.bridge(s, mu, nu)
+    warm = qk.bridge(s, mu, nu, init=cold)
+    assert warm.n_iter == 1
+    by_hand = qk.bridge(s, mu, nu, init=(cold.f, cold.g))
+    assert by_hand.n_iter == 1
+    np.testing.assert_allclose(warm.plan(), cold.plan(), atol=1e-9)
+
+
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 300.0])
+def test_extreme_scores(scale: float) -> None:
+    """Logits of thousands in the log domain: no overflow, an honest status."""
+    rng = np.random.default_rng(0)
+    Z = scale * rng.normal(size=(20, 20))
+    b = qk.bridge(qk.scores.dense(Z), np.full(20, 0.05), np.full(20, 0.05), max_iter=2000)
+    assert np.isfinite(b.f).all()
+    assert np.isfinite(b.g).all()
+    assert b.converged == (b.error <= b.tol)
+    assert b.status in ("converged", "iteration limit", "stagnated")
+
+
+def test_wrong_arguments_are_named() -> None:
+    s, mu, nu = problem(4, 5)
+    cases: list[tuple[dict[str, object], type[Exception], str]] = [
+        ({"mu": mu[:3]}, ValueError, "mu"),
+        ({"mu": -mu}, ValueError, "mu: wanted weights >= 0"),
+        ({"nu": 2 * nu}, ValueError, "nu: wanted the total mass of mu"),
+        ({"nu": np.zeros(5)}, ValueError, "nu: wanted some mass"),
+        ({"mu": mu.astype(np.float32)}, TypeError, "mu"),
+        ({"mu": np.where(np.arange(4) == 1, np.nan, mu)}, ValueError, "mu"),
+        ({"mu": mu[None]}, ValueError, "mu"),
+        ({"tol": 0}, ValueError, "tol"),
+        ({"max_iter": 0}, ValueError, "max_iter"),
+        ({"solver": "magic"}, ValueError, "solver"),
+        ({"solver": "symmetric"}, ValueError, "symmetric"),
+        ({"init": 3}, TypeError, "init"),
+        ({"init": (np.zeros(4), np.zeros(4))}, ValueError, "init g"),
+        ({"kernel": np.zeros((4, 5))}, TypeError, "qk.scores.dense"),
+        ({"kernel": qk.scores.dense(np.zeros((2, 4, 5)))}, ValueError, "kernel"),
+    ]
+    for change, error, text in cases:
+        arguments: dict[str, object] = {"kernel": s, "mu": mu, "nu": nu, **change}
+        with pytest.raises(error, match=text):
+            qk.bridge(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="square"):
+        qk.sinkhorn(s)
+    with pytest.raises(RuntimeError, match="iteration limit after 3"):
+        qk.sinkhorn(qk.scores.dot(np.random.default_rng(0).normal(size=(9, 3))), max_iter=3)
