@@ -13,7 +13,7 @@ import time
 
 import environment
 
-GROUPS = ("limits", "attention", "lse", "small", "dense", "isa", "stages")
+GROUPS = ("limits", "attention", "lse", "small", "dense", "dynamics", "diffusion", "isa", "stages")
 
 
 def parse() -> argparse.Namespace:

@@ -233,3 +233,37 @@ def test_log_inverts_exp(dtype: str) -> None:
     eps = float(np.finfo(dtype).eps)
     error = np.abs(cpu.log(cpu.exp(x)).astype(np.float64) - x)
     assert (error <= eps * (cpu.EXP_MAX_ULP + cpu.LOG_MAX_ULP * np.abs(x))).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sine_and_cosine_are_within_their_bound(dtype: str) -> None:
+    """The phases of magnetic operators: absolute error in eps, over every size of argument."""
+    rng = np.random.default_rng(0)
+    quarter = np.pi / 2 * np.arange(-4000, 4001)
+    sizes = [np.linspace(-10, 10, 200_001), quarter, np.nextafter(quarter, np.inf)]
+    sizes += [10.0**k * rng.uniform(-1, 1, 20_000) for k in range(-3, 9)]
+    sizes += [np.array([0.0, -0.0, 5999.9, 6000.1, 1e6, 1.0001e6])]
+    x = np.concatenate(sizes).astype(dtype)
+    sine, cosine = cpu.sincos(x)
+    assert sine.dtype == cosine.dtype == x.dtype
+    eps = float(np.finfo(dtype).eps)
+    high = x.astype(np.longdouble)
+    assert float(np.abs(sine - np.sin(high)).max()) <= cpu.SINCOS_MAX_ERROR * eps
+    assert float(np.abs(cosine - np.cos(high)).max()) <= cpu.SINCOS_MAX_ERROR * eps
+    assert cpu.SINCOS_MAX_ERROR <= 2
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_sine_and_cosine_of_special_values(dtype: str) -> None:
+    huge = np.array([1e20, -3e30], dtype)
+    sine, cosine = cpu.sincos(huge)
+    np.testing.assert_allclose(sine, np.sin(huge), atol=2e-7 if dtype == "float32" else 1e-15)
+    np.testing.assert_allclose(cosine, np.cos(huge), atol=2e-7 if dtype == "float32" else 1e-15)
+    for part in cpu.sincos(np.array([np.nan], dtype)):
+        assert np.isnan(part).all()
+    for part in cpu.sincos(np.array([np.inf, -np.inf, 1.0], dtype)):
+        assert np.isnan(part[:2]).all()
+        assert np.isfinite(part[2])
+    sine, cosine = cpu.sincos(np.zeros(1, dtype))
+    assert (sine == 0).all()
+    assert (cosine == 1).all()
