@@ -10,6 +10,7 @@ namespace py = pybind11;
 
 void register_arrays(py::module_& m);
 void register_engine(py::module_& m);
+void register_bridge(py::module_& m);
 
 namespace qk::bind {
 

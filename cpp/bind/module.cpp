@@ -25,4 +25,5 @@ PYBIND11_MODULE(QK_MODULE_NAME, m, py::mod_gil_not_used()) {
     m.attr("SINCOS_MAX_ERROR") = qk::sincos_max_error;
     register_arrays(m);
     register_engine(m);
+    register_bridge(m);
 }

@@ -14,7 +14,7 @@ from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
 from ._lazy_scores import Scores
 from ._markov import Composition
-from .bridges import SchrodingerBridge, bridge, sinkhorn
+from .bridges import SchrodingerBridge, bridge, semi_relaxed, sinkhorn
 from .experts import DirectionalExperts, directional_experts, poe, total_variation
 from .operators import KernelOperator, MarkovOperator, kernel, softmax
 
@@ -37,6 +37,7 @@ __all__ = [
     "kernel",
     "poe",
     "scores",
+    "semi_relaxed",
     "set_num_threads",
     "show_config",
     "sinkhorn",

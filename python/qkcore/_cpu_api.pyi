@@ -1,4 +1,5 @@
 # The compiled engine's interface; installed as the stub of every _cpu_<level> module.
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ EXP_MAX_ULP: float
 LOG_MAX_ULP: float
 SINCOS_MAX_ERROR: float
 WEIGHTS: tuple[str, ...]
+BRIDGE_METHODS: tuple[str, ...]
+BRIDGE_STATUS: tuple[str, ...]
 
 _Real = npt.NDArray[np.floating[Any]]
 
@@ -38,3 +41,32 @@ def compare_rows(
     a: tuple[Any, ...], b: tuple[Any, ...], n_threads: int
 ) -> tuple[_Real, _Real, _Real, _Real, _Real, npt.NDArray[np.int64]]: ...
 def sincos(x: _Real) -> tuple[_Real, _Real]: ...
+def solve_bridge(
+    spec: tuple[Any, ...],
+    mu: _Real,
+    nu: _Real,
+    f: _Real,
+    g: _Real,
+    method: int,
+    tol: float,
+    max_visits: int,
+    row_damping: float,
+    col_damping: float,
+    stored: bool,
+    report: Callable[[int, float], object] | None,
+    n_threads: int,
+) -> tuple[_Real, _Real, _Real, int, float, int]: ...
+def solve_bridges(
+    spec: tuple[Any, ...],
+    mu: _Real,
+    nu: _Real,
+    f: _Real,
+    g: _Real,
+    method: int,
+    tol: float,
+    max_visits: int,
+    row_damping: float,
+    col_damping: float,
+    stored: bool,
+    n_threads: int,
+) -> tuple[_Real, _Real, _Real, npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...

@@ -199,6 +199,38 @@ class Scores:
             and all(same(r, c) for r, c in zip(rows, cols, strict=True))
         )
 
+    def rows(self, start: int, stop: int) -> Scores:
+        """Rows start to stop (exclusive) as scores of their own, lazily; not for ragged scores."""
+        first, last = _checks.integer("start", start), _checks.integer("stop", stop)
+        if not 0 <= first < last <= self._n_rows:
+            raise ValueError(
+                f"start, stop: wanted 0 <= start < stop <= {self._n_rows}, got {start}, {stop}"
+            )
+        if self._offsets is not None:
+            raise ValueError(
+                "rows: wanted scores that are not ragged; take the rows before ragged()"
+            )
+
+        def cut(x: Any) -> Any:  # along the rows; axes of length 1 broadcast
+            return x[..., first:last, :] if x.shape[-2] != 1 or self._n_rows == 1 else x
+
+        lo, hi = self._band
+        bounded = (max(lo + first, -UNBOUNDED), min(hi + first, UNBOUNDED))
+        return Scores(
+            self.dtype,
+            self._batch,
+            last - first,
+            self._n_cols,
+            dots=tuple((cut(x), y, c) for x, y, c in self._dots),
+            distances=tuple((cut(x), y, c, k) for x, y, c, k in self._distances),
+            dense=tuple((cut(z), c) for z, c in self._dense),
+            row_bias=tuple(r[..., first:last] for r in self._row_bias),
+            col_bias=self._col_bias,
+            masks=tuple(cut(m) for m in self._masks),
+            band=(lo if lo <= -UNBOUNDED else bounded[0], hi if hi >= UNBOUNDED else bounded[1]),
+            top=self._top,
+        )
+
     # ---- algebra ------------------------------------------------------------------------------
 
     def __add__(self, other: object) -> Scores:

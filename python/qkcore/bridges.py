@@ -1,109 +1,36 @@
-"""Schrödinger bridges: the coupling of two marginals closest to a kernel (DAC-7), and Sinkhorn.
+"""Schrödinger bridges: the coupling of two marginals closest to a kernel (DAC-7, EOT-1, EOT-10).
 
 :math:`\\Pi_{ij} = e^{f_i + s_{ij} + g_j}` with row sums :math:`\\mu` and column sums :math:`\\nu`
-(DAC eqs 16, 63-64). Everything is done on logarithms, with reductions of the engine.
+(DAC eqs 16, 63-64). One iteration visits every entry once: the row update, and in the same visit the
+column sums that follow from it.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _checks
+from ._bridge_result import SchrodingerBridge
+from ._config import resolve_threads
 from ._lazy_scores import Real, Scores
-from .operators import MarkovOperator, _scores_argument, softmax
+from ._native import cpu
+from .operators import MarkovOperator, _scores_argument
 
-__all__ = ["SchrodingerBridge", "bridge", "sinkhorn"]
+__all__ = ["SchrodingerBridge", "bridge", "semi_relaxed", "sinkhorn"]
 
 _TOL = {4: 1e-5, 8: 1e-9}
-_STAGNATION = 100  # iterations without progress
+_METHODS = {name: code for code, name in enumerate(cpu.BRIDGE_METHODS)}
+_SOLVERS = ("auto", *_METHODS, "annealed")
+# Entries of kernels from points are stored up to this many bytes; a dense kernel may be stored again.
+_STORED_BYTES = 256 * 2**20
 
-
-@dataclass(frozen=True, eq=False)
-class SchrodingerBridge:
-    """A solved bridge: log potentials, how the solve went, and everything that follows from them."""
-
-    scores: Scores = field(repr=False)
-    mu: Real = field(repr=False)
-    nu: Real = field(repr=False)
-    f: Real = field(repr=False)
-    """log potential of the rows"""
-    g: Real = field(repr=False)
-    """log potential of the columns; sum_j nu_j g_j = 0"""
-    status: str
-    """"converged", or why not: "iteration limit", "stagnated" (at the precision of the dtype),
-    "infeasible" (mass where the kernel has none)"""
-    converged: bool
-    """finite, and both marginals within ``tol`` (L1) at a final check of their own"""
-    n_iter: int
-    errors: npt.NDArray[np.float64] = field(repr=False)
-    """L1 error of the column marginal after each iteration (of both, for the symmetric update)"""
-    error: float
-    """L1 error of the worse marginal at the final check"""
-    worst: float
-    """largest relative error of a single entry of the marginals at the final check"""
-    method: str
-    tol: float
-
-    @cached_property
-    def _log_plan(self) -> Scores:
-        return self.scores.shift(rows=self.f, columns=self.g)
-
-    def plan(self) -> Real:
-        """The coupling as an array (N, M)."""
-        return np.exp(self._log_plan.to_numpy())
-
-    def marginals(self) -> tuple[Real, Real]:
-        """Row and column sums of the coupling, in one pass."""
-        return self._log_plan.marginals()
-
-    @cached_property
-    def forward(self) -> MarkovOperator:
-        """:math:`\\Pi_{ij}/\\mu_i` (eq 17): the softmax of s + g over rows (eq 33), N x M."""
-        return softmax(self.scores.shift(columns=self.g))
-
-    @cached_property
-    def backward(self) -> MarkovOperator:
-        """:math:`\\Pi_{ij}/\\nu_j` as an M x N operator whose rows are the columns j."""
-        return softmax(self.scores.T.shift(columns=self.f))
-
-    def project(self, V: npt.ArrayLike) -> Real:
-        """Barycentric projection: the mean of V (M, k) or (M,) under each row of the coupling."""
-        return self.forward.apply(V)
-
-    @cached_property
-    def cost(self) -> float:
-        """:math:`-\\sum_{ij} \\Pi_{ij} s_{ij}`."""
-        return float(self._row_terms[0])
-
-    @cached_property
-    def entropy(self) -> float:
-        """:math:`-\\sum_{ij} \\Pi_{ij}\\log \\Pi_{ij}`, in nats."""
-        return float(self._row_terms[1])
-
-    @cached_property
-    def _row_terms(self) -> tuple[float, float]:
-        # A row of the coupling is mu_i times a softmax, whose moments the engine gives.
-        forward, live = self.forward, self.mu > 0
-        mu = self.mu[live].astype(np.float64)
-        expected = forward.expected_score()[live].astype(np.float64)  # of s + g
-        g_mean = forward.apply(np.where(np.isfinite(self.g), self.g, 0))[live].astype(np.float64)
-        entropy = forward.entropy()[live].astype(np.float64)
-        return -math.fsum(mu * (expected - g_mean)), math.fsum(mu * (entropy - np.log(mu)))
-
-    def __str__(self) -> str:
-        n, m = self.scores.shape
-        state = "converged" if self.converged else f"not converged ({self.status})"
-        return (
-            f"Schrödinger bridge {n} x {m}, {self.scores.dtype}: {state}\n"
-            f"  {self.n_iter} iterations of {self.method}, "
-            f"marginal error {self.error:.3g} (tolerance {self.tol:.3g})"
-        )
+Init = SchrodingerBridge | tuple[npt.ArrayLike, npt.ArrayLike] | None
+Callback = Callable[[int, float], object]
 
 
 def bridge(
@@ -114,15 +41,34 @@ def bridge(
     tol: float | None = None,
     max_iter: int = 10_000,
     solver: str = "auto",
+    penalty: float | tuple[float, float] | None = None,
+    init: Init = None,
+    max_memory: float | None = None,
+    callback: Callback | None = None,
+    progress: bool = False,
     n_threads: int | None = None,
-    init: SchrodingerBridge | tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
 ) -> SchrodingerBridge:
-    """The Schrödinger bridge from mu (N,) to nu (M,) over the kernel exp(s) (DAC-7, eqs 16, 63-64).
+    """The Schrödinger bridge from mu (..., N) to nu (..., M) over the kernel exp(s) (DAC-7).
 
-    The kernel is taken as given: no hidden factor, no hidden temperature. ``solver`` is "log"
-    (alternating log-domain updates), "symmetric" (the averaged update, for symmetric scores and
-    mu = nu) or "auto", which takes the second where it applies. ``tol`` bounds the L1 error of both
-    marginals (default 1e-9, in float32 1e-5). ``init`` is an earlier result or potentials (f, g).
+    The kernel is taken as given: no hidden factor, no hidden temperature. Weights of 0 are exact.
+    Batched and ragged scores are solved in one call, every problem for itself.
+
+    ``solver``:
+
+    - "auto": "symmetric" where it applies, else "relaxed"; should that stall, "newton".
+    - "alternating": Sinkhorn's iteration.
+    - "relaxed": the same, over-relaxed once its rate has settled, and only while that helps.
+    - "anderson": extrapolation of the last five iterates, with a way back.
+    - "newton": Newton's method on the dual, conjugate gradients inside (the constant projected out).
+    - "symmetric": the averaged update, for symmetric scores and mu = nu.
+    - "annealed": from a small multiple of the scores to the scores, each stage starting from the last.
+
+    ``tol`` bounds the L1 error of both marginals (default 1e-9, in float32 1e-5). ``penalty``: KL
+    penalties on the marginals instead of constraints (unbalanced), one weight or (rows, columns), in
+    units of the kernel's own temperature; inf for a constraint. ``init``: an earlier result or
+    potentials (f, g). ``max_memory``: bytes for storing the kernel's entries (default: as much as a
+    dense kernel has already, 256 MB for one from points; 0: compute them at every visit).
+    ``callback(visits, error)`` is called after each iteration, ``progress=True`` shows a bar.
 
     >>> import numpy as np, qkcore as qk
     >>> b = qk.bridge(qk.scores.dense(np.zeros((2, 3))), np.full(2, 0.5), np.array([0.2, 0.3, 0.5]))
@@ -133,37 +79,53 @@ def bridge(
     True
     """
     s = _scores_argument(kernel)
-    if s.ndim != 2:
-        raise ValueError(
-            f"kernel: wanted one N x M problem, got shape {s.shape}; solve them in turn"
-        )
-    mu, nu = _marginal("mu", mu, s, 0), _marginal("nu", nu, s, 1)
-    masses = float(mu.sum(dtype=np.float64)), float(nu.sum(dtype=np.float64))
-    slack = 16 * math.sqrt(max(s.shape)) * float(np.finfo(s.dtype).eps)
-    if abs(masses[0] - masses[1]) > slack * masses[0]:
-        raise ValueError(
-            f"nu: wanted the total mass of mu, {masses[0]:.6g}, got {masses[1]:.6g}; "
-            "divide both by their sums"
-        )
-    wanted = _TOL[s.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
-    limit = _checks.integer("max_iter", max_iter)
-    if limit < 1:
-        raise ValueError(f"max_iter: wanted at least 1, got {max_iter}")
-    symmetric = s._symmetric and np.array_equal(mu, nu)
-    if solver not in ("auto", "log", "symmetric"):
-        raise ValueError(f'solver: wanted "auto", "log" or "symmetric", got {solver!r}')
+    problem = _Problem(
+        s,
+        _marginal("mu", mu, s, 0),
+        _marginal("nu", nu, s, 1),
+        _TOL[s.dtype.itemsize] if tol is None else _checks.positive("tol", tol),
+        _at_least_one("max_iter", max_iter),
+        *_penalties(penalty),
+        _stored(s, max_memory),
+        resolve_threads(n_threads),
+    )
+    if solver not in _SOLVERS:
+        names = ", ".join(f'"{name}"' for name in _SOLVERS)
+        raise ValueError(f"solver: wanted one of {names}, got {solver!r}")
+    balanced = math.isinf(problem.row_penalty) and math.isinf(problem.col_penalty)
+    if balanced:
+        _same_mass(problem)
+    symmetric = _is_symmetric(problem)
     if solver == "symmetric" and not symmetric:
         raise ValueError(
             'solver: wanted symmetric scores and mu = nu for "symmetric", got a problem that is not '
             'known to be symmetric; use "auto"'
         )
+    if not balanced and solver not in ("auto", "alternating"):
+        raise ValueError(f'solver: wanted "alternating" with penalties, got {solver!r}')
     if solver == "auto":
-        solver = "symmetric" if symmetric else "log"
+        solver = "alternating" if not balanced else "symmetric" if symmetric else "relaxed"
+        fall_back = "newton" if solver == "relaxed" else None
+    else:
+        fall_back = None
     f, g = _start(init, s)
-    state = _State(s, mu, nu, f, g, n_threads)
-    update = state.average if solver == "symmetric" else state.alternate
-    status = _iterate(state, update, wanted, limit)
-    return _finish(state, status, solver, wanted)
+    if s._batch or s._offsets is not None:
+        if callback is not None or progress or solver == "annealed":
+            raise ValueError(
+                "kernel: wanted one problem for a callback, a progress bar or annealing, got a batch"
+            )
+        return _solve_batch(problem, solver, f, g)
+    report = _reporter(callback, progress, problem)
+    try:
+        if solver == "annealed":
+            return _anneal(problem, f, g, report.call)
+        found = _solve(problem, solver, f, g, report.call)
+        if fall_back is not None and found.status == "stagnated":
+            again = _solve(problem, fall_back, found.f, found.g, report.call)
+            found = again if again.error < found.error else found
+        return found
+    finally:
+        report.close()
 
 
 def sinkhorn(
@@ -171,6 +133,7 @@ def sinkhorn(
     *,
     tol: float | None = None,
     max_iter: int = 10_000,
+    max_memory: float | None = None,
     n_threads: int | None = None,
 ) -> MarkovOperator:
     """The bistochastic operator :math:`e^{s_{ij} + u_i + v_j}` (DAC-4, eqs 9-10; B.3).
@@ -188,137 +151,309 @@ def sinkhorn(
     s = _scores_argument(s)
     if s.ndim != 2 or s.shape[0] != s.shape[1]:
         raise ValueError(f"s: wanted square scores (N, N), got shape {s.shape}; see qk.bridge")
+    if s._offsets is not None:
+        raise ValueError("s: wanted one problem, got ragged blocks; see qk.bridge")
     n = s.shape[0]
     uniform = np.full(n, 1 / n, s.dtype)
-    found = bridge(s, uniform, uniform, tol=tol, max_iter=max_iter, n_threads=n_threads)
+    found = bridge(
+        s, uniform, uniform, tol=tol, max_iter=max_iter, max_memory=max_memory, n_threads=n_threads
+    )
     if not found.converged:
         raise RuntimeError(
             f"sinkhorn: {found.status} after {found.n_iter} iterations, with a marginal error of "
             f"{found.error:.3g} (wanted {found.tol:.3g}); raise max_iter or tol, lower beta, or look "
             "at qk.bridge(s, mu, nu), which returns what it has"
         )
-    if found.method == "symmetric":
+    if found.method.startswith("symmetric"):
         half = (found.f + found.g + s.dtype.type(math.log(n))) / 2
         return MarkovOperator(s.shift(rows=half, columns=half), 1, bridge=found)
     rows = found.f + s.dtype.type(math.log(n))
     return MarkovOperator(s.shift(rows=rows, columns=found.g), 1, bridge=found)
 
 
-class _State:
-    """Potentials and the two half-steps; ``error`` belongs to the marginal not just fixed."""
+def semi_relaxed(
+    kernel: Scores,
+    mu: npt.ArrayLike,
+    *,
+    reference: npt.ArrayLike | None = None,
+    n_threads: int | None = None,
+) -> SchrodingerBridge:
+    """Rows constrained, columns free: attention as one-sided entropic transport (EOT-1).
 
-    def __init__(
-        self, s: Scores, mu: Real, nu: Real, f: Real, g: Real, n_threads: int | None
-    ) -> None:
-        self.s, self.mu, self.nu, self.f, self.g = s, mu, nu, f, g
-        self.n_threads = n_threads
+    Row i of the coupling is :math:`\\mu_i p_i` where :math:`p_i = \\mathrm{softmax}_j(s_{ij} + \\log u_j)`
+    minimises :math:`\\langle -s_i, p\\rangle + \\mathrm{KL}(p \\| u)` over the simplex, for the reference
+    ``u`` (default: uniform; only its ratios matter). -inf scores are infinite costs.
+
+    >>> import numpy as np, qkcore as qk
+    >>> s = qk.scores.dense(np.zeros((1, 2)))
+    >>> qk.semi_relaxed(s, np.ones(1), reference=np.array([1.0, 3.0])).plan()
+    array([[0.25, 0.75]])
+    """
+    s = _scores_argument(kernel)
+    rows = _marginal("mu", mu, s, 0)
+    if reference is None:
+        g = np.zeros(s.shape[-1], s.dtype)
+    else:
         with np.errstate(divide="ignore"):
-            self.log_mu, self.log_nu = np.log(mu), np.log(nu)
-        self.errors: list[float] = []
-        self.infeasible = False
-
-    def _solve(self, log_weight: Real, lse: Real) -> Real:
-        """log_weight - lse; rows without mass stay out, rows with mass need a kernel."""
-        if np.any(np.isneginf(lse) & (log_weight > -np.inf)):
-            self.infeasible = True
-        with np.errstate(invalid="ignore"):
-            out: Real = np.where(
-                np.isneginf(log_weight) | np.isneginf(lse), -np.inf, log_weight - lse
-            )
-        return out
-
-    def alternate(self) -> float:
-        """f from g, the error of the columns, g from f."""
-        lse = self.s.shift(columns=self.g).logsumexp(1, n_threads=self.n_threads)
-        self.f = self._solve(self.log_mu, lse)
-        lse = self.s.shift(rows=self.f).logsumexp(0, n_threads=self.n_threads)
-        error = float(np.abs(np.exp((self.g + lse).astype(np.float64)) - self.nu).sum())
-        self.g_next = self._solve(self.log_nu, lse)
-        return error
-
-    def average(self) -> float:
-        """f = g moved half-way to the row update; the error is that of both marginals."""
-        lse = self.s.shift(columns=self.g).logsumexp(1, n_threads=self.n_threads)
-        error = float(np.abs(np.exp((self.f + lse).astype(np.float64)) - self.mu).sum())
-        new = self._solve(self.log_mu, lse)
-        with np.errstate(invalid="ignore"):
-            new = np.where(np.isneginf(new), new, (self.f + new) / 2)
-        self.g_next = new.astype(self.f.dtype, copy=False)
-        return error
-
-    def accept(self, method_is_symmetric: bool) -> None:
-        """Go on: take the update that the last error did not yet know of."""
-        self.g = self.g_next
-        if method_is_symmetric:
-            self.f = self.g_next
+            g = np.log(_marginal("reference", reference, s, 1))
+    lse = s.shift(columns=g).logsumexp(1, n_threads=n_threads)
+    blind = np.isneginf(lse) & (rows > 0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        f = np.where(np.isneginf(lse) | (rows == 0), -np.inf, np.log(rows) - lse).astype(s.dtype)
+    _, cols = s.marginals(f, np.broadcast_to(g, (*s._batch, s.shape[-1])), n_threads=n_threads)
+    infeasible = bool(blind.any())
+    return SchrodingerBridge(
+        scores=s,
+        mu=np.broadcast_to(rows, f.shape),
+        nu=cols,
+        f=f,
+        g=np.broadcast_to(g, cols.shape),
+        status="infeasible" if infeasible else "converged",
+        converged=not infeasible,
+        n_iter=1,
+        n_visits=1,
+        errors=np.zeros(1),
+        error=float(rows[blind].sum()) if infeasible else 0.0,
+        worst=1.0 if infeasible else 0.0,
+        method="one row update",
+        tol=_TOL[s.dtype.itemsize],
+        penalty=(math.inf, 0.0),
+    )
 
 
-def _iterate(state: _State, update: Any, tol: float, max_iter: int) -> str:
-    best, best_at = math.inf, 0
-    symmetric = update == state.average
-    if symmetric:
-        # f = g is the gauge that the averaged update keeps.
-        with np.errstate(invalid="ignore"):
-            both = (state.f + state.g) / 2
-        state.f = state.g = np.where(np.isnan(both), -np.inf, both).astype(state.f.dtype)
-    for k in range(max_iter):
-        error = update()
-        state.errors.append(error)
-        if state.infeasible:
-            return "infeasible"
-        if error <= 0.5 * tol:
-            return "converged"
-        if error < 0.99 * best:
-            best, best_at = error, k
-        elif k - best_at > _STAGNATION:
-            return "converged" if error <= tol else "stagnated"
-        state.accept(symmetric)
-    return "iteration limit"
+# ---- one problem --------------------------------------------------------------------------------
 
 
-def _finish(state: _State, status: str, method: str, tol: float) -> SchrodingerBridge:
-    f, g = state.f, state.g
-    live = state.nu > 0
-    if np.isfinite(g[live]).all():
-        mean = float(
-            np.sum(state.nu[live].astype(np.float64) * g[live]) / state.nu.sum(dtype=float)
+class _Problem(NamedTuple):
+    s: Scores
+    mu: Real
+    nu: Real
+    tol: float
+    max_iter: int
+    row_penalty: float
+    col_penalty: float
+    stored: bool
+    n_threads: int
+
+    def dampings(self) -> tuple[float, float]:
+        """The fraction of a full update that a KL penalty leaves: p / (1 + p)."""
+        return tuple(  # type: ignore[return-value]
+            1.0 if math.isinf(p) else p / (1 + p) for p in (self.row_penalty, self.col_penalty)
         )
-        f, g = f + f.dtype.type(mean), g - g.dtype.type(mean)
-    error = worst = 0.0
-    got = state.s.marginals(f, g, n_threads=state.n_threads)
-    for sums, wanted in zip(got, (state.mu, state.nu), strict=True):
-        off = np.abs(sums.astype(np.float64) - wanted)
-        error = max(error, float(off.sum()))
-        worst = max(worst, float((off[wanted > 0] / wanted[wanted > 0]).max()))
-    converged = error <= tol and status != "infeasible"
+
+
+def _solve(
+    p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
+) -> SchrodingerBridge:
+    if solver == "symmetric":  # f = g is the gauge that the averaged update keeps
+        f = g = (f + g) / 2
+    errors: list[Real] = []
+    visits = 0
+    # The final check rounds the potentials to the dtype and looks at both marginals: leave it room.
+    for inner in (0.5 * p.tol, 0.05 * p.tol):
+        f, g, new, used, relaxation, code = cpu.solve_bridge(
+            p.s._spec,
+            p.mu,
+            p.nu,
+            f,
+            g,
+            _METHODS[solver],
+            inner,
+            p.max_iter - visits,
+            *p.dampings(),
+            p.stored,
+            report,
+            p.n_threads,
+        )
+        errors.append(new)
+        visits += used
+        status = cpu.BRIDGE_STATUS[code]
+        if status == "overflow":
+            raise OverflowError("kernel: scores overflow while solving; scale them or use float64")
+        found = _finish(p, f, g, np.concatenate(errors), visits, status, solver, relaxation)
+        if found.converged or found.status != "stagnated" or visits >= p.max_iter:
+            break
+    return found
+
+
+def _finish(
+    p: _Problem,
+    f: Real,
+    g: Real,
+    errors: Real,
+    visits: int,
+    status: str,
+    solver: str,
+    relaxation: float = 1.0,
+) -> SchrodingerBridge:
+    balanced = math.isinf(p.row_penalty) and math.isinf(p.col_penalty)
+    if balanced:
+        f, g = _gauge(f, g, p.nu)
+    f, g = f.astype(p.s.dtype), g.astype(p.s.dtype)
+    error, worst = _check(p, f, g)
+    converged = error <= p.tol and status != "infeasible"
     if converged:
         status = "converged"
     elif status == "converged":
         status = "stagnated"
     return SchrodingerBridge(
-        scores=state.s,
-        mu=state.mu,
-        nu=state.nu,
+        scores=p.s,
+        mu=p.mu,
+        nu=p.nu,
         f=f,
         g=g,
         status=status,
         converged=converged,
-        n_iter=len(state.errors),
-        errors=np.array(state.errors),
+        n_iter=len(errors),
+        n_visits=visits,
+        errors=np.asarray(errors),
         error=error,
         worst=worst,
-        method=method,
-        tol=tol,
+        method=f"{solver}, {'stored' if p.stored else 'on the fly'}",
+        tol=p.tol,
+        penalty=(p.row_penalty, p.col_penalty),
+        relaxation=relaxation,
     )
+
+
+def _gauge(f: Real, g: Real, nu: Real) -> tuple[Real, Real]:
+    """Potentials shifted so that sum_j nu_j g_j = 0."""
+    live = nu > 0
+    if not np.isfinite(g[live]).all():
+        return f, g
+    mean = float(np.sum(nu[live].astype(np.float64) * g[live]) / np.sum(nu, dtype=np.float64))
+    return f + mean, g - mean
+
+
+def _check(p: _Problem, f: Real, g: Real) -> tuple[float, float]:
+    """L1 and worst relative error of the conditions on the marginals of exp(f + s + g)."""
+    error = worst = 0.0
+    sums = p.s.marginals(f, g, n_threads=p.n_threads)
+    sides = ((f, p.mu, p.row_penalty), (g, p.nu, p.col_penalty))
+    for got, (potential, weight, strength) in zip(sums, sides, strict=True):
+        wanted = weight.astype(np.float64)
+        if not math.isinf(strength):  # optimality: sums = weight * exp(-potential / penalty)
+            with np.errstate(over="ignore", invalid="ignore"):
+                tilt = np.exp(-potential.astype(np.float64) / strength)
+                wanted = np.where(wanted > 0, wanted * tilt, 0.0)
+        off = np.abs(got.astype(np.float64) - wanted)
+        live = wanted > 0
+        error = max(error, float(off.sum()))
+        if live.any():
+            worst = max(worst, float((off[live] / wanted[live]).max()))
+    return (error, worst) if math.isfinite(error) else (math.inf, math.inf)
+
+
+def _anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> SchrodingerBridge:
+    """Scores times 1/64, 1/16, 1/4, 1: each stage to a rough tolerance, the last to the full one."""
+    errors: list[Real] = []
+    visits = 0
+    scale = 1.0 / 64
+    while scale < 1:
+        stage = p._replace(
+            s=p.s * scale, tol=max(p.tol, 1e-3), max_iter=max(1, p.max_iter - visits)
+        )
+        found = _solve(stage, "relaxed", f * scale, g * scale, report)
+        visits += found.n_visits
+        errors.append(found.errors)
+        if found.status == "infeasible" or visits >= p.max_iter:
+            break
+        f, g = (np.where(np.isfinite(x), x / scale, 0.0) for x in (found.f, found.g))
+        scale *= 4
+    last = _solve(p._replace(max_iter=max(1, p.max_iter - visits)), "relaxed", f, g, report)
+    errors.append(last.errors)
+    return _finish(
+        p,
+        last.f,
+        last.g,
+        np.concatenate(errors),
+        visits + last.n_visits,
+        last.status,
+        "annealed",
+        last.relaxation,
+    )
+
+
+# ---- many problems ------------------------------------------------------------------------------
+
+
+def _solve_batch(p: _Problem, solver: str, f: Real, g: Real) -> SchrodingerBridge:
+    s = p.s
+    ragged = s._offsets is not None
+    rows, cols = (*s._batch, s.shape[-2]), (*s._batch, s.shape[-1])
+    mu, nu = np.broadcast_to(p.mu, rows), np.broadcast_to(p.nu, cols)
+    f, g = np.broadcast_to(f, rows), np.broadcast_to(g, cols)
+    if solver == "symmetric":
+        f = g = (f + g) / 2
+    found = cpu.solve_bridges(
+        s._spec,
+        mu.reshape(-1),
+        nu.reshape(-1),
+        f.reshape(-1),
+        g.reshape(-1),
+        _METHODS[solver],
+        0.5 * p.tol,
+        p.max_iter,
+        *p.dampings(),
+        p.stored,
+        p.n_threads,
+    )
+    f, g = found[0].reshape(rows), found[1].reshape(cols)
+    blocks: list[tuple[Any, Any]]
+    if ragged:
+        row_cuts, col_cuts = s._offsets if s._offsets is not None else ((), ())
+        blocks = [
+            (slice(a, b), slice(c, d))
+            for a, b, c, d in zip(row_cuts, row_cuts[1:], col_cuts, col_cuts[1:], strict=False)
+        ]
+    else:
+        blocks = [(index, index) for index in np.ndindex(s._batch)]
+    f, g = f.astype(s.dtype), g.astype(s.dtype)
+    got = s.marginals(f, g, n_threads=p.n_threads)
+    error, worst = np.zeros(len(blocks)), np.zeros(len(blocks))
+    for k, (row, col) in enumerate(blocks):
+        for sums, wanted, where in zip(got, (mu, nu), (row, col), strict=True):
+            off = np.abs(sums[where].astype(np.float64) - wanted[where])
+            live = wanted[where] > 0
+            error[k] = max(error[k], off.sum())
+            worst[k] = max(worst[k], (off[live] / wanted[where][live]).max(initial=0.0))
+    names = np.array(cpu.BRIDGE_STATUS)[found[4]]
+    converged = (error <= p.tol) & (names != "infeasible")
+    names = np.where(converged, "converged", np.where(names == "converged", "stagnated", names))
+    shape = (len(blocks),) if ragged else s._batch
+    batch: Any = {
+        "status": names.reshape(shape),
+        "converged": converged.reshape(shape),
+        "n_iter": found[3].reshape(shape),
+        "n_visits": found[3].reshape(shape),
+        "errors": found[2].reshape(shape),
+        "error": error.reshape(shape),
+        "worst": worst.reshape(shape),
+    }
+    return SchrodingerBridge(
+        scores=s,
+        mu=mu,
+        nu=nu,
+        f=f,
+        g=g,
+        method=f"{solver}, {'stored' if p.stored else 'on the fly'}",
+        tol=p.tol,
+        penalty=(p.row_penalty, p.col_penalty),
+        **batch,
+    )
+
+
+# ---- arguments ----------------------------------------------------------------------------------
 
 
 def _marginal(name: str, value: npt.ArrayLike, s: Scores, side: int) -> Real:
     array = _checks.real_array(name, value)
     _checks.same_dtype(name, array, s.dtype, "the kernel")
     what = "rows" if side == 0 else "columns"
-    _checks.core_shape(name, array.shape, (s.shape[side],), f"as the {what} of the kernel")
-    if array.ndim != 1:
-        raise ValueError(f"{name}: wanted shape ({s.shape[side]},), got {array.shape}")
+    length = s.shape[side - 2]
+    _checks.core_shape(name, array.shape, (length,), f"as the {what} of the kernel")
+    if array.ndim > 1:
+        _checks.into_batch(name, array.shape, array.shape[:-1], s._batch)
     _checks.finite(name, array)
     if (low := float(array.min())) < 0:
         raise ValueError(f"{name}: wanted weights >= 0, got {low:.3g}; marginals are measures")
@@ -327,19 +462,95 @@ def _marginal(name: str, value: npt.ArrayLike, s: Scores, side: int) -> Real:
     return array
 
 
-def _start(
-    init: SchrodingerBridge | tuple[npt.ArrayLike, npt.ArrayLike] | None, s: Scores
-) -> tuple[Real, Real]:
+def _same_mass(p: _Problem) -> None:
+    """Both marginals of every problem must have the same total."""
+    if p.s._offsets is not None:
+        masses = [
+            np.add.reduceat(w.astype(np.float64), cuts[:-1])
+            for w, cuts in zip((p.mu, p.nu), p.s._offsets, strict=True)
+        ]
+    else:
+        masses = [w.sum(axis=-1, dtype=np.float64) for w in (p.mu, p.nu)]
+    slack = 16 * math.sqrt(max(p.s.shape[-2:])) * float(np.finfo(p.s.dtype).eps)
+    off = np.abs(masses[0] - masses[1]) > slack * np.abs(masses[0])
+    if np.any(off):
+        at = int(np.argmax(np.ravel(off)))
+        a, b = (float(np.ravel(np.broadcast_arrays(*masses)[k])[at]) for k in (0, 1))
+        raise ValueError(
+            f"nu: wanted the total mass of mu, {a:.6g}, got {b:.6g}; divide both by their sums, or "
+            "pass penalty= for marginals that need not be met"
+        )
+
+
+def _is_symmetric(p: _Problem) -> bool:
+    balanced = math.isinf(p.row_penalty) and math.isinf(p.col_penalty)
+    return balanced and p.s._symmetric and np.array_equal(p.mu, p.nu)
+
+
+def _at_least_one(name: str, value: object) -> int:
+    number = _checks.integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name}: wanted at least 1, got {value}")
+    return number
+
+
+def _penalties(penalty: float | tuple[float, float] | None) -> tuple[float, float]:
+    if penalty is None:
+        return math.inf, math.inf
+    pair = penalty if isinstance(penalty, tuple) else (penalty, penalty)
+    if len(pair) != 2:
+        raise ValueError(f"penalty: wanted one weight or two (rows, columns), got {len(pair)}")
+    for value in pair:
+        if not (isinstance(value, (int, float)) and value > 0):
+            raise ValueError(f"penalty: wanted weights > 0 (inf: a constraint), got {value!r}")
+    return float(pair[0]), float(pair[1])
+
+
+def _stored(s: Scores, max_memory: float | None) -> bool:
+    entries = math.prod(s.shape[-2:])
+    if s._offsets is not None:
+        rows, cols = (np.diff(cuts) for cuts in s._offsets)
+        entries = int((rows * cols).max(initial=0))
+    size = entries * s.dtype.itemsize
+    if max_memory is None:
+        return bool(s._dense) or size <= _STORED_BYTES
+    if not (isinstance(max_memory, (int, float)) and max_memory >= 0):
+        raise ValueError(f"max_memory: wanted a number of bytes, 0 or more, got {max_memory!r}")
+    return size <= max_memory
+
+
+def _start(init: Init, s: Scores) -> tuple[Real, Real]:
     if init is None:
-        return np.zeros(s.shape[0], s.dtype), np.zeros(s.shape[1], s.dtype)
+        return np.zeros(s.shape[-2]), np.zeros(s.shape[-1])
     pair = (init.f, init.g) if isinstance(init, SchrodingerBridge) else init
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise TypeError(
             f"init: wanted an earlier result or a pair (f, g), got {type(init).__name__}"
         )
-    f, _ = s._bias("init f", pair[0], s.shape[0])
-    g, _ = s._bias("init g", pair[1], s.shape[1])
+    f, _ = s._bias("init f", pair[0], s.shape[-2])
+    g, _ = s._bias("init g", pair[1], s.shape[-1])
     # A row that had no mass earlier starts from nothing, not from -inf for ever.
-    return np.where(np.isneginf(f), 0, f).astype(s.dtype), np.where(np.isneginf(g), 0, g).astype(
-        s.dtype
-    )
+    return tuple(np.where(np.isneginf(x), 0.0, x).astype(np.float64) for x in (f, g))  # type: ignore[return-value]
+
+
+class _Reporter(NamedTuple):
+    call: Callback | None
+    close: Callable[[], object]
+
+
+def _reporter(callback: Callback | None, progress: bool, p: _Problem) -> _Reporter:
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback: wanted a function of (visits, error), got {callback!r}")
+    if not progress:
+        return _Reporter(callback, lambda: None)
+    from tqdm.auto import tqdm
+
+    bar = tqdm(desc="bridge", unit=" visits", total=None)
+
+    def show(visits: int, error: float) -> None:
+        bar.update(visits - bar.n)
+        bar.set_postfix_str(f"error {error:.2e}, wanted {p.tol:.0e}", refresh=False)
+        if callback is not None:
+            callback(visits, error)
+
+    return _Reporter(show, bar.close)

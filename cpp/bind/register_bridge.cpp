@@ -1,0 +1,127 @@
+#include "qk/sinkhorn.hpp"
+#include "score_tuple.hpp"
+
+namespace qk::bind {
+namespace {
+
+using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
+
+std::vector<double> to_vector(const Doubles& a) { return {a.data(), a.data() + a.size()}; }
+
+py::array_t<double> to_array(const std::vector<double>& v) {
+    return py::array_t<double>(static_cast<py::ssize_t>(v.size()), v.data());
+}
+
+template <class T>
+void solve_one(const Problem<T>& problem, bool stored, const std::vector<double>& mu,
+               const std::vector<double>& nu, const BridgeOptions& options, BridgeState& state,
+               const Run& run) {
+    const auto sweep = stored ? sweep_stored(problem, run) : sweep_on_the_fly(problem, run);
+    solve_bridge(*sweep, mu, nu, options, state, run);
+}
+
+BridgeOptions options_of(int method, double tol, Index max_visits, double row_damping, double col_damping) {
+    BridgeOptions options;
+    options.method = static_cast<BridgeMethod>(method);
+    options.tol = tol;
+    options.max_visits = max_visits;
+    options.row_damping = row_damping;
+    options.col_damping = col_damping;
+    return options;
+}
+
+// (f, g, errors, visits, relaxation, status)
+py::tuple solve(const py::tuple& spec, const Doubles& mu, const Doubles& nu, const Doubles& f,
+                const Doubles& g, int method, double tol, Index max_visits, double row_damping,
+                double col_damping, bool stored, const py::object& report, int n_threads) {
+    const ScoreTuple scores(spec);
+    BridgeOptions options = options_of(method, tol, max_visits, row_damping, col_damping);
+    // An exception of the callback travels through the solver, which owns nothing but memory.
+    if (!report.is_none())
+        options.report = [&](Index visits, double error) {
+            const py::gil_scoped_acquire gil;
+            report(visits, error);
+        };
+    BridgeState state;
+    state.f = to_vector(f);
+    state.g = to_vector(g);
+    const std::vector<double> rows = to_vector(mu), cols = to_vector(nu);
+    const auto run_with = [&](const auto& problem) {
+        without_gil(n_threads, [&](const Run& run) {
+            solve_one(problem, stored, rows, cols, options, state, run);
+            return true;
+        });
+    };
+    if (scores.float32)
+        run_with(scores.problem<float>(0));
+    else
+        run_with(scores.problem<double>(0));
+    return py::make_tuple(to_array(state.f), to_array(state.g), to_array(state.errors), state.n_visits,
+                          state.relaxation, static_cast<int>(state.status));
+}
+
+// Many problems, each on one thread: (f, g, last error, visits, status), with the batch in front; ragged
+// problems lie one after the other. mu, nu, f, g have the layout of the result.
+template <class T>
+py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doubles& nu, const Doubles& f,
+                         const Doubles& g, const BridgeOptions& options, bool stored, int n_threads) {
+    const Batch& batch = scores.batch;
+    const auto n = static_cast<std::size_t>(batch.n_problems);
+    std::vector<Problem<T>> problems;
+    problems.reserve(n);
+    for (Index b = 0; b < batch.n_problems; ++b) problems.push_back(scores.problem<T>(b));
+    std::vector<BridgeState> states(n);
+    const double *mu_data = mu.data(), *nu_data = nu.data(), *f_data = f.data(), *g_data = g.data();
+    without_gil(n_threads, [&](const Run& run) {
+        parallel_for(run, batch.n_problems, [&](Index b, int worker) {
+            const auto at = static_cast<std::size_t>(b);
+            const Index row = batch.row_base(b), n_rows = batch.rows_of(b);
+            const Index col = batch.col_base(b), n_cols = batch.cols_of(b);
+            BridgeState& state = states[at];
+            state.f.assign(f_data + row, f_data + row + n_rows);
+            state.g.assign(g_data + col, g_data + col + n_cols);
+            Run alone;
+            if (worker == 0) alone.stop = run.stop;  // only the calling thread may poll
+            solve_one(problems[at], stored, {mu_data + row, mu_data + row + n_rows},
+                      {nu_data + col, nu_data + col + n_cols}, options, state, alone);
+        });
+        return true;
+    });
+    py::array_t<double> f_out(f.size()), g_out(g.size()), errors(batch.n_problems);
+    py::array_t<Index> visits(batch.n_problems), status(batch.n_problems);
+    for (Index b = 0; b < batch.n_problems; ++b) {
+        const BridgeState& state = states[static_cast<std::size_t>(b)];
+        std::copy(state.f.begin(), state.f.end(), f_out.mutable_data() + batch.row_base(b));
+        std::copy(state.g.begin(), state.g.end(), g_out.mutable_data() + batch.col_base(b));
+        errors.mutable_at(b) = state.errors.empty() ? infinity<double>() : state.errors.back();
+        visits.mutable_at(b) = state.n_visits;
+        status.mutable_at(b) = static_cast<Index>(state.status);
+    }
+    return py::make_tuple(f_out, g_out, errors, visits, status);
+}
+
+}  // namespace
+}  // namespace qk::bind
+
+void register_bridge(py::module_& m) {
+    using namespace qk::bind;
+    m.attr("BRIDGE_METHODS") = py::make_tuple("alternating", "relaxed", "anderson", "newton", "symmetric");
+    m.attr("BRIDGE_STATUS") =
+        py::make_tuple("converged", "iteration limit", "stagnated", "infeasible", "interrupted", "overflow");
+    m.def("solve_bridge", &solve, py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"),
+          py::arg("method"), py::arg("tol"), py::arg("max_visits"), py::arg("row_damping"),
+          py::arg("col_damping"), py::arg("stored"), py::arg("report"), py::arg("n_threads"));
+    m.def(
+        "solve_bridges",
+        [](const py::tuple& spec, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
+           int method, double tol, qk::Index max_visits, double row_damping, double col_damping, bool stored,
+           int n_threads) {
+            const ScoreTuple scores(spec);
+            const auto solver = scores.float32 ? &solve_batch_of<float> : &solve_batch_of<double>;
+            return solver(scores, mu, nu, f, g, options_of(method, tol, max_visits, row_damping, col_damping),
+                          stored, n_threads);
+        },
+        py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"), py::arg("method"),
+        py::arg("tol"), py::arg("max_visits"), py::arg("row_damping"), py::arg("col_damping"),
+        py::arg("stored"), py::arg("n_threads"));
+}

@@ -1,0 +1,37 @@
+// Sinkhorn's problem: potentials f, g such that exp(f_i + s_ij + g_j) has row sums mu and column sums nu.
+// Written once against Sweep, for every kernel. Potentials are natural logs, in double for both types.
+#pragma once
+
+#include <vector>
+
+#include "sweep.hpp"
+
+namespace qk {
+
+enum class BridgeMethod { alternating, relaxed, anderson, newton, symmetric };
+enum class BridgeStatus { converged, iteration_limit, stagnated, infeasible, interrupted, overflow };
+
+struct BridgeOptions {
+    BridgeMethod method = BridgeMethod::alternating;
+    double tol = 1e-9;         // L1 error of the column marginal, rows being met
+    Index max_visits = 10000;  // of all entries
+    // Unbalanced marginals: the potential is this fraction of what would meet the marginal (1: meet it).
+    double row_damping = 1.0;
+    double col_damping = 1.0;
+    std::function<void(Index, double)> report;  // after each iteration: visits so far, error
+};
+
+struct BridgeState {
+    std::vector<double> f, g;
+    std::vector<double> errors;  // after each iteration
+    Index n_visits = 0;
+    double relaxation = 1.0;
+    BridgeStatus status = BridgeStatus::iteration_limit;
+};
+
+// `state` comes with starting potentials and goes with the solution: f belongs to g by an exact row update.
+// Weights may be 0: their potentials are -inf.
+void solve_bridge(Sweep& sweep, const std::vector<double>& mu, const std::vector<double>& nu,
+                  const BridgeOptions& options, BridgeState& state, const Run& run);
+
+}  // namespace qk

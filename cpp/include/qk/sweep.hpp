@@ -1,0 +1,40 @@
+// One visit of every entry of a kernel exp(s_ij): what Sinkhorn's iteration and Newton's method need.
+// Two implementations: entries computed on the fly (O(N + M) memory, one exp each per visit), and entries
+// stored once and read again (one read each per visit, no exp).
+#pragma once
+
+#include <functional>
+#include <memory>
+
+#include "engine.hpp"
+
+namespace qk {
+
+// The mass m_i to give to row i, from lse_i = log sum_j exp(s_ij + g_j).
+using RowMass = std::function<double(Index, double)>;
+
+class Sweep {
+public:
+    virtual ~Sweep() = default;
+    Sweep() = default;
+    Sweep(const Sweep&) = delete;
+    Sweep& operator=(const Sweep&) = delete;
+
+    // With p_ij = exp(s_ij + g_j - lse_i), the row softmax at g: lse_i, and in the same visit
+    // columns_j = sum_i m_i p_ij. `columns` may be null, and then no mass is asked for.
+    virtual Status rows(const double* g, const RowMass& mass, double* lse, double* columns,
+                        const Run& run) = 0;
+
+    // out_j = sum_i m_i p_ij (sum_k p_ik x_k) at the g and lse of the last rows().
+    virtual Status curvature(const double* x, const double* mass, double* out, const Run& run) = 0;
+};
+
+template <class T>
+std::unique_ptr<Sweep> sweep_on_the_fly(const Problem<T>& problem, const Run& run);
+
+// Stores n_rows x n_cols entries of T. They are scaled to the potentials at which they were taken, and
+// taken anew when the potentials have moved too far for the type.
+template <class T>
+std::unique_ptr<Sweep> sweep_stored(const Problem<T>& problem, const Run& run);
+
+}  // namespace qk

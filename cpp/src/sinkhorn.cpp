@@ -1,0 +1,429 @@
+#include "qk/sinkhorn.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <deque>
+#include <limits>
+
+#include <Eigen/Core>
+#include <Eigen/QR>
+
+namespace qk {
+namespace {
+
+using Vector = Eigen::VectorXd;
+using Map = Eigen::Map<Vector>;
+
+constexpr double none = -std::numeric_limits<double>::infinity();
+
+class Solver {
+public:
+    Solver(Sweep& sweep, const std::vector<double>& mu, const std::vector<double>& nu,
+           const BridgeOptions& options, BridgeState& state, const Run& run)
+        : sweep_(sweep),
+          options_(options),
+          state_(state),
+          run_(run),
+          mu_(to_vector(mu)),
+          nu_(to_vector(nu)),
+          log_mu_(mu_.array().log()),
+          log_nu_(nu_.array().log()),
+          f_(to_vector(state.f)),
+          g_(to_vector(state.g)),
+          lse_(mu_.size()),
+          columns_(nu_.size()) {
+        for (Index j = 0; j < nu_.size(); ++j)
+            if (nu_[j] == 0) g_[j] = none;
+    }
+
+    void solve() {
+        switch (options_.method) {
+            case BridgeMethod::alternating:
+                alternate(1.0, false);
+                break;
+            case BridgeMethod::relaxed:
+                alternate(1.0, true);
+                break;
+            case BridgeMethod::anderson:
+                anderson();
+                break;
+            case BridgeMethod::newton:
+                newton();
+                break;
+            case BridgeMethod::symmetric:
+                symmetric();
+                break;
+        }
+        state_.f.assign(f_.data(), f_.data() + f_.size());
+        state_.g.assign(g_.data(), g_.data() + g_.size());
+    }
+
+private:
+    static Vector to_vector(const std::vector<double>& v) {
+        return Eigen::Map<const Vector>(v.data(), static_cast<Index>(v.size()));
+    }
+
+    // ---- steps ------------------------------------------------------------------------------------------
+
+    // One visit at g: f by an update with the given relaxation, and the columns that follow. False ends it.
+    bool visit(double relaxation) {
+        const double damping = options_.row_damping;
+        const RowMass mass = [&](Index i, double lse) {
+            if (log_mu_[i] == none) {
+                f_[i] = none;
+                return 0.0;
+            }
+            const double target = damping * (log_mu_[i] - lse);
+            f_[i] = relaxation == 1.0 || f_[i] == none ? target : f_[i] + relaxation * (target - f_[i]);
+            return f_[i] == log_mu_[i] - lse ? mu_[i] : std::exp(f_[i] + lse);
+        };
+        ++state_.n_visits;
+        const Status status = sweep_.rows(g_.data(), mass, lse_.data(), columns_.data(), run_);
+        if (status == Status::interrupted) return end(BridgeStatus::interrupted);
+        if (status == Status::overflow) return end(BridgeStatus::overflow);
+        for (Index i = 0; i < mu_.size(); ++i) {
+            if (lse_[i] == none && mu_[i] > 0) return end(BridgeStatus::infeasible);
+            if (lse_[i] == none) f_[i] = none;
+        }
+        return true;
+    }
+
+    // How far the columns are from what they should be (L1).
+    double column_error() const {
+        if (options_.col_damping == 1.0) return (columns_ - nu_).cwiseAbs().sum();
+        // With a KL penalty of weight w the columns of the solution are nu exp(-g / w).
+        const double weight = options_.col_damping / (1 - options_.col_damping);
+        double error = 0;
+        for (Index j = 0; j < nu_.size(); ++j)
+            if (nu_[j] > 0) error += std::abs(columns_[j] - nu_[j] * std::exp(-g_[j] / weight));
+        return error;
+    }
+    // The move of g_j that Sinkhorn makes.
+    double column_step(Index j) const {
+        if (nu_[j] == 0) return 0;
+        const double lse = std::log(columns_[j]) - g_[j];
+        return options_.col_damping * (log_nu_[j] - lse) - g_[j];
+    }
+    bool columns_vanish() const {
+        for (Index j = 0; j < nu_.size(); ++j)
+            if (nu_[j] > 0 && !(columns_[j] > 0)) return true;
+        return false;
+    }
+    double row_error() const {
+        double error = 0;
+        for (Index i = 0; i < mu_.size(); ++i)
+            if (mu_[i] > 0) error += std::abs(std::exp(f_[i] + lse_[i]) - mu_[i]);
+        return error;
+    }
+
+    void note(double error) {
+        state_.errors.push_back(error);
+        if (options_.report) options_.report(state_.n_visits, error);
+    }
+    bool end(BridgeStatus status) {
+        state_.status = status;
+        return false;
+    }
+    bool out_of_visits() const { return state_.n_visits >= options_.max_visits; }
+
+    // ---- alternating updates, with over-relaxation once their rate has settled ---------------------------
+
+    void alternate(double relaxation, bool may_relax) {
+        double best = infinity<double>();
+        Index since_best = 0, settled = 0;
+        double previous = infinity<double>(), rate = 0;
+        while (visit(relaxation)) {
+            if (columns_vanish()) {  // underflow, or a column that no row with mass can see
+                end(BridgeStatus::infeasible);
+                return;
+            }
+            double error = column_error();
+            if (relaxation != 1.0) error = std::max(error, row_error());
+            note(error);
+            if (error <= options_.tol && relaxation == 1.0) {
+                end(BridgeStatus::converged);
+                return;
+            }
+            if (out_of_visits()) return;
+            if (error < 0.99 * best) {
+                best = error;
+                since_best = 0;
+            } else if (++since_best > patience) {
+                if (relaxation == 1.0) {
+                    end(BridgeStatus::stagnated);
+                    return;
+                }
+                relaxation = 1.0;  // it does not help here
+                may_relax = false;
+                since_best = 0;
+            }
+            if (relaxation != 1.0 && (error > 10 * best || !std::isfinite(error))) {
+                relaxation = 1.0;
+                may_relax = false;
+            }
+            if (error <= options_.tol) relaxation = 1.0;  // the last visit is an exact one
+            if (may_relax && relaxation == 1.0 && state_.errors.size() >= 10) {
+                const double now = error / previous;
+                settled = std::abs(now - rate) < 0.02 * (1 - now) + 0.002 ? settled + 1 : 0;
+                if (settled >= 3 && now < 1 && now > 0.3) {
+                    relaxation = std::min(1.95, 2 / (1 + std::sqrt(1 - now)));
+                    state_.relaxation = relaxation;
+                }
+                rate = now;
+            }
+            previous = error;
+            for (Index j = 0; j < nu_.size(); ++j)
+                if (nu_[j] > 0) g_[j] += relaxation * column_step(j);
+        }
+    }
+
+    // ---- Anderson's extrapolation of the last iterates ---------------------------------------------------
+
+    void anderson() {
+        constexpr std::size_t memory = 5;
+        std::deque<Vector> steps, points;
+        Vector best_g = g_;
+        double best = infinity<double>();
+        Index since_best = 0;
+        while (visit(1.0)) {
+            const bool vanish = columns_vanish();
+            if (vanish && points.empty()) {
+                end(BridgeStatus::infeasible);
+                return;
+            }
+            const double error = vanish ? infinity<double>() : column_error();
+            note(error);
+            if (error <= options_.tol) {
+                end(BridgeStatus::converged);
+                return;
+            }
+            if (out_of_visits()) break;
+            if (error > 2 * best) {  // a bad extrapolation: go back, and forget what led to it
+                g_ = best_g;
+                steps.clear();
+                points.clear();
+                best = infinity<double>();
+                continue;
+            }
+            if (error < best) {
+                if (error < 0.99 * best) since_best = 0;
+                best = error;
+                best_g = g_;
+            }
+            if (++since_best > patience) {
+                end(BridgeStatus::stagnated);
+                break;
+            }
+            Vector step(nu_.size());
+            for (Index j = 0; j < nu_.size(); ++j) step[j] = column_step(j);
+            steps.push_back(step);
+            points.push_back(g_);
+            if (steps.size() > memory + 1) {
+                steps.pop_front();
+                points.pop_front();
+            }
+            Vector next = g_ + step;
+            if (const auto m = static_cast<Index>(steps.size()) - 1; m > 0) {
+                Eigen::MatrixXd change(nu_.size(), m);
+                const Vector weight = nu_.cwiseSqrt();
+                for (Index k = 0; k < m; ++k) {
+                    const auto at = static_cast<std::size_t>(k);
+                    change.col(k) = (steps[at + 1] - steps[at]).cwiseProduct(weight);
+                }
+                const Vector gamma = change.colPivHouseholderQr().solve(step.cwiseProduct(weight));
+                if (gamma.allFinite())
+                    for (Index k = 0; k < m; ++k) {
+                        const auto at = static_cast<std::size_t>(k);
+                        for (Index j = 0; j < nu_.size(); ++j)
+                            if (nu_[j] > 0)
+                                next[j] -= gamma[k] * (points[at + 1][j] - points[at][j] + steps[at + 1][j] -
+                                                       steps[at][j]);
+                    }
+            }
+            g_ = next;
+        }
+    }
+
+    // ---- Newton's method on the dual in g, its system solved by conjugate gradients ----------------------
+
+    double dual() const {
+        double value = 0;
+        for (Index j = 0; j < nu_.size(); ++j)
+            if (nu_[j] > 0) value += nu_[j] * g_[j];
+        for (Index i = 0; i < mu_.size(); ++i)
+            if (mu_[i] > 0) value -= mu_[i] * lse_[i];
+        return value;
+    }
+
+    // Solves (diag(columns) - P^T diag(1/mu) P) x = residual to the given relative tolerance. The constant,
+    // along which the matrix vanishes, is projected out. False ends the solve.
+    bool conjugate_gradients(const Vector& residual, double tolerance, Vector& x) {
+        const Index m = nu_.size();
+        Vector inverse(m), r = residual, z(m), p(m), q(m), spread(m);
+        for (Index j = 0; j < m; ++j) inverse[j] = columns_[j] > 0 && nu_[j] > 0 ? 1 / columns_[j] : 0;
+        const double mass = columns_.sum();
+        const auto project = [&](Vector& v) {  // orthogonal to the constant in the metric of the diagonal
+            const double mean = columns_.dot(v) / mass;
+            for (Index j = 0; j < m; ++j) v[j] = inverse[j] > 0 ? v[j] - mean : 0;
+        };
+        x.setZero(m);
+        z = inverse.cwiseProduct(r);
+        project(z);
+        p = z;
+        double rz = r.dot(z);
+        const double stop = tolerance * tolerance * rz;
+        const Index limit = std::min<Index>(500, 2 * m);
+        for (Index k = 0; k < limit && rz > stop && rz > 0; ++k) {
+            ++state_.n_visits;
+            const Status status = sweep_.curvature(p.data(), mu_.data(), spread.data(), run_);
+            if (status != Status::ok) return end(BridgeStatus::interrupted);
+            q = columns_.cwiseProduct(p) - spread;
+            const double curvature = p.dot(q);
+            if (!(curvature > 1e-14 * p.cwiseProduct(columns_).dot(p))) break;  // flat to rounding
+            const double alpha = rz / curvature;
+            x += alpha * p;
+            r -= alpha * q;
+            z = inverse.cwiseProduct(r);
+            project(z);
+            const double next = r.dot(z);
+            p = z + (next / rz) * p;
+            rz = next;
+            if (out_of_visits()) break;
+        }
+        return true;
+    }
+
+    // Sinkhorn steps from the g just visited; ends at a visited g.
+    bool plain_steps(int count) {
+        for (int k = 0; k < count && !out_of_visits(); ++k) {
+            for (Index j = 0; j < nu_.size(); ++j)
+                if (nu_[j] > 0) g_[j] += column_step(j);
+            if (!visit(1.0)) return false;
+            if (columns_vanish()) return end(BridgeStatus::infeasible);
+            note(column_error());
+            if (state_.errors.back() <= options_.tol) return end(BridgeStatus::converged);
+        }
+        return true;
+    }
+
+    void newton() {
+        if (!visit(1.0)) return;
+        // Far from the solution the quadratic model is worth little: Sinkhorn steps first.
+        do {
+            if (columns_vanish()) {
+                end(BridgeStatus::infeasible);
+                return;
+            }
+            if (column_error() < 0.1) break;
+            if (!plain_steps(5)) return;
+        } while (!out_of_visits());
+        double best = infinity<double>();
+        Index since_best = 0;
+        for (;;) {
+            if (columns_vanish()) {
+                end(BridgeStatus::infeasible);
+                return;
+            }
+            double error = column_error();
+            note(error);
+            if (error <= options_.tol) {
+                end(BridgeStatus::converged);
+                return;
+            }
+            if (out_of_visits()) return;
+            if (error < 0.99 * best) {
+                best = error;
+                since_best = 0;
+            } else if (++since_best > 20) {
+                end(BridgeStatus::stagnated);
+                return;
+            }
+            const Vector residual = nu_ - columns_;
+            const double before = dual();
+            const Vector from = g_;
+            Vector step;
+            // As exact as the distance to the solution deserves.
+            if (!conjugate_gradients(residual, std::clamp(std::sqrt(error), 1e-3, 0.1), step)) return;
+            const double slope = residual.dot(step);
+            bool accepted = false;
+            if (slope > 0 && step.allFinite()) {
+                double length = std::min(1.0, 20.0 / std::max(step.cwiseAbs().maxCoeff(), 1e-300));
+                for (int k = 0; k < 8 && !accepted; ++k, length /= 4) {
+                    move(from, length, step);
+                    if (!visit(1.0)) return;
+                    const double now = columns_vanish() ? infinity<double>() : column_error();
+                    // Near the solution the dual's own rounding hides its increase: then the error decides.
+                    accepted = dual() >= before + 1e-4 * length * slope || now < 0.7 * error;
+                    if (out_of_visits()) break;
+                }
+            }
+            if (!accepted) {  // a Sinkhorn step never lowers the dual
+                g_ = from;
+                if (!visit(1.0) || !plain_steps(10)) return;
+            }
+        }
+    }
+
+    void move(const Vector& from, double length, const Vector& step) {
+        for (Index j = 0; j < nu_.size(); ++j)
+            if (nu_[j] > 0) g_[j] = from[j] + length * step[j];
+    }
+
+    // ---- the averaged update of symmetric problems: f = g, half-way to the row update --------------------
+
+    void symmetric() {
+        double best = infinity<double>();
+        Index since_best = 0;
+        const RowMass nothing = [](Index, double) { return 0.0; };
+        for (;;) {
+            ++state_.n_visits;
+            const Status status = sweep_.rows(g_.data(), nothing, lse_.data(), nullptr, run_);
+            if (status != Status::ok) {
+                end(status == Status::overflow ? BridgeStatus::overflow : BridgeStatus::interrupted);
+                return;
+            }
+            double error = 0;
+            for (Index i = 0; i < mu_.size(); ++i) {
+                if (mu_[i] == 0) continue;
+                if (lse_[i] == none) {
+                    end(BridgeStatus::infeasible);
+                    return;
+                }
+                error += std::abs(std::exp(g_[i] + lse_[i]) - mu_[i]);
+            }
+            f_ = g_;
+            note(error);
+            if (error <= options_.tol) {
+                end(BridgeStatus::converged);
+                return;
+            }
+            if (out_of_visits()) return;
+            if (error < 0.99 * best) {
+                best = error;
+                since_best = 0;
+            } else if (++since_best > patience) {
+                end(BridgeStatus::stagnated);
+                return;
+            }
+            for (Index i = 0; i < mu_.size(); ++i)
+                if (mu_[i] > 0) g_[i] = 0.5 * (g_[i] + log_mu_[i] - lse_[i]);
+        }
+    }
+
+    static constexpr Index patience = 100;
+
+    Sweep& sweep_;
+    const BridgeOptions& options_;
+    BridgeState& state_;
+    const Run& run_;
+    Vector mu_, nu_, log_mu_, log_nu_, f_, g_, lse_, columns_;
+};
+
+}  // namespace
+
+void solve_bridge(Sweep& sweep, const std::vector<double>& mu, const std::vector<double>& nu,
+                  const BridgeOptions& options, BridgeState& state, const Run& run) {
+    Solver(sweep, mu, nu, options, state, run).solve();
+}
+
+}  // namespace qk

@@ -1,0 +1,332 @@
+#include "qk/sweep.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "row_kernels.hpp"
+#include "row_scores.hpp"
+#include "sweep_rows.hpp"
+#include "tiling.hpp"
+
+namespace qk {
+namespace {
+
+// Rows are cut into one range per thread, each with column sums of its own; these are added in the order of
+// the ranges, so the result is the same for the same number of threads.
+template <class T>
+class Parts {
+public:
+    Parts(Index n_rows, Index n_cols, const Run& run, double work)
+        : run_(scaled_run(run, work)),
+          n_rows_(n_rows),
+          n_cols_(n_cols),
+          n_parts_(std::max<Index>(1, std::min<Index>(run_.n_threads, (n_rows + granule - 1) / granule))),
+          sums_(static_cast<std::size_t>(n_parts_)) {}
+
+    // body(first_row, end_row, sums or null, worker)
+    template <class Body>
+    bool operator()(Index n_padded, double* columns, const Body& body) {
+        parallel_for(run_, n_parts_, [&](Index part, int worker) {
+            const Index granules = (n_rows_ + granule - 1) / granule;
+            const Index first = part * granules / n_parts_ * granule;
+            const Index end = std::min(n_rows_, (part + 1) * granules / n_parts_ * granule);
+            auto& sums = sums_[static_cast<std::size_t>(part)];
+            if (columns != nullptr) sums.start(n_padded);
+            body(first, end, columns != nullptr ? &sums : nullptr, part, worker);
+        });
+        if (run_.stop != nullptr && run_.stop->stopped()) return false;
+        if (columns == nullptr) return true;
+        std::fill(columns, columns + n_cols_, 0.0);
+        for (auto& sums : sums_) {
+            const auto& total = sums.finish();
+            for (Index j = 0; j < n_cols_; ++j) columns[j] += total[static_cast<std::size_t>(j)];
+        }
+        return true;
+    }
+
+    const Run& run() const { return run_; }
+    Index count() const { return n_parts_; }
+
+private:
+    static constexpr Index granule = 12;
+
+    Run run_;
+    Index n_rows_, n_cols_, n_parts_;
+    std::vector<ColumnSums<T>> sums_;
+};
+
+template <class T>
+class OnTheFly final : public Sweep {
+public:
+    OnTheFly(const Problem<T>& problem, const Run& run)
+        : problem_(problem),
+          columns_(pack_columns(problem, MatrixView<T>{}, 0, run)),
+          base_bias_(columns_.bias.data(), columns_.bias.data() + columns_.n_padded),
+          by_rows_(choose_tiling(problem, 0).row_by_row ? pick_row_scores(problem, columns_.dims)
+                                                        : RowScoresKernel<T>{}) {
+        // A block of rows waits in the L2 cache for its sums; matrix work per entry wants six rows at least.
+        const Index fits = (Index{256} << 10) / (columns_.n_padded * static_cast<Index>(sizeof(T)));
+        const Index least = by_rows_ ? 1 : MicroTile<T>::rows;
+        block_rows_ = std::clamp(fits, least, Index{12});
+        g_.assign(static_cast<std::size_t>(problem.n_cols), 0.0);
+        lse_.assign(static_cast<std::size_t>(problem.n_rows), 0.0);
+    }
+
+    Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
+        set_potential(g);
+        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0));
+        blocks_.resize(static_cast<std::size_t>(parts.count()));
+        std::atomic<bool> overflow{false};
+        const bool done = parts(columns_.n_padded, columns,
+                                [&](Index first, Index end, ColumnSums<T>* sums, Index part, int worker) {
+                                    RowBlock<T>& block = blocks_[static_cast<std::size_t>(part)];
+                                    each_block(first, end, block, parts.run(), worker, [&](T* tops) {
+                                        T factors[12];
+                                        for (Index r = 0; r < block.n_rows; ++r) {
+                                            T* s = block.scores.data() + r * columns_.n_padded;
+                                            const Index i = block.first_row + r;
+                                            const double top = static_cast<double>(tops[r]);
+                                            double found = top, sum = 0;
+                                            if (top != -infinity<double>()) {
+                                                sum = weigh_all(s, tops[r], nullptr, nullptr);
+                                                found = top + std::log(sum);
+                                                if (!std::isfinite(found))
+                                                    overflow.store(true, std::memory_order_relaxed);
+                                            }
+                                            lse[i] = found;
+                                            lse_[static_cast<std::size_t>(i)] = found;
+                                            factors[r] = T(0);
+                                            if (sums != nullptr && sum > 0)
+                                                factors[r] = static_cast<T>(mass(i, found) / sum);
+                                            if (sum == 0) std::fill(s, s + columns_.n_padded, T(0));
+                                        }
+                                        if (sums != nullptr)
+                                            sums->add(static_cast<int>(block.n_rows), block.scores.data(),
+                                                      columns_.n_padded, factors);
+                                    });
+                                });
+        if (!done) return Status::interrupted;
+        return overflow.load() ? Status::overflow : Status::ok;
+    }
+
+    Status curvature(const double* x, const double* mass, double* out, const Run& run) override {
+        Buffer<T> direction(columns_.n_padded);
+        for (Index j = 0; j < columns_.n_padded; ++j)
+            direction[j] = j < problem_.n_cols ? static_cast<T>(x[j]) : T(0);
+        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0));
+        blocks_.resize(static_cast<std::size_t>(parts.count()));
+        const bool done = parts(columns_.n_padded, out,
+                                [&](Index first, Index end, ColumnSums<T>* sums, Index part, int worker) {
+                                    RowBlock<T>& block = blocks_[static_cast<std::size_t>(part)];
+                                    each_block(first, end, block, parts.run(), worker, [&](T*) {
+                                        T factors[12];
+                                        for (Index r = 0; r < block.n_rows; ++r) {
+                                            T* s = block.scores.data() + r * columns_.n_padded;
+                                            const Index i = block.first_row + r;
+                                            const double at = lse_[static_cast<std::size_t>(i)];
+                                            factors[r] = T(0);
+                                            if (at == -infinity<double>() || mass[i] == 0) {
+                                                std::fill(s, s + columns_.n_padded, T(0));
+                                                continue;
+                                            }
+                                            double along = 0;
+                                            weigh_all(s, static_cast<T>(at), direction.data(), &along);
+                                            factors[r] = static_cast<T>(mass[i] * along);
+                                        }
+                                        sums->add(static_cast<int>(block.n_rows), block.scores.data(),
+                                                  columns_.n_padded, factors);
+                                    });
+                                });
+        return done ? Status::ok : Status::interrupted;
+    }
+
+private:
+    void set_potential(const double* g) {
+        for (Index j = 0; j < problem_.n_cols; ++j)
+            columns_.bias[j] = base_bias_[static_cast<std::size_t>(j)] + static_cast<T>(g[j]);
+    }
+
+    // Scores of a block of rows against all columns, with the largest of each row.
+    template <class Visit>
+    void each_block(Index first, Index end, RowBlock<T>& block, const Run& run, int worker,
+                    const Visit& visit) {
+        const Index n = columns_.n_padded, d = columns_.dims.total();
+        block.scores.reserve(block_rows_ * n);
+        T tops[12];
+        const bool plain = by_rows_ && problem_.band.everything();
+        for (Index i = first; i < end; i += block_rows_) {
+            if (should_stop(run, worker)) return;
+            pack_rows(problem_, columns_, i, std::min(block_rows_, end - i), block);
+            if (!plain) score_block(problem_, columns_, 0, problem_.n_cols, block, n);
+            for (Index r = 0; r < block.n_rows; ++r) {
+                T* s = block.scores.data() + r * n;
+                if (!plain) {
+                    tops[r] = row_max(s, n);
+                    continue;
+                }
+                const RowScores<T> row{block.features.data() + r * d, columns_.panels.data(),
+                                       columns_.bias.data(),          n / MicroTile<T>::cols,
+                                       columns_.distance_scale,       block.bias[r]};
+                tops[r] = by_rows_(row, s);
+            }
+            visit(tops);
+        }
+    }
+
+    // Scores become weights exp(s - shift); returns their sum, and the sum of weights times z.
+    double weigh_all(T* s, T shift, const T* z, double* along) const {
+        double sum = 0;
+        for (Index j = 0; j < columns_.n_padded; j += sweep_chunk) {
+            const Index n = std::min(sweep_chunk, columns_.n_padded - j);
+            const ShiftedExp<T> weigh{broadcast(shift)};
+            if (z == nullptr) {
+                sum += static_cast<double>(
+                    weigh_row<ShiftedExp<T>, T, 0, false, true>(s + j, n, weigh, shift, nullptr, 0).sum);
+            } else {
+                const auto found =
+                    weigh_row<ShiftedExp<T>, T, 1, false, true>(s + j, n, weigh, shift, z + j, 0);
+                sum += static_cast<double>(found.sum);
+                *along += static_cast<double>(found.products[0]);
+            }
+        }
+        return sum;
+    }
+
+    Problem<T> problem_;
+    PackedColumns<T> columns_;
+    std::vector<T> base_bias_;
+    RowScoresKernel<T> by_rows_;
+    Index block_rows_ = 1;
+    std::vector<double> g_, lse_;
+    std::vector<RowBlock<T>> blocks_;
+};
+
+template <class T>
+class Stored final : public Sweep {
+public:
+    Stored(const Problem<T>& problem, const Run&)
+        : problem_(problem),
+          ld_(round_up(problem.n_cols, 2 * SimdTraits<T>::width)),
+          entries_(problem.n_rows * ld_),
+          scaled_(ld_),
+          at_g_(static_cast<std::size_t>(problem.n_cols), 0.0),
+          at_lse_(static_cast<std::size_t>(problem.n_rows), 0.0),
+          sums_(static_cast<std::size_t>(problem.n_rows), 0.0) {}
+
+    Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
+        if (!taken_ || too_far(g)) {
+            const Status status = take(g, run);
+            if (status != Status::ok) return status;
+        }
+        for (Index j = 0; j < ld_; ++j) scaled_[j] = j < problem_.n_cols ? factor(g, j) : T(0);
+        const Status status = visit(scaled_.data(), columns, run, [&](Index i, double dot) {
+            sums_[static_cast<std::size_t>(i)] = dot;
+            lse[i] = dot > 0 ? at_lse_[static_cast<std::size_t>(i)] + std::log(dot) : -infinity<double>();
+            return columns != nullptr && dot > 0 ? mass(i, lse[i]) / dot : 0.0;
+        });
+        if (columns != nullptr && status == Status::ok)
+            for (Index j = 0; j < problem_.n_cols; ++j) columns[j] *= static_cast<double>(scaled_[j]);
+        return status;
+    }
+
+    Status curvature(const double* x, const double* mass, double* out, const Run& run) override {
+        Buffer<T> direction(ld_);
+        for (Index j = 0; j < ld_; ++j)
+            direction[j] = j < problem_.n_cols ? scaled_[j] * static_cast<T>(x[j]) : T(0);
+        const Status status = visit(direction.data(), out, run, [&](Index i, double dot) {
+            const double sum = sums_[static_cast<std::size_t>(i)];
+            return sum > 0 ? mass[i] * dot / (sum * sum) : 0.0;
+        });
+        for (Index j = 0; j < problem_.n_cols; ++j) out[j] *= static_cast<double>(scaled_[j]);
+        return status;
+    }
+
+private:
+    // Beyond this, factors exp(g - g0) times entries would leave the range in which sums are exact.
+    static constexpr double reach = sizeof(T) == 4 ? 8.0 : 60.0;
+
+    T factor(const double* g, Index j) const {
+        if (g[j] == -infinity<double>()) return T(0);
+        return static_cast<T>(std::exp(g[j] - at_g_[static_cast<std::size_t>(j)]));
+    }
+    bool too_far(const double* g) const {
+        for (Index j = 0; j < problem_.n_cols; ++j) {
+            const double from = at_g_[static_cast<std::size_t>(j)];
+            if (g[j] != -infinity<double>() && !(std::abs(g[j] - from) <= reach)) return true;
+        }
+        return false;
+    }
+
+    // Takes the entries exp(s_ij + g_j - lse_i) anew.
+    Status take(const double* g, const Run& run) {
+        std::vector<T> bias(static_cast<std::size_t>(problem_.n_cols));
+        std::vector<T> shift(static_cast<std::size_t>(problem_.n_rows));
+        for (std::size_t j = 0; j < bias.size(); ++j) bias[j] = static_cast<T>(g[j]);
+        Problem<T> p = problem_;
+        p.col_bias.push_back({bias.data(), 1});
+        RowTask<T> task;
+        task.problem = p;
+        task.log_sum_exp = shift.data();
+        Status status = reduce_rows<T>({task}, Weight::softmax, 0, run);
+        if (status != Status::ok) return status;
+        for (std::size_t i = 0; i < shift.size(); ++i) {
+            if (shift[i] == -infinity<T>()) shift[i] = T(0);  // nothing to see: every entry is 0
+            at_lse_[i] = static_cast<double>(shift[i]);
+            shift[i] = -shift[i];
+        }
+        p.row_bias.push_back({shift.data(), 1});
+        for (Index i = 0; i < problem_.n_rows; ++i)
+            std::fill(entries_.data() + i * ld_ + problem_.n_cols, entries_.data() + (i + 1) * ld_, T(0));
+        status = materialize<T>({DenseTask<T>{p, entries_.data(), ld_}}, false, Weight::exp, run);
+        // Exactly what the entries were taken at.
+        for (std::size_t j = 0; j < bias.size(); ++j) at_g_[j] = static_cast<double>(bias[j]);
+        taken_ = status == Status::ok;
+        return status;
+    }
+
+    // Each row dotted with z, weighed by what `weigh(i, dot)` says, and added to the columns.
+    template <class Weigh>
+    Status visit(const T* z, double* columns, const Run& run, const Weigh& weigh) {
+        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0) / 5);
+        const bool done =
+            parts(ld_, columns, [&](Index first, Index end, ColumnSums<T>* sums, Index, int worker) {
+                for (Index i = first; i < end; i += sweep_rows) {
+                    if (should_stop(parts.run(), worker)) return;
+                    const int n = static_cast<int>(std::min<Index>(sweep_rows, end - i));
+                    const T* w = entries_.data() + i * ld_;
+                    double dots[sweep_rows];
+                    T factors[sweep_rows];
+                    dot_some_rows(n, w, ld_, z, ld_, dots);
+                    for (int r = 0; r < n; ++r) factors[r] = static_cast<T>(weigh(i + r, dots[r]));
+                    if (sums != nullptr) sums->add(n, w, ld_, factors);
+                }
+            });
+        return done ? Status::ok : Status::interrupted;
+    }
+
+    Problem<T> problem_;
+    Index ld_;
+    Buffer<T> entries_, scaled_;
+    std::vector<double> at_g_, at_lse_, sums_;
+    bool taken_ = false;
+};
+
+}  // namespace
+
+template <class T>
+std::unique_ptr<Sweep> sweep_on_the_fly(const Problem<T>& problem, const Run& run) {
+    return std::make_unique<OnTheFly<T>>(problem, run);
+}
+template <class T>
+std::unique_ptr<Sweep> sweep_stored(const Problem<T>& problem, const Run& run) {
+    return std::make_unique<Stored<T>>(problem, run);
+}
+
+#define QK_INSTANTIATE(T)                                                            \
+    template std::unique_ptr<Sweep> sweep_on_the_fly(const Problem<T>&, const Run&); \
+    template std::unique_ptr<Sweep> sweep_stored(const Problem<T>&, const Run&);
+QK_INSTANTIATE(float)
+QK_INSTANTIATE(double)
+
+}  // namespace qk

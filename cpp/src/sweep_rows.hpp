@@ -1,0 +1,118 @@
+// Row kernels of the sweeps: dot products with one vector, and rows added to column sums. Rows are padded
+// to whole pairs of packs.
+#pragma once
+
+#include "qk/simd.hpp"
+#include "qk/views.hpp"
+
+namespace qk {
+
+inline constexpr int sweep_rows = 4;        // rows that share one pass over the column sums
+inline constexpr Index sweep_chunk = 1024;  // longer sums go on in double
+
+// dots[r] = sum_j w_rj z_j
+template <class T, int R>
+QK_INLINE void dot_rows(const T* w, Index ld, const T* z, Index n, double* dots) {
+    constexpr int width = SimdTraits<T>::width;
+    for (int r = 0; r < R; ++r) dots[r] = 0;
+    for (Index first = 0; first < n; first += sweep_chunk) {
+        const Index end = first + sweep_chunk < n ? first + sweep_chunk : n;
+        Pack<T> acc[R][2] = {};
+        for (Index j = first; j < end; j += 2 * width) {
+            const Pack<T> z0 = load(z + j), z1 = load(z + j + width);
+#pragma GCC unroll 4
+            for (int r = 0; r < R; ++r) {
+                acc[r][0] = fma(load(w + r * ld + j), z0, acc[r][0]);
+                acc[r][1] = fma(load(w + r * ld + j + width), z1, acc[r][1]);
+            }
+        }
+        for (int r = 0; r < R; ++r) dots[r] += static_cast<double>(reduce_add<T>(acc[r][0] + acc[r][1]));
+    }
+}
+
+// sums_j += sum_r c_r w_rj
+template <class T, int R>
+QK_INLINE void add_rows(const T* w, Index ld, const T* c, Index n, T* sums) {
+    constexpr int width = SimdTraits<T>::width;
+    Pack<T> factor[R];
+    for (int r = 0; r < R; ++r) factor[r] = broadcast(c[r]);
+    for (Index j = 0; j < n; j += 2 * width) {
+        Pack<T> a0 = load(sums + j), a1 = load(sums + j + width);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            a0 = fma(load(w + r * ld + j), factor[r], a0);
+            a1 = fma(load(w + r * ld + j + width), factor[r], a1);
+        }
+        store(sums + j, a0);
+        store(sums + j + width, a1);
+    }
+}
+
+template <class T>
+void dot_some_rows(int n_rows, const T* w, Index ld, const T* z, Index n, double* dots) {
+    switch (n_rows) {
+        case 4:
+            return dot_rows<T, 4>(w, ld, z, n, dots);
+        case 3:
+            return dot_rows<T, 3>(w, ld, z, n, dots);
+        case 2:
+            return dot_rows<T, 2>(w, ld, z, n, dots);
+        default:
+            return dot_rows<T, 1>(w, ld, z, n, dots);
+    }
+}
+
+template <class T>
+void add_some_rows(int n_rows, const T* w, Index ld, const T* c, Index n, T* sums) {
+    switch (n_rows) {
+        case 4:
+            return add_rows<T, 4>(w, ld, c, n, sums);
+        case 3:
+            return add_rows<T, 3>(w, ld, c, n, sums);
+        case 2:
+            return add_rows<T, 2>(w, ld, c, n, sums);
+        default:
+            return add_rows<T, 1>(w, ld, c, n, sums);
+    }
+}
+
+// Column sums of one thread: added in T, and moved to double before long columns of like terms drift.
+template <class T>
+class ColumnSums {
+public:
+    void start(Index n) {
+        n_ = n;
+        pending_rows_ = 0;
+        pending_.reserve(n);
+        std::fill(pending_.data(), pending_.data() + n, T(0));
+        total_.assign(static_cast<std::size_t>(n), 0.0);
+    }
+    void add(int n_rows, const T* w, Index ld, const T* c) {
+        for (int r = 0; r < n_rows; r += sweep_rows)
+            add_some_rows(std::min(sweep_rows, n_rows - r), w + r * ld, ld, c + r, n_, pending_.data());
+        pending_rows_ += n_rows;
+        if (pending_rows_ >= flush_rows) flush();
+    }
+    const std::vector<double>& finish() {
+        flush();
+        return total_;
+    }
+
+private:
+    static constexpr int flush_rows = 128;
+
+    void flush() {
+        for (Index j = 0; j < n_; ++j) {
+            total_[static_cast<std::size_t>(j)] += static_cast<double>(pending_[j]);
+            pending_[j] = T(0);
+        }
+        pending_rows_ = 0;
+    }
+
+    Index n_ = 0;
+    int pending_rows_ = 0;
+    Buffer<T> pending_;
+    std::vector<double> total_;
+};
+
+}  // namespace qk
