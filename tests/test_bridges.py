@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
 import qkcore as qk
 
@@ -101,11 +102,31 @@ def test_weights_of_zero_are_exact() -> None:
     assert again.converged
 
 
+def test_causal_masks_with_uniform_marginals() -> None:
+    """DAC-7: the only coupling is the identity; the iteration creeps, and it is said beforehand."""
+    s, _, _ = problem(6, 6)
+    u = np.full(6, 1 / 6)
+    for masked in (s.causal(), s.window(0, None), qk.scores.dense(s.to_numpy()).causal()):
+        b = qk.bridge(masked, u, u)
+        assert b.status == "no total support"
+        assert not b.converged
+        usable = qk.usable_entries(masked, u, u)
+        np.testing.assert_array_equal(usable, np.eye(6, dtype=bool))
+        limit = qk.bridge(masked.masked(usable), u, u)
+        assert limit.converged
+        np.testing.assert_allclose(limit.plan(), np.eye(6) / 6, atol=1e-12)
+        np.testing.assert_allclose(b.plan(), np.eye(6) / 6, atol=0.02)
+    # Marginals that leave room below the diagonal have a bridge of full support.
+    down = np.arange(6, 0, -1) / 21
+    fine = qk.bridge(s.causal(), down[::-1].copy(), down)
+    assert fine.converged
+    assert (np.triu(fine.plan(), 1) == 0).all()
+    # And the other way round there is none.
+    assert qk.bridge(s.causal(), down, down[::-1].copy(), max_iter=300).status == "infeasible"
+
+
 def test_masks_and_infeasible_problems() -> None:
     s, mu, nu = problem(6, 6)
-    causal = qk.bridge(s.causal(), np.full(6, 1 / 6), np.full(6, 1 / 6), max_iter=50)
-    assert not causal.converged  # only the identity has these marginals: approached like 1/k
-    assert causal.status == "iteration limit"
     hidden = np.ones((6, 6), bool)
     hidden[2] = False
     infeasible = qk.bridge(s.masked(hidden), mu, nu)
@@ -114,6 +135,40 @@ def test_masks_and_infeasible_problems() -> None:
     window = qk.bridge(s.window(2, 2), np.full(6, 1 / 6), np.full(6, 1 / 6))
     assert window.converged
     assert (window.plan()[0, 3:] == 0).all()
+    with pytest.raises(ValueError, match="no coupling"):
+        qk.usable_entries(s.masked(hidden), mu, nu)
+
+
+@given(st.integers(2, 7), st.integers(2, 7), st.integers(0, 5000))
+def test_feasibility_against_linear_programming(n: int, m: int, seed: int) -> None:
+    """DAC-7, B.2: feasible, usable entries and total support, entry by entry with SciPy's HiGHS."""
+    rng = np.random.default_rng((seed, n, m))
+    mask = rng.random((n, m)) < 0.55
+    mu, nu = rng.integers(1, 5, n).astype(float), rng.integers(1, 5, m).astype(float)
+    nu *= mu.sum() / nu.sum()
+    mu, nu = mu / mu.sum(), nu / nu.sum()
+    s = qk.scores.dense(np.where(mask, rng.normal(size=(n, m)), -np.inf))
+    equalities = np.vstack([np.kron(np.eye(n), np.ones(m)), np.kron(np.ones(n), np.eye(m))])
+    bounds = [(0, None if keep else 0) for keep in mask.ravel()]
+
+    def best(entry: int) -> float | None:
+        cost = np.zeros(n * m)
+        cost[entry] = -1
+        found = linprog(cost, A_eq=equalities, b_eq=np.concatenate([mu, nu]), bounds=bounds)
+        return -found.fun if found.status == 0 else None
+
+    if best(0) is None:
+        with pytest.raises(ValueError, match="no coupling"):
+            qk.usable_entries(s, mu, nu)
+        assert not qk.bridge(s, mu, nu, max_iter=500).converged
+        return
+    want = np.array([(best(k) or 0.0) > 1e-9 for k in range(n * m)]).reshape(n, m)
+    np.testing.assert_array_equal(qk.usable_entries(s, mu, nu), want)
+    b = qk.bridge(s, mu, nu, max_iter=20_000, tol=1e-8)
+    if (want == mask).all():
+        assert b.status in ("converged", "iteration limit")
+    elif not b.converged:
+        assert b.status == "no total support"
 
 
 def test_warm_starts() -> None:

@@ -109,6 +109,23 @@ private:
             if (nu_[j] > 0 && !(columns_[j] > 0)) return true;
         return false;
     }
+    // Columns whose mass has underflowed get the exact update; so do all others with them. False ends it.
+    bool recover_columns() {
+        Vector lse(nu_.size());
+        ++state_.n_visits;
+        const Status status = sweep_.columns(f_.data(), lse.data(), run_);
+        if (status == Status::interrupted) return end(BridgeStatus::interrupted);
+        if (status == Status::overflow) return end(BridgeStatus::overflow);
+        double error = 0;
+        for (Index j = 0; j < nu_.size(); ++j) {
+            if (nu_[j] == 0) continue;
+            if (lse[j] == none) return end(BridgeStatus::infeasible);
+            error += std::abs(std::exp(g_[j] + lse[j]) - nu_[j]);
+            g_[j] = options_.col_damping * (log_nu_[j] - lse[j]);
+        }
+        note(error);
+        return !out_of_visits();
+    }
     double row_error() const {
         double error = 0;
         for (Index i = 0; i < mu_.size(); ++i)
@@ -133,9 +150,10 @@ private:
         Index since_best = 0, settled = 0;
         double previous = infinity<double>(), rate = 0;
         while (visit(relaxation)) {
-            if (columns_vanish()) {  // underflow, or a column that no row with mass can see
-                end(BridgeStatus::infeasible);
-                return;
+            if (columns_vanish()) {
+                if (!recover_columns()) return;
+                relaxation = 1.0;
+                continue;
             }
             double error = column_error();
             if (relaxation != 1.0) error = std::max(error, row_error());
@@ -188,8 +206,8 @@ private:
         while (visit(1.0)) {
             const bool vanish = columns_vanish();
             if (vanish && points.empty()) {
-                end(BridgeStatus::infeasible);
-                return;
+                if (!recover_columns()) return;
+                continue;
             }
             const double error = vanish ? infinity<double>() : column_error();
             note(error);
@@ -293,13 +311,20 @@ private:
         return true;
     }
 
+    // Exact column updates until no column vanishes; ends at a visited g.
+    bool settle_columns() {
+        while (columns_vanish())
+            if (!recover_columns() || !visit(1.0)) return false;
+        return true;
+    }
+
     // Sinkhorn steps from the g just visited; ends at a visited g.
     bool plain_steps(int count) {
         for (int k = 0; k < count && !out_of_visits(); ++k) {
             for (Index j = 0; j < nu_.size(); ++j)
                 if (nu_[j] > 0) g_[j] += column_step(j);
             if (!visit(1.0)) return false;
-            if (columns_vanish()) return end(BridgeStatus::infeasible);
+            if (columns_vanish() && !settle_columns()) return false;
             note(column_error());
             if (state_.errors.back() <= options_.tol) return end(BridgeStatus::converged);
         }
@@ -310,20 +335,14 @@ private:
         if (!visit(1.0)) return;
         // Far from the solution the quadratic model is worth little: Sinkhorn steps first.
         do {
-            if (columns_vanish()) {
-                end(BridgeStatus::infeasible);
-                return;
-            }
+            if (columns_vanish() && !settle_columns()) return;
             if (column_error() < 0.1) break;
             if (!plain_steps(5)) return;
         } while (!out_of_visits());
         double best = infinity<double>();
         Index since_best = 0;
         for (;;) {
-            if (columns_vanish()) {
-                end(BridgeStatus::infeasible);
-                return;
-            }
+            if (columns_vanish() && !settle_columns()) return;
             double error = column_error();
             note(error);
             if (error <= options_.tol) {

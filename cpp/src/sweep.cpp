@@ -57,6 +57,20 @@ private:
 };
 
 template <class T>
+Status column_lse(const Problem<T>& problem, const double* f, double* lse, const Run& run) {
+    std::vector<T> bias(static_cast<std::size_t>(problem.n_rows)),
+        found(static_cast<std::size_t>(problem.n_cols));
+    for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<T>(f[i]);
+    RowTask<T> task;
+    task.problem = transposed(problem);
+    task.problem.col_bias.push_back({bias.data(), 1});
+    task.log_sum_exp = found.data();
+    const Status status = reduce_rows<T>({task}, Weight::softmax, 0, run);
+    std::copy(found.begin(), found.end(), lse);
+    return status;
+}
+
+template <class T>
 class OnTheFly final : public Sweep {
 public:
     OnTheFly(const Problem<T>& problem, const Run& run)
@@ -108,6 +122,10 @@ public:
                                 });
         if (!done) return Status::interrupted;
         return overflow.load() ? Status::overflow : Status::ok;
+    }
+
+    Status columns(const double* f, double* lse, const Run& run) override {
+        return column_lse(problem_, f, lse, run);
     }
 
     Status curvature(const double* x, const double* mass, double* out, const Run& run) override {
@@ -228,6 +246,10 @@ public:
         if (columns != nullptr && status == Status::ok)
             for (Index j = 0; j < problem_.n_cols; ++j) columns[j] *= static_cast<double>(scaled_[j]);
         return status;
+    }
+
+    Status columns(const double* f, double* lse, const Run& run) override {
+        return column_lse(problem_, f, lse, run);
     }
 
     Status curvature(const double* x, const double* mass, double* out, const Run& run) override {

@@ -12,13 +12,18 @@ from . import divergence, scores
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
+from ._feasibility import usable_entries
 from ._lazy_scores import Scores
 from ._markov import Composition
 from .bridges import SchrodingerBridge, bridge, semi_relaxed, sinkhorn
+from .chains import BridgeChain, bridge_chain
 from .experts import DirectionalExperts, directional_experts, poe, total_variation
+from .ipf import AdaptiveIPF, adaptive_ipf
 from .operators import KernelOperator, MarkovOperator, kernel, softmax
 
 __all__ = [
+    "AdaptiveIPF",
+    "BridgeChain",
     "Composition",
     "CurrentNorms",
     "DirectionalExperts",
@@ -29,7 +34,9 @@ __all__ = [
     "SchrodingerBridge",
     "Scores",
     "__version__",
+    "adaptive_ipf",
     "bridge",
+    "bridge_chain",
     "config",
     "directional_experts",
     "divergence",
@@ -43,4 +50,5 @@ __all__ = [
     "sinkhorn",
     "softmax",
     "total_variation",
+    "usable_entries",
 ]

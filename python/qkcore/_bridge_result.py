@@ -32,7 +32,8 @@ class SchrodingerBridge:
     """log potential of the columns; sum_j nu_j g_j = 0 for balanced problems"""
     status: str
     """"converged", or why not: "iteration limit", "stagnated" (at the precision of the dtype),
-    "infeasible" (mass where the kernel has none)"""
+    "infeasible" (no coupling lives on the kernel's support), "no total support" (one does, on fewer
+    entries; the iteration creeps there like 1/k)"""
     converged: bool
     """finite, and the conditions met within ``tol`` at a final check of their own"""
     n_iter: int

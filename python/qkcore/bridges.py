@@ -7,6 +7,7 @@ column sums that follow from it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,10 +15,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
+from . import _checks, _feasibility
 from ._bridge_result import SchrodingerBridge
 from ._config import resolve_threads
-from ._lazy_scores import Real, Scores
+from ._lazy_scores import UNBOUNDED, Real, Scores
 from ._native import cpu
 from .operators import MarkovOperator, _scores_argument
 
@@ -28,6 +29,7 @@ _METHODS = {name: code for code, name in enumerate(cpu.BRIDGE_METHODS)}
 _SOLVERS = ("auto", *_METHODS, "annealed")
 # Entries of kernels from points are stored up to this many bytes; a dense kernel may be stored again.
 _STORED_BYTES = 256 * 2**20
+_CREEP = 200  # iterations spent on a problem that is known to converge like 1/k
 
 Init = SchrodingerBridge | tuple[npt.ArrayLike, npt.ArrayLike] | None
 Callback = Callable[[int, float], object]
@@ -62,6 +64,11 @@ def bridge(
     - "newton": Newton's method on the dual, conjugate gradients inside (the constant projected out).
     - "symmetric": the averaged update, for symmetric scores and mu = nu.
     - "annealed": from a small multiple of the scores to the scores, each stage starting from the last.
+
+    A masked kernel that cannot carry the marginals ends with status "infeasible"; one that can, but not
+    on all of its entries (a causal mask with uniform marginals: only the diagonal), with "no total
+    support": the iteration creeps to its limit like 1/k. :func:`usable_entries` then gives the smaller
+    mask on which it converges, :func:`semi_relaxed` leaves the columns free.
 
     ``tol`` bounds the L1 error of both marginals (default 1e-9, in float32 1e-5). ``penalty``: KL
     penalties on the marginals instead of constraints (unbalanced), one weight or (rows, columns), in
@@ -115,6 +122,11 @@ def bridge(
                 "kernel: wanted one problem for a callback, a progress bar or annealing, got a batch"
             )
         return _solve_batch(problem, solver, f, g)
+    if balanced and _band_only(s):
+        # Cheap to know beforehand, and the iteration would creep for ever.
+        verdict = _feasibility.diagnose(s, problem.mu, problem.nu)
+        if verdict == _feasibility.NO_TOTAL_SUPPORT:
+            problem = problem._replace(max_iter=min(problem.max_iter, _CREEP))
     report = _reporter(callback, progress, problem)
     try:
         if solver == "annealed":
@@ -123,6 +135,10 @@ def bridge(
         if fall_back is not None and found.status == "stagnated":
             again = _solve(problem, fall_back, found.f, found.g, report.call)
             found = again if again.error < found.error else found
+        if balanced and not found.converged and found.status != "infeasible":
+            verdict = _feasibility.diagnose(s, problem.mu, problem.nu)
+            if verdict in (_feasibility.INFEASIBLE, _feasibility.NO_TOTAL_SUPPORT):
+                found = dataclasses.replace(found, status=verdict)
         return found
     finally:
         report.close()
@@ -485,6 +501,11 @@ def _same_mass(p: _Problem) -> None:
 def _is_symmetric(p: _Problem) -> bool:
     balanced = math.isinf(p.row_penalty) and math.isinf(p.col_penalty)
     return balanced and p.s._symmetric and np.array_equal(p.mu, p.nu)
+
+
+def _band_only(s: Scores) -> bool:
+    lo, hi = s._band
+    return (lo, hi) != (-UNBOUNDED, UNBOUNDED) and not (s._masks or s._dense)
 
 
 def _at_least_one(name: str, value: object) -> int:

@@ -3,6 +3,7 @@
 // so one description and one engine serve them all. Nothing here owns memory.
 #pragma once
 
+#include <utility>
 #include <vector>
 
 #include "functors.hpp"
@@ -49,5 +50,20 @@ private:
         return d;
     }
 };
+
+// The same scores with rows and columns exchanged.
+template <class T>
+Problem<T> transposed(const Problem<T>& problem) {
+    Problem<T> out = problem;
+    std::swap(out.n_rows, out.n_cols);
+    for (auto* terms : {&out.dots, &out.distances})
+        for (auto& term : *terms) std::swap(term.rows, term.cols);
+    for (auto& term : out.dense) std::swap(term.values.row_stride, term.values.col_stride);
+    std::swap(out.row_bias, out.col_bias);
+    for (auto& mask : out.masks) std::swap(mask.row_stride, mask.col_stride);
+    out.band.lo = -problem.band.hi;
+    out.band.hi = -problem.band.lo;
+    return out;
+}
 
 }  // namespace qk

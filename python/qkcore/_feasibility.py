@@ -1,0 +1,143 @@
+"""Can a masked kernel carry the marginals at all, and on all of its entries? (DAC-7, B.2)
+
+A coupling with the marginals mu, nu that lives on the allowed entries exists when the largest flow from
+rows to columns carries all mass. Sinkhorn's scaling itself exists when, moreover, every allowed entry is
+used by some such coupling (total support); otherwise the iteration creeps to its limit like 1/k while
+potentials diverge.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ._lazy_scores import UNBOUNDED, Real, Scores
+
+__all__ = ["INFEASIBLE", "NO_TOTAL_SUPPORT", "diagnose", "usable_entries"]
+
+INFEASIBLE = "infeasible"
+NO_TOTAL_SUPPORT = "no total support"
+# Beyond this many entries the graph of allowed ones is not built.
+MAX_ENTRIES = 4_000_000
+_UNITS = 2**30  # mass is counted in whole units of this fraction: SciPy's flows are integers
+
+
+def may_be_masked(s: Scores) -> bool:
+    """Whether some entry of the kernel may be 0."""
+    unbounded = s._band == (-UNBOUNDED, UNBOUNDED)
+    return bool(s._masks or s._dense) or not unbounded or _has_minus_inf(s)
+
+
+def _has_minus_inf(s: Scores) -> bool:
+    return any(np.isneginf(b).any() for b in (*s._row_bias, *s._col_bias))
+
+
+def diagnose(s: Scores, mu: Real, nu: Real) -> str | None:
+    """INFEASIBLE, NO_TOTAL_SUPPORT, "feasible", or None where it is too large to tell."""
+    if not may_be_masked(s):
+        return "feasible"
+    lo, hi = s._band
+    plain = not (s._masks or s._dense or _has_minus_inf(s))
+    if plain and lo == -UNBOUNDED:
+        return _staircase(mu, nu, hi)
+    if plain and hi == UNBOUNDED:
+        return _staircase(nu, mu, -lo)
+    if math.prod(s.shape) > MAX_ENTRIES:
+        return None
+    allowed = ~np.isneginf(s.to_numpy())
+    usable = _usable(allowed, mu, nu)
+    if usable is None:
+        return INFEASIBLE
+    live = allowed & (mu > 0)[:, None] & (nu > 0)
+    return "feasible" if (usable | ~live).all() else NO_TOTAL_SUPPORT
+
+
+def _staircase(mu: Real, nu: Real, offset: int) -> str:
+    """Row i sees the columns j <= i + offset: mass may only come from rows low enough."""
+    total = float(np.sum(mu, dtype=np.float64))
+    slack = 1e-12 * total if mu.dtype == np.float64 else 1e-6 * total
+    rows_before = np.concatenate([[0.0], np.cumsum(mu, dtype=np.float64)])  # rows < k
+    cols_before = np.concatenate([[0.0], np.cumsum(nu, dtype=np.float64)])
+    k = np.arange(len(mu) + 1)
+    # Rows < k must fit into the columns they see: j <= k - 1 + offset.
+    seen = cols_before[np.clip(k + offset, 0, len(nu))]
+    spare = seen - rows_before
+    if (spare < -slack).any():
+        return INFEASIBLE
+    # Where they fit exactly, no later row may use those columns: allowed entries that carry nothing.
+    inside = (k > 0) & (k < len(mu)) & (rows_before > slack) & (rows_before < total - slack)
+    tight = inside & (spare <= slack) & (k + offset > 0)
+    return NO_TOTAL_SUPPORT if tight.any() else "feasible"
+
+
+def usable_entries(s: Scores, mu: npt.ArrayLike, nu: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """The entries that carry mass in some coupling of mu and nu on the kernel's support (DAC-7).
+
+    ``qk.bridge(s.masked(usable_entries(s, mu, nu)), mu, nu)`` converges geometrically to the limit that
+    plain iteration on ``s`` would only creep to. Builds the graph of allowed entries (N M at most 4e6).
+    Raises ValueError when there is no coupling at all.
+
+    >>> import numpy as np, qkcore as qk
+    >>> u = np.full(3, 1 / 3)
+    >>> qk.usable_entries(qk.scores.dense(np.zeros((3, 3))).causal(), u, u)  # only the diagonal
+    array([[ True, False, False],
+           [False,  True, False],
+           [False, False,  True]])
+    """
+    from .bridges import _marginal
+
+    rows, cols = _marginal("mu", mu, s, 0), _marginal("nu", nu, s, 1)
+    if s.ndim != 2 or math.prod(s.shape) > MAX_ENTRIES:
+        raise ValueError(
+            f"s: wanted one problem of at most {MAX_ENTRIES} entries, got shape {s.shape}"
+        )
+    usable = _usable(~np.isneginf(s.to_numpy()), rows, cols)
+    if usable is None:
+        raise ValueError("s: no coupling of mu and nu lives on the entries that are not masked")
+    return usable
+
+
+def _units(weights: Real, total: float) -> npt.NDArray[np.int64]:
+    """Weights in whole units that add up to exactly _UNITS."""
+    exact = weights.astype(np.float64) / total * _UNITS
+    whole = np.floor(exact).astype(np.int64)
+    missing = _UNITS - int(whole.sum())
+    order = np.argsort(whole - exact)  # the largest remainders first
+    live = order[weights[order] > 0]
+    whole[live[np.arange(missing) % len(live)]] += 1 if missing > 0 else 0
+    return whole
+
+
+def _usable(allowed: npt.NDArray[np.bool_], mu: Real, nu: Real) -> npt.NDArray[np.bool_] | None:
+    """Entries of some coupling, by the residual graph of a largest flow; None if there is none."""
+    from scipy.sparse import coo_array, csr_array
+    from scipy.sparse.csgraph import connected_components, maximum_flow
+
+    n, m = allowed.shape
+    live = allowed & (mu > 0)[:, None] & (nu > 0)
+    i, j = np.nonzero(live)
+    source, sink = n + m, n + m + 1
+    row_units, col_units = (_units(w, float(np.sum(w, dtype=np.float64))) for w in (mu, nu))
+    heads = np.concatenate([np.full(n, source), i, n + np.arange(m)])
+    tails = np.concatenate([np.arange(n), n + j, np.full(m, sink)])
+    room = np.concatenate([row_units, np.full(len(i), _UNITS), col_units])
+    graph: Any = csr_array(
+        coo_array((room.astype(np.int32), (heads, tails)), shape=(n + m + 2, n + m + 2))
+    )
+    flow = maximum_flow(graph, source, sink)
+    # Rounding to units may strand a few of them; anything more is a real obstacle.
+    if flow.flow_value < _UNITS - 4 * (n + m):
+        return None
+    carried = flow.flow[:n, n : n + m].toarray()
+    used = carried > n + m  # more than stranded units
+    # Mass can be moved onto an entry when a cycle of the residual graph passes it: rows reach their
+    # columns through allowed entries, columns reach rows through entries that carry something.
+    forth = coo_array((np.ones(len(i), np.int8), (i, n + j)), shape=(n + m, n + m))
+    bi, bj = np.nonzero(used)
+    back = coo_array((np.ones(len(bi), np.int8), (n + bj, bi)), shape=(n + m, n + m))
+    _, label = connected_components(csr_array(forth + back), directed=True, connection="strong")
+    usable: npt.NDArray[np.bool_] = (live & (label[:n, None] == label[None, n:])) | used
+    return usable
