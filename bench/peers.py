@@ -9,7 +9,13 @@ from typing import Any
 
 from harness import Group, Options
 
-WANTED = {"torch": "torch==2.13.0", "threadpoolctl": "threadpoolctl"}
+WANTED = {
+    "torch": "torch==2.13.0",
+    "threadpoolctl": "threadpoolctl",
+    "ot": "POT",
+    "jax": "jax",
+    "ott": "ott-jax",
+}
 
 
 def optional(name: str, group: Group | None = None) -> ModuleType | None:

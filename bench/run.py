@@ -13,7 +13,18 @@ import time
 
 import environment
 
-GROUPS = ("limits", "attention", "lse", "small", "dense", "dynamics", "diffusion", "isa", "stages")
+GROUPS = (
+    "limits",
+    "attention",
+    "lse",
+    "small",
+    "dense",
+    "dynamics",
+    "diffusion",
+    "bridges",
+    "isa",
+    "stages",
+)
 
 
 def parse() -> argparse.Namespace:

@@ -1,0 +1,294 @@
+"""Schrödinger bridges against POT, OTT and a blocked PyTorch loop: per iteration, and to a tolerance."""
+
+from __future__ import annotations
+
+import importlib
+import math
+import time
+from typing import Any
+
+import numpy as np
+
+import qkcore as qk
+from harness import Array, Call, Group, Options, Row, Timing, interleave, peak_growth_mb
+from limits import BestRate
+from peers import optional, torch_module
+
+READS = 1.5  # times one read of the matrix
+OVER_POT, OVER_OTT, OVER_POT_LOG = 4.0, 10.0, 70.0
+POINTS_FACTOR = {3: 8.0, 64: 5.0}
+MEMORY_MB = 100.0
+
+
+def clouds(n: int, d: int, dtype: str, seed: int = 0) -> tuple[Array, Array]:
+    rng = np.random.default_rng(seed)
+    X = rng.standard_normal((n, d)).astype(dtype)
+    Y = (rng.standard_normal((n, d)) + 0.3).astype(dtype)
+    return X, Y
+
+
+def costs(X: Array, Y: Array) -> Array:
+    C = (X * X).sum(1)[:, None] + (Y * Y).sum(1) - 2 * X @ Y.T
+    return np.maximum(C, 0) / C.max()
+
+
+def weights(n: int, dtype: str) -> tuple[Array, Array]:
+    nu = 1 + 0.5 * np.sin(np.arange(n))
+    return np.full(n, 1 / n, dtype), (nu / nu.sum()).astype(dtype)
+
+
+def per_iteration(make: Any, few: int, many: int, rounds: int) -> Timing:
+    """Seconds per iteration: the difference of a long and a short run, so that set-up drops out."""
+    samples = []
+    for _ in range(rounds):
+        spent = []
+        for count in (few, many):
+            start = time.perf_counter()
+            make(count)
+            spent.append(time.perf_counter() - start)
+        samples.append(max(spent[1] - spent[0], 1e-9) / (many - few))
+    return Timing(tuple(samples))
+
+
+def dense_case(group: Group, options: Options, n: int, dtype: str) -> None:
+    X, Y = clouds(n, 3, dtype)
+    C, (mu, nu) = costs(X, Y), weights(n, dtype)
+    epsilon = 0.05
+    s = qk.scores.dense(-C / np.array(epsilon, dtype))
+    case = f"dense iteration N={n} {dtype}"
+
+    def ours(count: int) -> object:
+        return qk.bridge(
+            s, mu, nu, solver="alternating", tol=1e-300, max_iter=count, n_threads=options.threads
+        )
+
+    rounds = 2 if options.quick else 4
+    timings = {"qkcore": per_iteration(ours, 5, 25, rounds)}
+    ot = optional("ot", group)
+    if ot is not None:
+
+        def plain(count: int) -> object:
+            return ot.sinkhorn(mu, nu, C, epsilon, numItermax=count, stopThr=0, warn=False)
+
+        def log(count: int) -> object:
+            return ot.bregman.sinkhorn_log(
+                mu, nu, C, epsilon, numItermax=count, stopThr=0, warn=False
+            )
+
+        timings["POT sinkhorn"] = per_iteration(plain, 5, 25, rounds)
+        timings["POT sinkhorn_log"] = per_iteration(log, 1, 3, 1)
+    timings.update(ott_case(group, C, mu, nu, epsilon))
+    limit = BestRate(options, dtype, "dram_read")
+    for _ in range(3):
+        limit()
+    mine = timings["qkcore"].minimum
+    b = qk.bridge(s, mu, nu, n_threads=options.threads)
+    for name, timing in timings.items():
+        error = float(b.error) if name == "qkcore" else None
+        group.add(Row(case, name, timing, n * n, timing.minimum / mine, error))
+    if limit.best is not None:
+        read = n * n * np.dtype(dtype).itemsize / (limit.best * 1e9)
+        group.add(Row(case, "one read of the matrix", Timing((read,)), n * n, read / mine))
+        group.at_most(f"{case}: over one read", mine / read, READS)
+    for name, wanted in (
+        ("POT sinkhorn", OVER_POT),
+        ("OTT", OVER_OTT),
+        ("POT sinkhorn_log", OVER_POT_LOG),
+    ):
+        if name in timings:
+            group.at_least(f"{case}: against {name}", timings[name].minimum / mine, wanted)
+    group.check(case, b.error if b.converged else math.nan, b.tol)
+
+
+def ott_case(group: Group, C: Array, mu: Array, nu: Array, epsilon: float) -> dict[str, Timing]:
+    jax = optional("jax", group)
+    ott = optional("ott", group)
+    if jax is None or ott is None:
+        return {}
+    jax.config.update("jax_enable_x64", True)
+    geometry = importlib.import_module("ott.geometry.geometry")
+    linear = importlib.import_module("ott.problems.linear.linear_problem")
+    solver = importlib.import_module("ott.solvers.linear.sinkhorn")
+    problem = linear.LinearProblem(geometry.Geometry(cost_matrix=C, epsilon=epsilon), a=mu, b=nu)
+    runs = {}
+    for count in (5, 25):
+        fixed = solver.Sinkhorn(
+            threshold=-1.0, inner_iterations=5, min_iterations=count, max_iterations=count
+        )
+        runs[count] = jax.jit(fixed)
+        jax.block_until_ready(runs[count](problem).f)  # compiled once, off the clock
+
+    def run(count: int) -> object:
+        return jax.block_until_ready(runs[count](problem).f)
+
+    return {"OTT": per_iteration(run, 5, 25, 2)}
+
+
+def torch_iterations(torch: Any, X: Array, Y: Array, beta: float) -> Any:
+    """Row and column log-sum-exp by blocks, the scores as one augmented product each."""
+    one = np.ones((len(X), 1), X.dtype)
+    left = np.hstack([2 * beta * X, -beta * (X * X).sum(1, keepdims=True), one])
+    right = np.hstack([Y, one, -beta * (Y * Y).sum(1, keepdims=True)])
+    A, B = (torch.from_numpy(np.ascontiguousarray(side, dtype=X.dtype)) for side in (left, right))
+    n, block = len(X), 256
+    buffer = torch.empty((block, n), dtype=A.dtype)
+
+    def half(P: Any, Q: Any, potential: Any) -> Any:
+        out = torch.empty(n, dtype=A.dtype)
+        for start in range(0, n, block):
+            stop = min(start + block, n)
+            S = torch.mm(P[start:stop], Q.T, out=buffer[: stop - start])
+            S += potential
+            torch.logsumexp(S, 1, out=out[start:stop])
+        return -math.log(n) - out
+
+    def run(count: int) -> object:
+        g = torch.zeros(n, dtype=A.dtype)
+        for _ in range(count):
+            f = half(A, B, g)
+            g = half(B, A, f)
+        return g
+
+    return run
+
+
+def points_solver(options: Options, n: int, d: int, dtype: str, count: int = 3) -> Call:
+    """For the memory probe: a few iterations from points, nothing stored."""
+    X, Y = clouds(n, d, dtype)
+    mu, nu = weights(n, dtype)
+    s = qk.scores.distance(X, Y, beta=1.0 / d)
+    return lambda: qk.bridge(
+        s, mu, nu, solver="alternating", tol=1e-300, max_iter=count, max_memory=0,
+        n_threads=options.threads,
+    )  # fmt: skip
+
+
+def points_case(group: Group, options: Options, n: int, d: int, dtype: str) -> None:
+    X, Y = clouds(n, d, dtype)
+    mu, nu = weights(n, dtype)
+    s = qk.scores.distance(X, Y, beta=1.0 / d)
+
+    def ours(count: int) -> object:
+        return qk.bridge(
+            s, mu, nu, solver="alternating", tol=1e-300, max_iter=count, max_memory=0,
+            n_threads=options.threads,
+        )  # fmt: skip
+
+    timings = {"qkcore": per_iteration(ours, 1, 4, 2)}
+    torch = torch_module(options, group)
+    if torch is not None:
+        timings["torch, blocked"] = per_iteration(torch_iterations(torch, X, Y, 1.0 / d), 1, 2, 1)
+    case = f"iteration from points d={d} N={n} {dtype}"
+    mine = timings["qkcore"].minimum
+    grown = peak_growth_mb("bridges", "points_solver", options, n=n, d=d, dtype=dtype)
+    for name, timing in timings.items():
+        memory = grown if name == "qkcore" else None
+        group.add(Row(case, name, timing, n * n, timing.minimum / mine, memory_mb=memory))
+    if "torch, blocked" in timings:
+        ratio = timings["torch, blocked"].minimum / mine
+        group.at_least(f"{case}: against torch, blocked", ratio, POINTS_FACTOR[d])
+    group.at_most(f"{case}: memory", grown, MEMORY_MB, " MB")
+
+
+def tolerance_case(group: Group, options: Options, n: int, epsilon: float) -> None:
+    X, Y = clouds(n, 3, "float64")
+    C, (mu, nu) = costs(X, Y), weights(n, "float64")
+    s = qk.scores.dense(-C / epsilon)
+    case = f"to L1 error 1e-9 N={n} eps={epsilon}"
+    contenders: dict[str, Call] = {
+        "qkcore": lambda: qk.bridge(s, mu, nu, n_threads=options.threads)
+    }
+    b = qk.bridge(s, mu, nu)
+    ot = optional("ot", group)
+    if ot is not None:
+
+        def pot() -> object:
+            # Its threshold is an L2 norm looked at every ten iterations.
+            return ot.sinkhorn(
+                mu, nu, C, epsilon, numItermax=20_000, stopThr=1e-9 / math.sqrt(n), warn=False
+            )
+
+        plan = np.asarray(pot())
+        off = np.abs(plan.sum(0) - nu).sum() + np.abs(plan.sum(1) - mu).sum()
+        if np.isfinite(off) and off < 1e-7:
+            contenders["POT sinkhorn"] = pot
+        else:
+            group.notes.append(f"{case}: POT's plain scaling fails (marginal error {off:.1e})")
+    timings = interleave(contenders, rounds=5, budget=10)
+    mine = timings["qkcore"].minimum
+    for name, timing in timings.items():
+        error = float(b.error) if name == "qkcore" else None
+        group.add(Row(case, name, timing, None, timing.minimum / mine, error))
+    group.check(case, b.error if b.converged else math.nan, b.tol)
+    if "POT sinkhorn" in timings:
+        wanted = 1.0 if epsilon > 0.01 else 10.0
+        ratio = timings["POT sinkhorn"].minimum / mine
+        group.at_least(f"{case}: against the best peer (POT sinkhorn)", ratio, wanted)
+    group.notes.append(f"{case}: {b.n_iter} iterations ({b.method}, relaxation {b.relaxation:.2f})")
+
+
+def small_cases(group: Group, options: Options) -> None:
+    X, Y = clouds(400, 3, "float64")
+    C, (mu, nu) = costs(X, Y), weights(400, "float64")
+    s = qk.scores.dense(-C / 0.05)
+    timing = interleave({"qkcore": lambda: qk.bridge(s, mu, nu)}, rounds=9)["qkcore"]
+    group.add(
+        Row("one problem N=400 eps=0.05", "qkcore", timing, error=float(qk.bridge(s, mu, nu).error))
+    )
+    group.at_most("one problem N=400: time", timing.minimum * 1e3, 2.0, " ms")
+    rng = np.random.default_rng(0)
+    Z = -costs_batch(rng) / 0.05
+    u = np.full(64, 1 / 64)
+    batch = qk.scores.dense(Z)
+    contenders: dict[str, Call] = {
+        "qkcore": lambda: qk.bridge(batch, u, u, n_threads=options.threads)
+    }
+    ot = optional("ot", group)
+    if ot is not None:
+        few = 20 if options.quick else 100
+
+        def loop() -> object:
+            return [
+                ot.sinkhorn(u, u, -Z[k] * 0.05, 0.05, stopThr=1e-9 / 8, numItermax=5000, warn=False)
+                for k in range(few)
+            ]
+
+        contenders["POT, Python loop"] = loop
+    timings = interleave(contenders, rounds=5, budget=10)
+    mine = timings["qkcore"].minimum
+    b = qk.bridge(batch, u, u)
+    case = "1000 problems N=64 eps=0.05"
+    group.add(Row(case, "qkcore", timings["qkcore"], error=float(np.max(b.error))))
+    group.check(case, float(np.max(b.error)) if np.all(b.converged) else math.nan, b.tol)
+    if "POT, Python loop" in timings:
+        scaled = Timing(tuple(t * 1000 / few for t in timings["POT, Python loop"].samples))
+        group.add(Row(case, "POT, Python loop", scaled, ratio=scaled.minimum / mine))
+        group.at_least(f"{case}: against a loop over POT", scaled.minimum / mine, 20.0)
+
+
+def costs_batch(rng: np.random.Generator) -> Array:
+    X, Y = rng.standard_normal((2, 1000, 64, 3))
+    C = (X**2).sum(-1)[:, :, None] + (Y**2).sum(-1)[:, None] - 2 * X @ Y.transpose(0, 2, 1)
+    return np.maximum(C, 0) / C.max(axis=(1, 2), keepdims=True)
+
+
+def run(options: Options) -> Group:
+    group = Group(
+        "bridges",
+        "Schrödinger bridges",
+        "A full iteration is a row and a column update. Costs are scaled to a maximum of 1; eps is the "
+        "temperature. Errors are L1 errors of the worse marginal at the end of a full solve.",
+    )
+    for n in (1000,) if options.quick else (4000, 8000):
+        for dtype in ("float64", "float32"):
+            dense_case(group, options, n, dtype)
+    for d in (3, 64):
+        for n in (2000,) if options.quick else (10000, 30000):
+            for dtype in ("float32", "float64"):
+                if n < 30000 or dtype == "float32":
+                    points_case(group, options, n, d, dtype)
+    for epsilon in (0.05, 0.005, 0.001):
+        tolerance_case(group, options, 500 if options.quick else 2000, epsilon)
+    small_cases(group, options)
+    group.notes = list(dict.fromkeys(group.notes))
+    return group
