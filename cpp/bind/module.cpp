@@ -26,4 +26,5 @@ PYBIND11_MODULE(QK_MODULE_NAME, m, py::mod_gil_not_used()) {
     register_arrays(m);
     register_engine(m);
     register_bridge(m);
+    register_low_rank(m);
 }

@@ -52,6 +52,18 @@ def real_array(name: str, value: npt.ArrayLike) -> Real:
     return array
 
 
+def complex_array(name: str, value: npt.ArrayLike) -> npt.NDArray[np.complexfloating[Any, Any]]:
+    """A complex64 or complex128 array from real or complex numbers, finite, no axis empty."""
+    array = np.asarray(value)
+    if array.dtype not in (np.complex64, np.complex128):
+        real = real_array(name, array)
+        array = real.astype(np.complex64 if real.itemsize == 4 else np.complex128)
+    not_empty(name, array)
+    for part in (array.real, array.imag):
+        finite(name, part)
+    return array
+
+
 def same_dtype(name: str, array: Real, dtype: np.dtype[Any], other: str) -> None:
     if array.dtype != dtype:
         raise TypeError(
@@ -125,10 +137,33 @@ def representable(name: str, value: float, dtype: np.dtype[Any]) -> float:
     return value
 
 
+def number(name: str, value: object) -> float:
+    """A finite real number of either sign."""
+    try:
+        if isinstance(value, (str, bytes, complex, np.complexfloating)):
+            raise TypeError
+        out = float(value)  # type: ignore[arg-type]  # whatever float() takes but text
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{name}: wanted a real number, got {value!r}; pass e.g. {name}=1.0"
+        ) from None
+    if not math.isfinite(out):
+        raise ValueError(f"{name}: wanted a finite number, got {value!r}; pass e.g. {name}=1.0")
+    return out
+
+
 def integer(name: str, value: object) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: wanted an integer, got {value!r}; pass e.g. {name}=0")
     return int(value.__index__())
+
+
+def integer_within(name: str, value: object, first: int, last: int, what: str) -> int:
+    """An integer from first to last (both allowed); ``what`` says why these."""
+    out = integer(name, value)
+    if not first <= out <= last:
+        raise ValueError(f"{name}: wanted {first} to {last}, got {out}; {what}")
+    return out
 
 
 def axis(value: object) -> int:
@@ -212,6 +247,15 @@ def core_shape(name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: s
         raise ValueError(
             f"{name}: wanted shape (..., {', '.join(map(str, wanted))}) {what}, got {got}; "
             "check the order of the axes"
+        )
+
+
+def one_problem(name: str, batch: tuple[int, ...], ragged: bool = False) -> None:
+    """Refuses batches, where a result belongs to one problem."""
+    if batch or ragged:
+        got = f"batch axes {batch}" if batch else "ragged blocks"
+        raise ValueError(
+            f"{name}: wanted one problem, got {got}; take the problems of a batch one by one"
         )
 
 

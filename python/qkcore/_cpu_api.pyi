@@ -70,3 +70,15 @@ def solve_bridges(
     stored: bool,
     n_threads: int,
 ) -> tuple[_Real, _Real, _Real, npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+def factored_product(
+    left: tuple[_Real, ...], right: tuple[_Real, ...], z: _Real, n_threads: int
+) -> _Real: ...
+def negative_entries(
+    left: tuple[_Real, ...],
+    right: tuple[_Real, ...],
+    u: _Real,
+    v: _Real,
+    row_slack: _Real,
+    col_slack: _Real,
+    n_threads: int,
+) -> tuple[int, float, float]: ...

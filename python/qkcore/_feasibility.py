@@ -14,9 +14,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ._config import resolve_threads
 from ._lazy_scores import UNBOUNDED, Real, Scores
+from ._native import cpu
 
 __all__ = ["INFEASIBLE", "NO_TOTAL_SUPPORT", "diagnose", "usable_entries"]
+
+_MINUS_INF = 4  # of cpu.scan's flags
 
 INFEASIBLE = "infeasible"
 NO_TOTAL_SUPPORT = "no total support"
@@ -28,11 +32,12 @@ _UNITS = 2**30  # mass is counted in whole units of this fraction: SciPy's flows
 def may_be_masked(s: Scores) -> bool:
     """Whether some entry of the kernel may be 0."""
     unbounded = s._band == (-UNBOUNDED, UNBOUNDED)
-    return bool(s._masks or s._dense) or not unbounded or _has_minus_inf(s)
+    return bool(s._masks) or not unbounded or _has_minus_inf(s)
 
 
 def _has_minus_inf(s: Scores) -> bool:
-    return any(np.isneginf(b).any() for b in (*s._row_bias, *s._col_bias))
+    arrays = (*s._row_bias, *s._col_bias, *(z for z, _ in s._dense))
+    return any(cpu.scan(array, resolve_threads(None))[0] & _MINUS_INF for array in arrays)
 
 
 def diagnose(s: Scores, mu: Real, nu: Real) -> str | None:
@@ -40,7 +45,7 @@ def diagnose(s: Scores, mu: Real, nu: Real) -> str | None:
     if not may_be_masked(s):
         return "feasible"
     lo, hi = s._band
-    plain = not (s._masks or s._dense or _has_minus_inf(s))
+    plain = not (s._masks or _has_minus_inf(s))
     if plain and lo == -UNBOUNDED:
         return _staircase(mu, nu, hi)
     if plain and hi == UNBOUNDED:
