@@ -1,0 +1,514 @@
+#include "qk/low_rank.hpp"
+
+#include <algorithm>
+
+#include "qk/simd.hpp"
+
+namespace qk {
+namespace {
+
+// Points go through in blocks: a row of a block is one component of that many points. Twelve packs of 512
+// bits are a whole number of every register tile below, and the factors of a block stay in L1.
+constexpr Index block_bytes = 768;
+template <class T>
+constexpr Index block = block_bytes / static_cast<Index>(sizeof(T));
+constexpr Index packs = block_bytes / QK_SIMD_BYTES;
+
+// Register tile: 4 rows by as many packs (or columns) as leave room for the operands.
+constexpr int tile_rows = 4;
+constexpr int tile_cols = QK_SIMD_REGISTERS >= 32 ? 6 : 3;
+static_assert(packs % tile_cols == 0);
+
+// A thread is worth waking for this many multiplications.
+constexpr Index worth_a_thread = 1 << 18;
+
+// Keeps operands that several FMAs share in registers: GCC would read them from memory again for each, and the
+// loads, not the FMAs, would set the pace.
+template <class P, int N>
+QK_INLINE void in_registers([[maybe_unused]] P (&x)[N]) {
+#if defined(__SSE2__) && !defined(QK_SIMD_WIDE)
+    for (int i = 0; i < N; ++i) asm("" : "+v"(x[i]));
+#endif
+}
+
+// ---- register tiles -----------------------------------------------------------------------------
+
+// acc(r, c) += a(r, .) b(c, .), lane by lane, over one block
+template <class T, int R, int C>
+QK_INLINE void gather_tile(const T* a, const T* b, Pack<T>* acc, Index ld) {
+    constexpr Index width = SimdTraits<T>::width;
+    Pack<T> sum[R][C];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) sum[r][c] = acc[r * ld + c];
+    for (Index p = 0; p < block<T>; p += width) {
+        Pack<T> y[C];
+#pragma GCC unroll 6
+        for (int c = 0; c < C; ++c) y[c] = load(b + c * block<T> + p);
+        in_registers(y);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const Pack<T> x = load(a + r * block<T> + p);
+#pragma GCC unroll 6
+            for (int c = 0; c < C; ++c) sum[r][c] = fma(x, y[c], sum[r][c]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) acc[r * ld + c] = sum[r][c];
+}
+
+// out(p) += sum_r a(r, p) sum_b h(r, b) y(b, p) for C packs of points
+template <class T, int R>
+QK_INLINE void apply_tile(const T* a, Index a_ld, const T* h, Index n_b, const T* y, Pack<T>* out) {
+    constexpr int C = tile_cols;
+    constexpr Index width = SimdTraits<T>::width;
+    Pack<T> sum[R][C] = {};
+    for (Index b = 0; b < n_b; ++b) {
+        Pack<T> x[C];
+#pragma GCC unroll 6
+        for (int c = 0; c < C; ++c) x[c] = load(y + b * block<T> + c * width);
+        in_registers(x);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const Pack<T> factor = broadcast(h[r * n_b + b]);
+#pragma GCC unroll 6
+            for (int c = 0; c < C; ++c) sum[r][c] = fma(factor, x[c], sum[r][c]);
+        }
+    }
+#pragma GCC unroll 4
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 6
+        for (int c = 0; c < C; ++c) out[c] = fma(load(a + r * a_ld + c * width), sum[r][c], out[c]);
+}
+
+// value(r, c) *= sum_k l(k, r) y(k, c) for R rows of the kernel and C packs of its columns
+template <class T, int R>
+QK_INLINE void multiply_entries(const T* l, const T* y, Index rank, Pack<T> (*value)[tile_cols]) {
+    constexpr int C = tile_cols;
+    constexpr Index width = SimdTraits<T>::width;
+    Pack<T> sum[R][C] = {};
+    for (Index k = 0; k < rank; ++k) {
+        Pack<T> x[C];
+#pragma GCC unroll 6
+        for (int c = 0; c < C; ++c) x[c] = load(y + k * block<T> + c * width);
+        in_registers(x);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) {
+            const Pack<T> factor = broadcast(l[k * block<T> + r]);
+#pragma GCC unroll 6
+            for (int c = 0; c < C; ++c) sum[r][c] = fma(factor, x[c], sum[r][c]);
+        }
+    }
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < C; ++c) value[r][c] *= sum[r][c];
+}
+
+// Sizes of the pieces when n is cut evenly into as few as possible of at most `most`: 14 is 4 4 3 3.
+struct Pieces {
+    Index n, count;
+    Pieces(Index size, Index most) : n(size), count((size + most - 1) / most) {}
+    Index start(Index k) const { return k * n / count; }
+    int size(Index k) const { return static_cast<int>(start(k + 1) - start(k)); }
+};
+
+template <class T, int R>
+void gather_row(int n_cols, const T* a, const T* b, Pack<T>* acc, Index ld) {
+    switch (n_cols) {
+        case 1:
+            return gather_tile<T, R, 1>(a, b, acc, ld);
+        case 2:
+            return gather_tile<T, R, 2>(a, b, acc, ld);
+        case 3:
+            return gather_tile<T, R, 3>(a, b, acc, ld);
+#if QK_SIMD_REGISTERS >= 32
+        case 4:
+            return gather_tile<T, R, 4>(a, b, acc, ld);
+        case 5:
+            return gather_tile<T, R, 5>(a, b, acc, ld);
+        default:
+            return gather_tile<T, R, 6>(a, b, acc, ld);
+#else
+        default:
+            return;
+#endif
+    }
+}
+
+// acc (n_a x n_b) += a (n_a rows) times b (n_b rows) transposed, lane by lane; `between` is called after each
+// tile
+template <class T, class Between>
+void gather_block(Index n_a, Index n_b, const T* a, const T* b, Pack<T>* acc, Between& between) {
+    const Pieces rows(n_a, tile_rows), cols(n_b, tile_cols);
+    for (Index i = 0; i < rows.count; ++i) {
+        const T* x = a + rows.start(i) * block<T>;
+        for (Index j = 0; j < cols.count; ++j) {
+            const T* y = b + cols.start(j) * block<T>;
+            Pack<T>* at = acc + rows.start(i) * n_b + cols.start(j);
+            switch (rows.size(i)) {
+                case 4:
+                    gather_row<T, 4>(cols.size(j), x, y, at, n_b);
+                    break;
+                case 3:
+                    gather_row<T, 3>(cols.size(j), x, y, at, n_b);
+                    break;
+                case 2:
+                    gather_row<T, 2>(cols.size(j), x, y, at, n_b);
+                    break;
+                default:
+                    gather_row<T, 1>(cols.size(j), x, y, at, n_b);
+            }
+            between();
+        }
+    }
+}
+
+// out = column sums of a * (h y), for the points of one block
+template <class T, class Between>
+void apply_block(Index n_a, Index n_b, const T* a, Index a_ld, const T* h, const T* y, T* out,
+                 Between& between) {
+    constexpr Index width = SimdTraits<T>::width;
+    const Pieces rows(n_a, tile_rows);
+    for (Index p = 0; p < block<T>; p += tile_cols * width) {
+        Pack<T> sum[tile_cols] = {};
+        for (Index i = 0; i < rows.count; ++i) {
+            const Index at = rows.start(i);
+            const T *x = a + at * a_ld + p, *c = h + at * n_b;
+            switch (rows.size(i)) {
+                case 4:
+                    apply_tile<T, 4>(x, a_ld, c, n_b, y + p, sum);
+                    break;
+                case 3:
+                    apply_tile<T, 3>(x, a_ld, c, n_b, y + p, sum);
+                    break;
+                case 2:
+                    apply_tile<T, 2>(x, a_ld, c, n_b, y + p, sum);
+                    break;
+                default:
+                    apply_tile<T, 1>(x, a_ld, c, n_b, y + p, sum);
+            }
+            between();
+        }
+        for (int c = 0; c < tile_cols; ++c) store(out + p + c * width, sum[c]);
+    }
+}
+
+// ---- blocks of points ---------------------------------------------------------------------------
+
+// to := from, and zeros (or the last value) up to the end of the block
+template <class T>
+QK_INLINE void copy_row(const T* from, Index n, T* to, bool repeat_last = false) {
+    if (n == block<T>) {
+        constexpr Index width = SimdTraits<T>::width;
+#pragma GCC unroll 4
+        for (Index p = 0; p < block<T>; p += width) store(to + p, load(from + p));
+        return;
+    }
+    std::copy(from, from + n, to);
+    std::fill(to + n, to + block<T>, repeat_last ? from[n - 1] : T(0));
+}
+
+template <class T>
+QK_INLINE void multiply_row(const T* x, const T* y, T* to) {
+    constexpr Index width = SimdTraits<T>::width;
+#pragma GCC unroll 4
+    for (Index p = 0; p < block<T>; p += width) store(to + p, load(x + p) * load(y + p));
+}
+
+template <class T>
+void copy_factor(const Factor<T>& f, Index first, Index n, T* to, bool repeat_last = false) {
+    for (Index c = 0; c < f.rank; ++c)
+        copy_row(f.data + c * f.stride + first, n, to + c * block<T>, repeat_last);
+}
+
+// One side of the kernel, block by block: `a` holds the products of the components of all experts but the
+// last (a row for each combination), `b` the components of the last.
+template <class T>
+class Panels {
+public:
+    explicit Panels(const FactorSide<T>& side) : side_(side) {
+        for (std::size_t e = 0; e + 1 < side.experts.size(); ++e) n_a_ *= side.experts[e].rank;
+        n_b_ = side.experts.back().rank;
+        a_.reserve(n_a_ * block<T>);
+        b_.reserve(n_b_ * block<T>);
+    }
+
+    Index n_a() const { return n_a_; }
+    Index n_b() const { return n_b_; }
+
+    void read(Index first) {
+        const Index n = std::min(block<T>, side_.n_points - first);
+        const auto& experts = side_.experts;
+        copy_factor(experts.back(), first, n, b_.data());
+        const std::size_t many = experts.size() - 1;
+        if (many == 1 && n == block<T>) {  // read in place: one visit each is all they get
+            a_data_ = experts[0].data + first;
+            a_ld_ = experts[0].stride;
+            return;
+        }
+        a_data_ = a_.data();
+        a_ld_ = block<T>;
+        if (many == 0) {
+            std::fill(a_.data(), a_.data() + block<T>, T(1));
+            return;
+        }
+        copy_factor(experts[0], first, n, a_.data());
+        Index rows = experts[0].rank;
+        T next[block<T>];
+        for (std::size_t e = 1; e < many; ++e) {
+            const Index rank = experts[e].rank;
+            // From the last row down, so that a row is overwritten only after its last use; that is
+            // by its own product with component 0.
+            for (Index c = rank; c-- > 0;) {
+                copy_row(experts[e].data + c * experts[e].stride + first, n, next);
+                for (Index r = 0; r < rows; ++r)
+                    multiply_row(a_.data() + r * block<T>, next, a_.data() + (c * rows + r) * block<T>);
+            }
+            rows *= rank;
+        }
+    }
+
+    const T* a() const { return a_data_; }
+    Index a_ld() const { return a_ld_; }
+    const T* b() const { return b_.data(); }
+
+private:
+    const FactorSide<T>& side_;
+    Index n_a_ = 1, n_b_ = 0;
+    Buffer<T> a_, b_;
+    const T* a_data_ = nullptr;
+    Index a_ld_ = 0;
+};
+
+// Fetches the next block's part of the factors a row at a time while this one is computed with: there are too
+// many streams, each too short, for the processor to foresee.
+template <class T>
+class Prefetch {
+public:
+    // `n_calls` calls shall fetch a whole block.
+    Prefetch(const FactorSide<T>& side, Index n_calls) : side_(side) {
+        Index n_rows = 0;
+        for (const Factor<T>& f : side.experts) n_rows += f.rank;
+        rows_per_call_ = (n_rows + n_calls - 1) / n_calls;
+    }
+
+    void start(Index first) {
+        first_ = first;
+        expert_ = first < side_.n_points ? 0 : side_.experts.size();
+        component_ = 0;
+    }
+    void operator()() {
+        for (Index k = 0; k < rows_per_call_; ++k) fetch_row();
+    }
+
+private:
+    void fetch_row() {
+        if (expert_ == side_.experts.size()) return;
+        const Factor<T>& f = side_.experts[expert_];
+        const auto* row = reinterpret_cast<const char*>(f.data + component_ * f.stride + first_);
+#pragma GCC unroll 12
+        for (Index byte = 0; byte < block_bytes; byte += 64) __builtin_prefetch(row + byte);
+        if (++component_ == f.rank) {
+            ++expert_;
+            component_ = 0;
+        }
+    }
+
+    const FactorSide<T>& side_;
+    Index first_ = 0, component_ = 0, rows_per_call_ = 1;
+    std::size_t expert_ = 0;
+};
+
+template <class T>
+Index n_blocks(Index n) {
+    return (n + block<T> - 1) / block<T>;
+}
+
+// The gathering pass is cut by size alone. A task is short enough for its lanes to add up in T, long enough
+// for the final sums of its lanes to cost little; all tasks' sums must fit in a moderate amount of memory.
+template <class T>
+Index gather_tasks(Index n_points, Index n_sums) {
+    const Index blocks = n_blocks<T>(n_points);
+    const Index by_length = std::max((n_points + 4095) / 4096, std::min<Index>(32, blocks / 8));
+    const Index by_memory = (Index(1) << 23) / n_sums;
+    return std::max<Index>(1, std::min({by_length, by_memory, blocks}));
+}
+
+// totals (k x n_a x n_b) = sum_j z_j a_j b_j^T
+template <class T>
+void gather(const FactorSide<T>& side, const T* z, Index k, Index n_a, Index n_b, T* totals, const Run& run) {
+    constexpr Index width = SimdTraits<T>::width;
+    const Index n = side.n_points, n_sums = k * n_a * n_b;
+    const Index blocks = n_blocks<T>(n), tasks = gather_tasks<T>(n, n_sums);
+    Buffer<double> partial(tasks * n_sums);
+    parallel_for(run, tasks, [&](Index task, int worker) {
+        Panels<T> panels(side);
+        Prefetch<T> ahead(side, Pieces(n_a, tile_rows).count * Pieces(n_b, tile_cols).count);
+        Buffer<T> lanes(n_sums * width), scaled(n_a * block<T>);
+        std::fill(lanes.data(), lanes.data() + n_sums * width, T(0));
+        T weight[block<T>];
+        for (Index at = task * blocks / tasks; at < (task + 1) * blocks / tasks; ++at) {
+            if (should_stop(run, worker)) return;
+            const Index first = at * block<T>;
+            panels.read(first);
+            ahead.start(first + block<T>);
+            for (Index q = 0; q < k; ++q) {
+                copy_row(z + q * n + first, std::min(block<T>, n - first), weight);
+                for (Index r = 0; r < n_a; ++r)
+                    multiply_row(panels.a() + r * panels.a_ld(), weight, scaled.data() + r * block<T>);
+                auto* acc = reinterpret_cast<Pack<T>*>(lanes.data()) + q * n_a * n_b;
+                gather_block(n_a, n_b, scaled.data(), panels.b(), acc, ahead);
+            }
+        }
+        for (Index s = 0; s < n_sums; ++s) {
+            double sum = 0;
+            for (Index lane = 0; lane < width; ++lane) sum += static_cast<double>(lanes[s * width + lane]);
+            partial[task * n_sums + s] = sum;
+        }
+    });
+    for (Index s = 0; s < n_sums; ++s) {
+        double sum = 0;
+        for (Index task = 0; task < tasks; ++task) sum += partial[task * n_sums + s];
+        totals[s] = static_cast<T>(sum);
+    }
+}
+
+// Right-hand sides are taken in groups whose sums stay near the processor.
+Index group_size(Index k, Index n_sums) { return std::max<Index>(1, std::min<Index>(k, 4096 / n_sums)); }
+
+}  // namespace
+
+template <class T>
+void factored_product(const FactorSide<T>& left, const FactorSide<T>& right, const T* z, Index k, T* out,
+                      const Run& run) {
+    const Panels<T> shape(right);
+    const Index n_a = shape.n_a(), n_b = shape.n_b();
+    const Index n = left.n_points, m = right.n_points, group = group_size(k, n_a * n_b);
+    Run team = run;
+    if ((n + m) * n_a * n_b * k < worth_a_thread) team.n_threads = 1;
+    Buffer<T> totals(group * n_a * n_b);
+    for (Index q0 = 0; q0 < k; q0 += group) {
+        const Index count = std::min(group, k - q0);
+        gather(right, z + q0 * m, count, n_a, n_b, totals.data(), team);
+        const Index blocks = n_blocks<T>(n);
+        const Index tasks = std::min<Index>(blocks, 8 * team.n_threads);
+        parallel_for(team, tasks, [&](Index task, int worker) {
+            Panels<T> panels(left);
+            Prefetch<T> ahead(left, packs / tile_cols * Pieces(n_a, tile_rows).count);
+            T values[block<T>];
+            for (Index at = task * blocks / tasks; at < (task + 1) * blocks / tasks; ++at) {
+                if (should_stop(team, worker)) return;
+                const Index first = at * block<T>;
+                panels.read(first);
+                ahead.start(first + block<T>);
+                for (Index q = 0; q < count; ++q) {
+                    apply_block(n_a, n_b, panels.a(), panels.a_ld(), totals.data() + q * n_a * n_b,
+                                panels.b(), values, ahead);
+                    std::copy(values, values + std::min(block<T>, n - first), out + (q0 + q) * n + first);
+                }
+            }
+        });
+    }
+}
+
+namespace {
+
+// The entries of one block of rows against one block of columns, whose factors and scales are packed.
+template <class T>
+struct EntryBlock {
+    const T *left, *right;  // experts one below the other
+    const T *u, *row_slack, *v, *col_slack;
+};
+
+template <class T, int R>
+void count_tile(const std::vector<Factor<T>>& experts, const EntryBlock<T>& e, Index i, Index p,
+                typename SimdTraits<T>::Bits& count, Pack<T>& smallest, Pack<T>& mass) {
+    constexpr Index width = SimdTraits<T>::width;
+    Pack<T> value[R][tile_cols];
+    for (int r = 0; r < R; ++r)
+        for (int c = 0; c < tile_cols; ++c) value[r][c] = broadcast(T(1));
+    Index at = 0;
+    for (const Factor<T>& f : experts) {
+        multiply_entries<T, R>(e.left + at * block<T> + i, e.right + at * block<T> + p, f.rank, value);
+        at += f.rank;
+    }
+    for (int r = 0; r < R; ++r) {
+        const Pack<T> u = broadcast(e.u[i + r]), slack = broadcast(e.row_slack[i + r]);
+        for (int c = 0; c < tile_cols; ++c) {
+            const Pack<T> scaled = value[r][c] * u * load(e.v + p + c * width);
+            const auto negative =
+                (value[r][c] < -slack * load(e.col_slack + p + c * width)) & (scaled < Pack<T>{});
+            count -= negative;
+            smallest = -max(-scaled, -smallest);
+            mass += select(negative, scaled, Pack<T>{});
+        }
+    }
+}
+
+}  // namespace
+
+template <class T>
+NegativeEntries negative_entries(const FactorSide<T>& left, const FactorSide<T>& right,
+                                 const EntryScales<T>& scales, const Run& run) {
+    constexpr Index width = SimdTraits<T>::width;
+    Index rank = 0;
+    for (const Factor<T>& f : left.experts) rank += f.rank;
+    const Index n = left.n_points, m = right.n_points, tasks = n_blocks<T>(n);
+    std::vector<NegativeEntries> found(static_cast<std::size_t>(tasks));
+    parallel_for(run, tasks, [&](Index task, int worker) {
+        Buffer<T> l(rank * block<T>), r(rank * block<T>);
+        T u[block<T>], row_slack[block<T>], v[block<T>], col_slack[block<T>];
+        const EntryBlock<T> entries{l.data(), r.data(), u, row_slack, v, col_slack};
+        const Index first = task * block<T>, rows = std::min(block<T>, n - first);
+        const auto pack = [](const FactorSide<T>& side, Index start, Index count, T* to) {
+            for (const Factor<T>& f : side.experts) {
+                copy_factor(f, start, count, to, true);
+                to += f.rank * block<T>;
+            }
+        };
+        pack(left, first, rows, l.data());
+        copy_row(scales.u + first, rows, u, true);
+        copy_row(scales.row_slack + first, rows, row_slack, true);
+        NegativeEntries& here = found[static_cast<std::size_t>(task)];
+        here.smallest = infinity<double>();
+        for (Index j = 0; j < m; j += block<T>) {
+            if (should_stop(run, worker)) return;
+            const Index cols = std::min(block<T>, m - j);
+            pack(right, j, cols, r.data());
+            copy_row(scales.v + j, cols, v, true);
+            copy_row(scales.col_slack + j, cols, col_slack);
+            // Beyond the last column stands the last one again, which changes no minimum, with a slack that
+            // nothing falls below.
+            std::fill(col_slack + cols, col_slack + block<T>, infinity<T>());
+            typename SimdTraits<T>::Bits count = {};
+            Pack<T> smallest = infinity<Pack<T>>(), mass = {};
+            for (Index p = 0; p < round_up(cols, tile_cols * width); p += tile_cols * width) {
+                Index i = 0;
+                for (; i + tile_rows <= rows; i += tile_rows)
+                    count_tile<T, tile_rows>(left.experts, entries, i, p, count, smallest, mass);
+                for (; i < rows; ++i) count_tile<T, 1>(left.experts, entries, i, p, count, smallest, mass);
+            }
+            for (Index lane = 0; lane < width; ++lane) {
+                here.count += static_cast<Index>(count[lane]);
+                here.smallest = std::min(here.smallest, static_cast<double>(smallest[lane]));
+                here.mass += static_cast<double>(mass[lane]);
+            }
+        }
+    });
+    NegativeEntries total;
+    total.smallest = infinity<double>();
+    for (const NegativeEntries& here : found) {
+        total.count += here.count;
+        total.smallest = std::min(total.smallest, here.smallest);
+        total.mass += here.mass;
+    }
+    return total;
+}
+
+#define QK_INSTANTIATE(T)                                                                           \
+    template void factored_product(const FactorSide<T>&, const FactorSide<T>&, const T*, Index, T*, \
+                                   const Run&);                                                     \
+    template NegativeEntries negative_entries(const FactorSide<T>&, const FactorSide<T>&,           \
+                                              const EntryScales<T>&, const Run&);
+QK_INSTANTIATE(float)
+QK_INSTANTIATE(double)
+
+}  // namespace qk
