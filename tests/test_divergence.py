@@ -150,3 +150,15 @@ def test_total_variation(shape: tuple[int, int], dtype: str) -> None:
     np.testing.assert_allclose(qk.total_variation(a, b), want, atol=tol)
     np.testing.assert_allclose(qk.total_variation(a.T, b.T), want, atol=tol)
     assert (qk.total_variation(a, a) == 0).all()
+
+
+def test_products_with_a_magnetic_expert() -> None:
+    """DAC-9, theorem C.8: qk.poe of a magnetic operator and real ones is magnetic; phases add."""
+    rng = np.random.default_rng(0)
+    X, W = rng.normal(size=(20, 3)), rng.normal(size=(3, 3))
+    M = qk.magnetic.operator(X, beta=0.5, W=W)
+    P = qk.softmax(qk.scores.distance(X))
+    product = qk.poe(M, P, M)
+    want = M.to_numpy() * P.to_numpy() * M.to_numpy()
+    np.testing.assert_allclose(product.to_numpy(), want, atol=1e-15)
+    assert product.gauge_weight == 2 * M.gauge_weight

@@ -8,7 +8,7 @@
 (100, 8)
 """
 
-from . import divergence, scores
+from . import diffusion, divergence, magnetic, scores
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
@@ -38,10 +38,12 @@ __all__ = [
     "bridge",
     "bridge_chain",
     "config",
+    "diffusion",
     "directional_experts",
     "divergence",
     "get_num_threads",
     "kernel",
+    "magnetic",
     "poe",
     "scores",
     "semi_relaxed",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -12,18 +13,24 @@ from . import scores
 from ._config import resolve_threads
 from ._lazy_scores import Real, Scores
 from ._native import cpu
+from .magnetic import MagneticOperator, hadamard
 from .operators import KernelOperator, MarkovOperator, softmax
 from .scores import WLike
 
 __all__ = ["ConstantZ", "DirectionalExperts", "directional_experts", "poe", "total_variation"]
 
 
-def poe(*experts: Scores | MarkovOperator | KernelOperator) -> Scores:
+@overload
+def poe(*experts: Scores | MarkovOperator | KernelOperator) -> Scores: ...
+@overload
+def poe(*experts: Scores | MarkovOperator | KernelOperator | MagneticOperator) -> Any: ...
+def poe(*experts: Any) -> Any:
     """The product of experts :math:`\\prod_k G_k` entry by entry, as scores (DAC-9; A.2, C.5).
 
     Experts are scores (standing for their exponential), stochastic operators (their entries), or
     kernels with weight "exp". The result is lazy; ``qk.softmax`` of it is the normalised product
-    (eqs 50, 69), ``qk.bridge`` takes it as a kernel.
+    (eqs 50, 69), ``qk.bridge`` takes it as a kernel. With a magnetic operator among them the product is
+    one too: phases and gauge weights add (theorem C.8).
 
     >>> import numpy as np, qkcore as qk
     >>> A, B = (qk.softmax(qk.scores.dense(np.log([[0.5, 0.5], [a, 1 - a]]))) for a in (0.2, 0.6))
@@ -33,6 +40,8 @@ def poe(*experts: Scores | MarkovOperator | KernelOperator) -> Scores:
     """
     if not experts:
         raise ValueError("experts: wanted at least one operator, got none")
+    if any(isinstance(expert, MagneticOperator) for expert in experts):
+        return hadamard(*experts)
     total = _logarithm(0, experts[0])
     for k, expert in enumerate(experts[1:], start=1):
         total = total + _logarithm(k, expert)

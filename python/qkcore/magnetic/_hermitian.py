@@ -1,0 +1,101 @@
+"""The Hermitian form of a magnetic operator, and eigenvectors by way of it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks, _spectral
+from .._lazy_scores import Real, Scores
+from ..operators import MarkovOperator, kernel
+from ._phases import square, total
+
+if TYPE_CHECKING:
+    from ._operator import MagneticOperator
+
+Complex = npt.NDArray[np.complexfloating[Any, Any]]
+
+
+class Reversal(NamedTuple):
+    """The law that makes the magnitudes reversible, and what it makes of them."""
+
+    weights: Scores
+    """the log weights of the Hermitian form"""
+    log_law: npt.NDArray[np.float64]
+
+
+def find_reversal(op: MagneticOperator) -> Reversal | None:
+    """None where no diagonal scaling makes op Hermitian.
+
+    With log weights c_ij + r_i + l_j, c symmetric: H is c_ij + (r + l)_i/2 + (r + l)_j/2.
+    """
+    s = op.log_weights
+    n = square("operator", s)
+    row, col = total(s._row_bias, n), total(s._col_bias, n)
+    gone = np.isneginf(row)
+    if (gone != np.isneginf(col)).any():
+        return None
+    half = (0.5 * (row + col)).astype(s.dtype)
+    row[gone] = col[gone] = 0
+    top = s._top + 2 * float(np.abs(half[~gone]).max(initial=0.0))
+    weights = s._with(row_bias=(half,), col_bias=(half,), top=top)
+    if not is_hermitian(op._with(kernel(weights))):
+        return None
+    log_law = col - row
+    P = op.magnitude
+    if isinstance(P, MarkovOperator):
+        gone = gone | P.empty
+    log_law[gone] = -np.inf
+    if not gone.all():
+        log_law -= log_law.max()
+        log_law -= np.log(np.exp(log_law).sum())
+    return Reversal(weights, log_law)
+
+
+def is_hermitian(op: MagneticOperator) -> bool:
+    """Whether E v = E* v, to rounding, for one vector v."""
+    n = op.shape[0]
+    real = op.magnitude.dtype
+    probe = _spectral.probe(n, op.dtype)
+    difference = np.abs(op @ probe - op.H @ probe)
+    size = op.magnitude @ np.ones(n, real)
+    tops = op.log_weights._top + op.phases._top
+    allowed = float(np.finfo(real).eps) * (64 + math.sqrt(n) + 4 * tops)
+    return bool((difference <= allowed * size + np.finfo(real).tiny).all())
+
+
+def leading(
+    product: _spectral.Product, op: MagneticOperator, k: int | None
+) -> tuple[Real, Complex]:
+    """The k largest eigenvalues (None: all) of a Hermitian product on the states of op, and vectors."""
+    n = op.shape[0]
+    wanted = (
+        n if k is None else _checks.integer_within("k", k, 1, n, "there are as many eigenpairs")
+    )
+    return _spectral.leading_eigenpairs(product, n, wanted, op.dtype)
+
+
+def right_vectors(
+    op: MagneticOperator,
+    values: Real,
+    vectors: Complex,
+    log_law: npt.NDArray[np.float64],
+    n_threads: int,
+) -> Complex:
+    """Eigenvectors from those u of the Hermitian form: u / sqrt(pi).
+
+    Rounding in u then weighs 1 / sqrt(pi), much for unlikely states. Those see likely ones, so where the
+    average of the errors over a row is smaller, divided by the eigenvalue, psi = P psi / lambda is taken.
+    """
+    gone = np.isneginf(log_law)
+    scale = np.exp(-0.5 * np.where(gone, 0.0, log_law)).astype(values.dtype)
+    scale[gone] = 1
+    out: Complex = vectors * scale[:, None]
+    error = op.magnitude.apply(scale[:, None], n_threads=n_threads)
+    moved = op._product(out, n_threads)
+    better = (error < scale[:, None] * np.abs(values)) & ~gone[:, None]
+    np.divide(moved, values, out=out, where=better)
+    return _spectral.fix_signs(out)

@@ -1,0 +1,125 @@
+"""The leading eigenvectors of a magnetic operator as an estimator."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks, scores
+from .._bandwidth import median_rule
+from .._estimator import Estimator
+from ..operators import softmax
+from ..scores import WLike
+from ._build import density_normalized, metric_of
+from ._hermitian import Complex
+from ._operator import MagneticOperator
+from ._phases import phases
+
+
+class MagneticMap(Estimator):
+    """Magnetic diffusion map: points as leading eigenvectors of :math:`\\tilde P` (DAC-6, eqs 37-40).
+
+    The coordinates of point i are :math:`\\lambda_k^t\\psi_{ik}`, complex numbers: angles between
+    coordinates show the direction that the antisymmetric part of W gives the data, absolute values its
+    geometry. The first vector counts: it is constant only where the phases vanish, and then the map is a
+    diffusion map. Eigenvectors are orthonormal in the stationary law and turned so that the largest entry
+    is positive, so that results repeat.
+
+    Parameters (scikit-learn's conventions; all are arguments of the constructor):
+
+    - ``n_components``: how many eigenvectors.
+    - ``beta``: inverse temperature of :math:`e^{-\\beta D^2}`; None takes 1 / median of the squared
+      distances between (at most 1000) different points.
+    - ``W``: (d, d) or a pair of factors, None for the identity; ``gamma`` scales the phases.
+    - ``metric``: "W", the symmetric part of W, or "euclidean".
+    - ``alpha``: density normalisation, 0 (none) to 1.
+    - ``t``: diffusion time, an integer >= 0.
+
+    After ``fit``: ``eigenvalues_``, ``eigenvectors_``, ``embedding_``, ``beta_``, ``n_features_in_``.
+
+    >>> import numpy as np
+    >>> from qkcore import magnetic
+    >>> X = np.random.default_rng(0).normal(size=(200, 2))
+    >>> turn = np.array([[1.0, 0.3], [-0.3, 1.0]])
+    >>> model = magnetic.MagneticMap(3, W=turn).fit(X)
+    >>> model.embedding_.shape, model.embedding_.dtype
+    ((200, 3), dtype('complex128'))
+    >>> bool(np.allclose(model.transform(X), model.embedding_))
+    True
+    """
+
+    def __init__(
+        self,
+        n_components: int = 2,
+        *,
+        beta: float | None = None,
+        W: WLike = None,
+        gamma: float = 1.0,
+        metric: str = "W",
+        alpha: float = 0.0,
+        t: int = 1,
+    ) -> None:
+        self.n_components = n_components
+        self.beta = beta
+        self.W = W
+        self.gamma = gamma
+        self.metric = metric
+        self.alpha = alpha
+        self.t = t
+
+    def fit(self, X: npt.ArrayLike, y: object = None) -> MagneticMap:
+        """Find the leading eigenvectors for points X (n, d); y is ignored."""
+        points = self._points(X).copy()  # new points are compared with these
+        k = _checks.integer_within(
+            "n_components", self.n_components, 1, len(points), "at most one per point"
+        )
+        steps = _checks.integer("t", self.t)
+        if steps < 0:
+            raise ValueError(f"t: wanted a number of steps, 0 or more, got {steps}")
+        angles = phases(points, self.W, self.gamma)
+        W = metric_of(self.W, self.metric)
+        beta = self.beta
+        if beta is None:
+            beta = median_rule(points, W).beta or 1.0  # any will do for points that are all equal
+        s, shift = density_normalized(scores.distance(points, W=W, beta=beta), self.alpha)
+        values, vectors = MagneticOperator(softmax(s), angles).spectrum(k)
+        self.beta_ = float(beta)
+        self.eigenvalues_ = values
+        self.eigenvectors_ = vectors
+        self.embedding_: Complex = vectors * values**steps
+        self.n_features_in_ = points.shape[1]
+        self._fitted = points, shift
+        return self
+
+    def fit_transform(self, X: npt.ArrayLike, y: object = None) -> Complex:
+        """Fit and give the coordinates of X, (n, n_components)."""
+        return self.fit(X, y).embedding_
+
+    def transform(self, X: npt.ArrayLike) -> Complex:
+        """The coordinates of points X (m, d), new ones too, by Nyström's extension.
+
+        :math:`\\psi_k(x) = \\lambda_k^{-1}\\sum_j P(x, x_j)e^{i\\Theta(x, x_j)}\\psi_{jk}`.
+        """
+        self._require_fitted("embedding_")
+        points = self._points(X)
+        old, shift = self._fitted
+        if points.shape[1] != self.n_features_in_:
+            raise ValueError(
+                f"X: wanted {self.n_features_in_} features as in fit, got {points.shape[1]}"
+            )
+        _checks.same_dtype("X", points, old.dtype, "the points of fit")
+        s = scores.distance(points, old, W=metric_of(self.W, self.metric), beta=self.beta_)
+        if shift is not None:  # the factor of a new point falls out with its row
+            s = s.shift(columns=shift)
+        P = MagneticOperator(softmax(s), phases(points, self.W, self.gamma, Y=old))
+        values, steps = self.eigenvalues_, _checks.integer("t", self.t)
+        if steps == 0:
+            lost = np.abs(values) <= 100 * np.finfo(values.dtype).eps
+            if lost.any():
+                raise ValueError(
+                    f"transform: eigenvalue {int(np.argmax(lost))} is 0 to rounding and its vector "
+                    "cannot be extended; fit fewer components, or take t >= 1"
+                )
+            return (P @ self.eigenvectors_) / values
+        out: Complex = (P @ self.eigenvectors_) * values ** (steps - 1)
+        return out

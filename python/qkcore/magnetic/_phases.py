@@ -1,0 +1,178 @@
+"""Where phases come from: the antisymmetric part of W, or the log-flux of attention."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks, _dynamics, scores
+from .._lazy_scores import Scores
+from .._native import cpu
+from ..divergence import hermitian_partition
+from ..operators import MarkovOperator
+from ..scores import WLike
+
+
+def phases(
+    X: npt.ArrayLike, W: WLike, gamma: float = 1.0, *, Y: npt.ArrayLike | None = None
+) -> Scores:
+    """:math:`\\Theta_{ij} = \\gamma\\, x_i^\\top A\\, y_j`, A = (W - W^T)/2, lazily (DAC-6, eqs 4, 37).
+
+    X is (N, d), W (d, d) or a pair ``(W_Q (d, r), W_K (r, d))``; low-rank factors are never multiplied
+    out. gamma is any number, in radians per unit of :math:`x^\\top A y`. Without Y (then x_j stands for
+    y_j) the phases are antisymmetric, to rounding. ``W=None`` has no antisymmetric part: all are 0.
+
+    >>> import numpy as np
+    >>> from qkcore import magnetic
+    >>> X = np.array([[1.0, 0.0], [0.0, 2.0]])
+    >>> magnetic.phases(X, np.array([[0.0, 1.0], [0.0, 0.0]])).to_numpy()
+    array([[ 0.,  1.],
+           [-1.,  0.]])
+    """
+    x, y, _, (_, y_top) = scores._points_pair(X, Y, 1.0)
+    _checks.one_problem("X", x.shape[:-2])
+    _checks.one_problem("Y", y.shape[:-2])
+    scores._same_dimension(x, y, ("X", "Y"))
+    angle = scale("gamma", gamma, x.dtype)
+    if W is None:
+        return Scores(x.dtype, (), len(x), len(y), top=0.0)
+    d = x.shape[1]
+    left, right = _checks.matrix_w(W, d, d, x.dtype)
+    if right is not None and 2 * right.shape[0] < d:
+        x_q, x_k, y_q, y_k = (
+            scores._project(name, points, w)
+            for name, points in (("X", x), ("Y", y))
+            for w in (left, right.T)
+        )
+        bound = 0.5 * right.shape[0] * (x_q[1] * y_k[1] + x_k[1] * y_q[1])
+        terms = ((x_q[0], y_k[0], angle / 2), (x_k[0], y_q[0], -angle / 2))
+        return Scores(x.dtype, (), len(x), len(y), dots=terms, top=abs(angle) * bound)
+    with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
+        full = left.astype(np.float64) if right is None else left.astype(np.float64) @ right
+        antisymmetric = hermitian_partition(full).antisymmetric.astype(x.dtype)
+    turned, top = scores._project("X", x, antisymmetric)
+    return Scores(
+        x.dtype, (), len(x), len(y), dots=((turned, y, angle),), top=abs(angle) * d * top * y_top
+    )
+
+
+def log_flux(A: MarkovOperator, rho: npt.ArrayLike | None = None) -> Scores:
+    """:math:`F_{ij} = \\log\\frac{\\rho_i A_{ij}}{\\rho_j A_{ji}}`, antisymmetric, lazily (DAC-11, eq 76).
+
+    At the stationary law of A unless ``rho`` is given; it vanishes exactly where detailed balance holds.
+    What is symmetric in the scores cancels and is not computed. Every weight must be positive: masked
+    operators are refused.
+
+    >>> import numpy as np, qkcore as qk
+    >>> from qkcore import magnetic
+    >>> turn = np.array([[0.2, 0.6, 0.2], [0.2, 0.2, 0.6], [0.6, 0.2, 0.2]])
+    >>> magnetic.log_flux(qk.softmax(qk.scores.dense(np.log(turn)))).to_numpy().round(4)
+    array([[ 0.    ,  1.0986, -1.0986],
+           [-1.0986,  0.    ,  1.0986],
+           [ 1.0986, -1.0986,  0.    ]])
+    """
+    if not isinstance(A, MarkovOperator):
+        raise TypeError(
+            f"A: wanted an attention operator, got {type(A).__name__}; make one with qk.softmax(s)"
+        )
+    P = A if A.axis == 1 else A.T
+    s = P.scores
+    square("A", s)
+    if masked(s):
+        raise ValueError(
+            "A: wanted weights both ways between all states for a log-flux, got masked ones; "
+            "use an operator without a mask"
+        )
+    if rho is None:
+        if s._with(row_bias=(), col_bias=())._symmetric:  # then pi_i A_ij is symmetric (eq 19)
+            return Scores(s.dtype, (), *s.shape, top=0.0)
+        law = P.stationary()
+    else:
+        law = _dynamics.law("rho", rho, P)
+    if not law.min() > 0:
+        raise ValueError(
+            f"rho: wanted positive probabilities, got 0 for state {int(np.argmin(law))}; the log-flux "
+            "is infinite there"
+        )
+    return _antisymmetrized(P.log_weights.shift(rows=np.log(law)))
+
+
+def _antisymmetrized(s: Scores) -> Scores:
+    """s_ij - s_ji for unmasked scores; terms that are symmetric by construction are dropped."""
+    dots = [(x, y, c) for x, y, c in s._dots if x is not y]
+    tilt = total(s._row_bias, s.shape[0]) - total(
+        s._col_bias, s.shape[0]
+    )  # tilt_i - tilt_j is left
+    for x, y, c, n_negative in s._distances:
+        if x is y:
+            continue
+        # -c |x - y|^2 = 2c <x, y> - c |x|^2 - c |y|^2; around a common centre, to keep the digits.
+        centre = 0.5 * (x.mean(axis=0, dtype=np.float64) + y.mean(axis=0, dtype=np.float64))
+        sign = np.ones(x.shape[1])
+        sign[x.shape[1] - n_negative :] = -1
+        xc, yc = x - centre, y - centre
+        tilt += c * ((yc * yc - xc * xc) @ sign)
+        dots.append(((xc * sign).astype(s.dtype), yc.astype(s.dtype), 2 * c))
+    tilt -= tilt.mean()
+    row = tilt.astype(s.dtype)
+    return Scores(
+        s.dtype,
+        (),
+        *s.shape,
+        dots=tuple(dots) + tuple((y, x, -c) for x, y, c in dots),
+        dense=s._dense + tuple((z.T, -c) for z, c in s._dense),
+        row_bias=(row,),
+        col_bias=(-row,),
+        top=8 * s._top + 2 * float(np.abs(tilt).max()),
+    )
+
+
+# ---- what the package asks of scores --------------------------------------------------------------
+
+
+def times(angles: Scores, factor: float) -> Scores:
+    """Angles times any number; scores proper allow positive factors only."""
+    number = angles.dtype.type(factor)
+    return angles._with(
+        dots=tuple((x, y, c * factor) for x, y, c in angles._dots),
+        distances=tuple((x, y, c * factor, k) for x, y, c, k in angles._distances),
+        dense=tuple((z, c * factor) for z, c in angles._dense),
+        row_bias=tuple(r * number for r in angles._row_bias),
+        col_bias=tuple(r * number for r in angles._col_bias),
+        top=abs(factor) * angles._top,
+    )
+
+
+def total(shifts: tuple[npt.NDArray[Any], ...], n: int) -> npt.NDArray[np.float64]:
+    """The sum of row (or column) shifts, in float64."""
+    return sum(shifts, start=np.zeros(n))
+
+
+def scale(name: str, value: object, dtype: np.dtype[Any]) -> float:
+    """A number of either sign, or 0, that the dtype can hold."""
+    number = _checks.number(name, value)
+    if number:
+        _checks.representable(name, abs(number), dtype)
+    return number
+
+
+def square(name: str, s: Scores) -> int:
+    """The number of states."""
+    _checks.one_problem(name, s._batch, s._offsets is not None)
+    if s._n_rows != s._n_cols:
+        raise ValueError(
+            f"{name}: wanted as many columns as rows, got shape {s.shape}; "
+            "currents and spectra belong to one set of states"
+        )
+    return s._n_rows
+
+
+def masked(s: Scores) -> bool:
+    """Whether any entry is -inf."""
+    lo, hi = s._band
+    if lo > 1 - s._n_rows or hi < s._n_cols - 1 or any(not m.all() for m in s._masks):
+        return True
+    arrays = (*(z for z, _ in s._dense), *s._row_bias, *s._col_bias)
+    return any(cpu.scan(a, 1)[0] for a in arrays)
