@@ -13,13 +13,15 @@ template <class T>
 T add_marginals(const T* s, Index n, T* col_sums) {
     constexpr int width = SimdTraits<T>::width;
     Pack<T> sum[2] = {};
-    for (Index j = 0; j < n; j += 2 * width)
+    for (Index j = 0; j < n; j += 2 * width) {
+        Pack<T> w[2] = {load(s + j), load(s + j + width)};
+        exp_each<T, 2>(w);
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h) {
-            const Pack<T> w = exp(load(s + j + h * width));
-            sum[h] += w;
-            store(col_sums + j + h * width, load(col_sums + j + h * width) + w);
+            sum[h] += w[h];
+            store(col_sums + j + h * width, load(col_sums + j + h * width) + w[h]);
         }
+    }
     return reduce_add<T>(sum[0] + sum[1]);
 }
 
@@ -68,18 +70,57 @@ bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
     return true;
 }
 
+// Two packs of scores become weights.
 template <class T>
-Pack<T> weigh_pack(Weight weight, Pack<T> s) {
+struct Raw {
+    QK_INLINE void operator()(Pack<T> (&)[2]) const {}
+};
+template <class T>
+struct Exponential {
+    QK_INLINE void operator()(Pack<T> (&s)[2]) const { exp_each<T, 2>(s); }
+};
+
+// Weights of one row of a tile, written out; false when one of them is +inf or NaN. The row is padded to
+// whole pairs of packs, `out` is not.
+template <class T, class Weigh>
+bool write_row(const T* s, Index n, const Weigh& weigh, T* out) {
+    constexpr Index width = SimdTraits<T>::width;
+    auto fine = ~typename SimdTraits<T>::Bits{};
+    for (Index c = 0; c < n; c += 2 * width) {
+        Pack<T> w[2] = {load(s + c), load(s + c + width)};
+        weigh(w);
+        if (c + 2 * width <= n) {
+            fine &= (w[0] < infinity<T>()) & (w[1] < infinity<T>());
+            store(out + c, w[0]);
+            store(out + c + width, w[1]);
+            continue;
+        }
+        T tail[2 * width];
+        store(tail, w[0]);
+        store(tail + width, w[1]);
+        for (Index k = 0; k < n - c; ++k) {
+            if (!(tail[k] < infinity<T>())) return false;
+            out[c + k] = tail[k];
+        }
+    }
+    for (Index i = 0; i < width; ++i)
+        if (fine[i] == 0) return false;
+    return true;
+}
+
+template <class T>
+bool write_weights(const T* s, Index n, bool raw, Weight weight, T* out) {
+    if (raw) return write_row(s, n, Raw<T>{}, out);
     switch (weight) {
         case Weight::softmax:
         case Weight::exp:
-            return exp(s);
+            return write_row(s, n, Exponential<T>{}, out);
         case Weight::linear:
-            return LinearWeight::of(s);
+            return write_row(s, n, Unshifted<LinearWeight>{}, out);
         case Weight::relu:
-            return ReluWeight::of(s);
+            return write_row(s, n, Unshifted<ReluWeight>{}, out);
         case Weight::sigmoid:
-            return SigmoidWeight::of(s);
+            return write_row(s, n, Unshifted<SigmoidWeight>{}, out);
     }
     __builtin_unreachable();
 }
@@ -114,7 +155,6 @@ Status marginals(const std::vector<MarginalTask<T>>& tasks, const Run& run) {
 
 template <class T>
 Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weight, const Run& run) {
-    constexpr int width = SimdTraits<T>::width;
     double work = 0;
     std::vector<Piece> pieces;
     std::vector<PackedColumns<T>> columns(tasks.size());
@@ -136,19 +176,12 @@ Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weig
         const DenseTask<T>& task = tasks[at];
         RowBlock<T>& block = blocks[static_cast<std::size_t>(worker)];
         walk_tiles(task.problem, columns[at], piece.first_row, piece.end_row, tiling[at], block, scaled,
-                   worker, [&](Index padded, Index j, Index n, Index ld) {
+                   worker, [&](Index, Index j, Index n, Index ld) {
                        bool finite = true;
-                       for (Index r = 0; r < block.n_rows; ++r) {
-                           T* s = block.scores.data() + r * ld;
-                           if (!raw)
-                               for (Index c = 0; c < padded; c += width)
-                                   store(s + c, weigh_pack<T>(weight, load(s + c)));
-                           T* out = task.out + (block.first_row + r) * task.row_stride + j;
-                           for (Index c = 0; c < n; ++c) {
-                               finite = finite && s[c] < infinity<T>();  // false for NaN too
-                               out[c] = s[c];
-                           }
-                       }
+                       for (Index r = 0; r < block.n_rows; ++r)
+                           finite = write_weights(block.scores.data() + r * ld, n, raw, weight,
+                                                  task.out + (block.first_row + r) * task.row_stride + j) &&
+                                    finite;
                        if (!finite) overflow.store(true, std::memory_order_relaxed);
                    });
     });

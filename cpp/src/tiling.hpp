@@ -35,8 +35,9 @@ Tiling choose_tiling(const Problem<T>& problem, Index n_values) {
         feature_dim > 0 && feature_dim <= row_scores_max_dim && !matrix_work && problem.dense.empty();
     // One row at a time may be long, and then spreads the work that is done once per row and tile.
     t.tile_cols = t.row_by_row ? 1024 : 256;
-    t.block_rows = std::min(block_rows, std::max(round_up(n_rows, micro), micro));
-    const Index entries_per_task = 1 << 15;
+    // At least four blocks, so that threads share a small problem evenly.
+    t.block_rows = std::min(block_rows, round_up(std::max<Index>(1, (n_rows + 3) / 4), micro));
+    const Index entries_per_task = 1 << 14;
     const Index rows = std::max<Index>(1, entries_per_task / std::max<Index>(1, n_cols));
     t.task_rows = round_up(std::min(rows, n_rows), t.block_rows);
     // Few rows and many columns: cut the columns, and merge the states afterwards.

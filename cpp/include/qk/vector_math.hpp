@@ -151,12 +151,23 @@ QK_INLINE Pack<T> exp_nonpos_pack(Pack<T> x) {
     return y[0];
 }
 
+// exp of N packs in place, at once: see exp_core.
+template <class T, int N>
+QK_INLINE void exp_packs(Pack<T> (&x)[N]) {
+    Pack<T> y[N];
+    for (int h = 0; h < N; ++h) y[h] = x[h];
+    exp_nonpos_packs<T, N>(y);
+    for (int h = 0; h < N; ++h) {
+        y[h] = select(x[h] > ExpConstants<T>::highest, infinity<Pack<T>>(), y[h]);
+        x[h] = select(x[h] == x[h], y[h], x[h]);
+    }
+}
+
 template <class T>
 QK_INLINE Pack<T> exp_pack(Pack<T> x) {
-    using V = Pack<T>;
-    V y = exp_nonpos_pack<T>(x);
-    y = select(x > ExpConstants<T>::highest, infinity<V>(), y);
-    return select(x == x, y, x);
+    Pack<T> y[1] = {x};
+    exp_packs<T, 1>(y);
+    return y[0];
 }
 
 template <class T>
@@ -220,6 +231,10 @@ QK_INLINE PackD exp(PackD x) { return detail::exp_pack<double>(x); }
 // For x <= 0 (up to rounding), the softmax case: two instructions less than exp.
 QK_INLINE PackF exp_nonpos(PackF x) { return detail::exp_nonpos_pack<float>(x); }
 QK_INLINE PackD exp_nonpos(PackD x) { return detail::exp_nonpos_pack<double>(x); }
+template <class T, int N>
+QK_INLINE void exp_each(Pack<T> (&x)[N]) {
+    detail::exp_packs<T, N>(x);
+}
 // 2^x for x <= 0 (up to 1, in fact), N packs in place: faster than one after the other.
 template <class T, int N>
 QK_INLINE void exp2_nonpos_each(Pack<T> (&x)[N]) {
