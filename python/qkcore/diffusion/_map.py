@@ -1,0 +1,266 @@
+"""Diffusion maps as an estimator (DAC-5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks, scores
+from .._config import resolve_threads
+from .._estimator import Estimator
+from .._lazy_scores import Real
+from .._spectral import fix_signs
+from ..operators import MarkovOperator, kernel, softmax
+from ..scores import WLike
+from ._eigenpairs import nontrivial_eigenpairs
+from ._operators import _checked_norm, _density_normalized, _halved, _indices
+from ._scale import RULES, BetaChoice, choose_beta
+
+
+class DiffusionMap(Estimator):
+    """Diffusion map: points as eigenvectors of the diffusion operator (DAC-5, eqs 11, 19).
+
+    The coordinates of point i after t steps are :math:`\\lambda_k^t\\psi_{ik}`, k = 1, 2, ...: right
+    eigenvectors of :func:`operator`, largest eigenvalues first, normalised by
+    :math:`\\sum_i\\pi_i\\psi_{ik}^2 = 1`. The trivial pair (eigenvalue 1, constant vector) is left out.
+    Distances between coordinates are diffusion distances. Each vector's largest entry is positive, so
+    that results repeat.
+
+    Parameters (scikit-learn's conventions; all are arguments of the constructor):
+
+    - ``n_components``: how many coordinates, 1 to N - 1.
+    - ``beta``: the inverse scale of :math:`e^{-\\beta D^2}`, a number, or the rule "median" or
+      "dimension" of :func:`choose_beta`; None is "median".
+    - ``alpha``: density normalisation as in :func:`operator`: 0 none, 1 removes the sampling density.
+    - ``t``: diffusion time, a number >= 0 (0: the eigenvectors themselves).
+    - ``W``: the metric (d, d) or a pair of factors, None for the identity.
+    - ``max_memory``: bytes. If the N x N symmetric conjugate fits, it is formed once and multiplied by
+      BLAS; otherwise every product is computed from the points, 16 vectors at a time, in O(N) memory.
+      The default, 256 MB, forms it up to N = 5792 in double and 8192 in single precision.
+    - ``max_iter``: restarts of the eigensolver (None: as many as it likes; it raises when they run out).
+    - ``n_threads``: for the library's own products.
+
+    After ``fit``: ``eigenvalues_`` (without the trivial 1), ``eigenvectors_`` (N, n_components),
+    ``embedding_``, ``stationary_`` (N,), ``beta_``, ``beta_rule_`` ("given", "median" or "dimension"),
+    ``dimension_`` (of the rule "dimension"; else None), ``materialized_`` (whether the array was formed),
+    ``n_iter_`` (passes over the matrix), ``points_`` (a copy of X), ``n_features_in_``.
+
+    >>> import numpy as np
+    >>> from qkcore import diffusion
+    >>> angle = np.linspace(0, 2 * np.pi, 100, endpoint=False)
+    >>> circle = np.column_stack([np.cos(angle), np.sin(angle)])
+    >>> model = diffusion.DiffusionMap(2, beta=10.0).fit(circle)
+    >>> model.eigenvalues_.round(6)
+    array([0.974671, 0.974671])
+    >>> np.linalg.norm(model.embedding_, axis=1).round(6)[:3]  # a circle again
+    array([1.378392, 1.378392, 1.378392])
+    >>> bool(np.allclose(model.transform(circle), model.embedding_))
+    True
+    """
+
+    def __init__(
+        self,
+        n_components: int = 2,
+        *,
+        beta: float | str | None = None,
+        alpha: float = 0.0,
+        t: float = 1,
+        W: WLike = None,
+        max_memory: float = 256 * 2**20,
+        max_iter: int | None = None,
+        n_threads: int | None = None,
+    ) -> None:
+        self.n_components = n_components
+        self.beta = beta
+        self.alpha = alpha
+        self.t = t
+        self.W = W
+        self.max_memory = max_memory
+        self.max_iter = max_iter
+        self.n_threads = n_threads
+
+    def fit(self, X: npt.ArrayLike, y: object = None) -> DiffusionMap:
+        """Find the coordinates of points X (n, d); y is ignored."""
+        points = np.array(self._points(X), order="C")  # new points are compared with these
+        n = len(points)
+        k = _checks.integer("n_components", self.n_components)
+        if n < 2:
+            raise ValueError(f"X: wanted at least 2 points, got {n} (1 sample)")
+        if not 1 <= k < n:
+            raise ValueError(
+                f"n_components: wanted 1 to {n - 1}, one less than there are points, got {k}; "
+                "pass fewer, or more points"
+            )
+        t = _checks.number("t", self.t)
+        memory = _checks.number("max_memory", self.max_memory)
+        for name, value in (("t", t), ("max_memory", memory)):
+            if value < 0:
+                raise ValueError(f"{name}: wanted a number >= 0, got {value:g}")
+        restarts = None if self.max_iter is None else _checks.integer("max_iter", self.max_iter)
+        if restarts is not None and restarts < 1:
+            raise ValueError(f"max_iter: wanted 1 or more restarts, got {restarts}")
+        threads = resolve_threads(self.n_threads)
+        choice = self._choice(points)
+        s, shift = _density_normalized(
+            scores.distance(points, W=self.W, beta=choice.beta), self.alpha, threads
+        )
+        P = softmax(s)
+        S = kernel(_halved(P, threads), "exp")
+        log_z = P._normalizer(threads).astype(np.float64)
+        law = np.exp(log_z - log_z.max())
+        law /= law.sum()
+        materialized = n * n * s.dtype.itemsize <= memory
+        values, vectors, passes = nontrivial_eigenpairs(
+            S, np.sqrt(law), k, materialized, restarts, threads
+        )
+        self.beta_ = choice.beta
+        self.beta_rule_ = choice.rule
+        self.dimension_ = choice.dimension
+        self.eigenvalues_: Real = values.astype(s.dtype)
+        self.eigenvectors_: Real = _right_eigenvectors(vectors, law, s.dtype)
+        self.stationary_: Real = law.astype(s.dtype)
+        self.materialized_ = materialized
+        self.n_iter_ = passes
+        self.points_: Real = points
+        self.n_features_in_ = points.shape[1]
+        # What transform needs must not change with parameters that are set after fit.
+        metric = self.W
+        if metric is not None:
+            metric = tuple(map(np.array, metric)) if isinstance(metric, tuple) else np.array(metric)
+        self._fitted = (t, metric, shift)
+        self.embedding_: Real = self.eigenvectors_ * _powers(self.eigenvalues_, t)
+        return self
+
+    def _choice(self, points: Real) -> BetaChoice:
+        beta = "median" if self.beta is None else self.beta
+        if isinstance(beta, str):
+            if beta not in RULES:
+                raise ValueError(
+                    f"beta: wanted a number > 0 or one of the rules {', '.join(map(repr, RULES))}, "
+                    f"got {beta!r}"
+                )
+            return choose_beta(points, beta, W=self.W)
+        return BetaChoice(_checks.positive("beta", beta), "given", len(points))
+
+    def fit_transform(self, X: npt.ArrayLike, y: object = None) -> Real:
+        """Fit, and give the coordinates of X, (n, n_components)."""
+        return self.fit(X, y).embedding_
+
+    @property
+    def operator_(self) -> MarkovOperator:
+        """The fitted diffusion operator, (N, N)."""
+        self._require_fitted("embedding_")
+        _, metric, shift = self._fitted
+        s = scores.distance(self.points_, W=metric, beta=self.beta_)
+        return softmax(s if shift is None else s.shift(rows=shift, columns=shift))
+
+    def transform(self, X: npt.ArrayLike) -> Real:
+        """The coordinates of points X (m, d), new ones too, by Nyström's extension.
+
+        :math:`\\lambda_k^t\\psi_k(x) = \\lambda_k^{t-1}\\sum_j P(x, x_j)\\psi_{jk}`: for t >= 1 nothing is
+        divided by an eigenvalue. P(x, .) is normalised as in ``fit``, density included. The points of
+        ``fit`` get their embedding, to rounding.
+
+        >>> import numpy as np
+        >>> from qkcore import diffusion
+        >>> model = diffusion.DiffusionMap(1, beta=1.0).fit(np.array([[0.0], [1.0], [3.0]]))
+        >>> model.transform(np.array([[0.0], [2.0]])).round(4) + 0.0
+        array([[-0.6211],
+               [ 0.5039]])
+        """
+        product = self._extended(X)
+        t = self._fitted[0]
+        if t >= 1:
+            out: Real = product * _powers(self.eigenvalues_, t - 1)
+            return out
+        self._refuse_zero_eigenvalues(f"transform with t={t:g} < 1")
+        return product / self.eigenvalues_ * _powers(self.eigenvalues_, t)
+
+    def eigenfunctions(self, X: npt.ArrayLike) -> Real:
+        """:math:`\\psi_k(x) = \\lambda_k^{-1}\\sum_j P(x, x_j)\\psi_{jk}` at points X (m, d): Nyström.
+
+        Rounding is divided by the eigenvalue too; eigenvalues that are 0 to rounding are refused.
+        """
+        product = self._extended(X)
+        self._refuse_zero_eigenvalues("eigenfunctions")
+        out: Real = product / self.eigenvalues_
+        return out
+
+    def _extended(self, X: npt.ArrayLike) -> Real:
+        """sum_j P(x, x_j) psi_jk; a density of x itself would cancel in the row's normaliser."""
+        self._require_fitted("embedding_")
+        array = np.asarray(X)
+        points = self._points(array.astype(self.points_.dtype) if array.dtype.kind in "iub" else X)
+        if points.shape[1] != self.n_features_in_:
+            raise ValueError(
+                f"X: wanted {self.n_features_in_} features as in fit, got {points.shape[1]}; X has "
+                f"{points.shape[1]} features, but {type(self).__name__} is expecting "
+                f"{self.n_features_in_} features as input"
+            )
+        _checks.same_dtype("X", points, self.points_.dtype, "the points of fit")
+        _, metric, shift = self._fitted
+        s = scores.distance(points, self.points_, W=metric, beta=self.beta_)
+        P = softmax(s if shift is None else s.shift(columns=shift))
+        return P.apply(self.eigenvectors_, n_threads=self.n_threads)
+
+    def _refuse_zero_eigenvalues(self, what: str) -> None:
+        lost = np.abs(self.eigenvalues_) <= 100 * np.finfo(self.eigenvalues_.dtype).eps
+        if lost.any():
+            at = int(np.argmax(lost))
+            raise ValueError(
+                f"{what}: eigenvalue {at} is 0 to rounding ({self.eigenvalues_[at]:.1e}), so its "
+                f"vector cannot be extended to new points; fit at most {at} components, or raise beta"
+            )
+
+    def diffusion_distance(self, i: npt.ArrayLike, j: npt.ArrayLike | None = None) -> Real:
+        """:math:`D_t(i,j) = \\big(\\sum_k\\lambda_k^{2t}(\\psi_{ik}-\\psi_{jk})^2\\big)^{1/2}` (DAC-5).
+
+        Indices of fitted points, of one shape or broadcast; without j from i to every point, (..., N).
+        With all N - 1 components this is the distance of the t-step laws, see
+        :func:`qkcore.diffusion.diffusion_distance`; with fewer it is at most that.
+
+        >>> import numpy as np
+        >>> from qkcore import diffusion
+        >>> model = diffusion.DiffusionMap(2, beta=1.0).fit(np.array([[0.0], [1.0], [3.0]]))
+        >>> model.diffusion_distance(0).round(4)
+        array([0.    , 1.075 , 2.2837])
+        """
+        self._require_fitted("embedding_")
+        where = self.embedding_
+        here = where[_indices("i", i, len(where))]
+        there = where if j is None else where[_indices("j", j, len(where))]
+        difference = (here[..., None, :] if j is None else here) - there
+        return _checked_norm(difference, difference.shape[:-1], where.dtype)
+
+    def get_feature_names_out(self, input_features: object = None) -> npt.NDArray[np.object_]:
+        """The names of the coordinates, for scikit-learn's pipelines."""
+        self._require_fitted("embedding_")
+        name = type(self).__name__.lower()
+        names = [f"{name}{k}" for k in range(self.embedding_.shape[1])]
+        return np.array(names, dtype=object)
+
+
+def _powers(values: Real, t: float) -> Real:
+    """values ** t. Negative eigenvalues (of indefinite metrics) have integer powers only."""
+    if t == int(t):
+        whole: Real = values ** int(t)
+        return whole
+    if values.min() < -100 * np.finfo(values.dtype).eps:
+        raise ValueError(
+            f"t: wanted an integer, as there are negative eigenvalues ({values.min():.3g}), got "
+            f"{t:g}; pass an integer or fewer components"
+        )
+    out: Real = np.maximum(values, 0) ** values.dtype.type(t)
+    return out
+
+
+def _right_eigenvectors(
+    vectors: npt.NDArray[Any], law: npt.NDArray[np.float64], dtype: np.dtype[Any]
+) -> Real:
+    """psi_i = v_i / sqrt(pi_i), with unit norm in pi."""
+    v = vectors.astype(np.float64)
+    v /= np.linalg.norm(v, axis=0)
+    out: Real = fix_signs(v / np.sqrt(law)[:, None]).astype(dtype)
+    return out
