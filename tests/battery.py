@@ -38,6 +38,28 @@ def check_math() -> None:
         assert ulp_error(cpu.log(x), exact("log", x)).max() <= cpu.LOG_MAX_ULP, f"log, {dtype}"
 
 
+def check_operators() -> None:
+    """Phases, comparisons, sweeps of the bridge: the reductions that the specifications leave out."""
+    for dtype in DTYPES:
+        rng = np.random.default_rng(0)
+        eps = float(np.finfo(dtype).eps)
+        for n in (15, 33, 130):
+            X, W = rng.normal(size=(n, 3)).astype(dtype), rng.normal(size=(3, 3)).astype(dtype)
+            A = qk.softmax(qk.scores.dot(X, W=W, beta=0.5))
+            rho = np.full(n, 1 / n, dtype)
+            flow = rho.astype(np.float64)[:, None] * A.to_numpy()
+            norms = A.current_norms(rho)
+            assert abs(norms.largest - np.abs(flow - flow.T).max()) <= 50 * eps * flow.max()
+            M = qk.magnetic.operator(X, beta=0.5, W=W)
+            v = rng.normal(size=(n, 2)).astype(dtype)
+            assert np.abs(M @ v - M.to_numpy() @ v).max() <= 100 * eps
+            for memory in (0, 1e9):
+                b = qk.bridge(
+                    qk.scores.distance(X, beta=0.3), rho, rho[::-1].copy(), max_memory=memory
+                )
+                assert b.converged, str(b)
+
+
 def main() -> None:
     for i, spec in enumerate(specifications()):
         try:
@@ -45,6 +67,7 @@ def main() -> None:
         except AssertionError as error:
             raise AssertionError(f"{spec}: {error}") from error
     check_math()
+    check_operators()
     bits = qk.softmax(build(Spec("distance", "float32", 65, 129, 3)).scores).to_numpy()
     assert np.isfinite(bits).all()
     print(qk.config()["isa"])

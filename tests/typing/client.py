@@ -73,6 +73,23 @@ def operators(s: qk.Scores, V: NDArray[np.float32], mu: NDArray[np.float32]) -> 
     assert values.shape == (K.shape[1],)
 
 
+def chains(X: NDArray[np.float32], mu: NDArray[np.float32]) -> None:
+    A = qk.softmax(qk.scores.dot(X))
+    assert_type(A @ A, qk.Composition)
+    assert_type(A**2, qk.Composition)
+    assert_type(A.regime(), qk.Regime)
+    assert_type(A.current_norms(mu), qk.CurrentNorms)
+    assert_type(A.spectral_gap(), float)
+    law: NDArray[Any] = A.stationary()
+    b = qk.bridge(qk.scores.distance(X), mu, law)
+    assert_type(b, qk.SchrodingerBridge)
+    assert_type(b.forward, qk.MarkovOperator)
+    assert_type(qk.sinkhorn(qk.scores.distance(X)), qk.MarkovOperator)
+    assert_type(qk.poe(A, A), qk.Scores)
+    cost: float = b.cost
+    assert np.isfinite(cost)
+
+
 def settings() -> None:
     qk.set_num_threads(qk.get_num_threads())
     version = qk.config()["version"]
@@ -86,6 +103,7 @@ def main() -> None:
     s = scores(X, Y)
     reductions(s)
     operators(s, Y, X[:, 0].copy())
+    chains(X, np.full(5, 0.2, np.float32))
     settings()
 
 
