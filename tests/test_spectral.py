@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
-from scipy.sparse.linalg import eigsh
+from scipy.linalg import get_blas_funcs
 
 from qkcore import _spectral
 from qkcore._spectral import leading_eigenpairs
@@ -19,9 +19,11 @@ all_types = pytest.mark.parametrize("dtype", DTYPES)
 
 
 @pytest.fixture
-def arpack(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small operators by iteration too."""
+def iterated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small operators by iteration too, with small blocks: copies are easily missed."""
     monkeypatch.setattr(_spectral, "DENSE_UP_TO", 0)
+    monkeypatch.setattr(_spectral, "BLOCK", 2)
+    monkeypatch.setattr(_spectral, "BASIS", 50)
 
 
 def eps_of(dtype: str) -> float:
@@ -43,10 +45,16 @@ def ring(n: int, width: float, dtype: str) -> tuple[Array, Array]:
     return matrix.astype(dtype), np.sort(np.fft.fft(row).real)[::-1]
 
 
+def multiply(A: Array) -> Callable[[Array], Array]:
+    """Products by SciPy's BLAS: its threads and NumPy's, taking turns, slow each other down."""
+    gemm = get_blas_funcs("gemm", (A,))
+    return lambda x: np.asarray(gemm(1.0, A, x))
+
+
 def check(A: Array, k: int, want: Array | None = None, size: float = 1.0) -> tuple[Array, Array]:
     """Eigenpairs of A, after all that must hold for any; ``want`` is the whole spectrum."""
-    values, vectors = leading_eigenpairs(lambda x: A @ x, len(A), k, A.dtype)
-    tol = 200 * eps_of(A.dtype.name)
+    values, vectors = leading_eigenpairs(multiply(A), len(A), k, A.dtype)
+    tol = 500 * eps_of(A.dtype.name)
     assert values.shape == (k,) and values.dtype == A.real.dtype
     assert vectors.shape == (len(A), k) and vectors.dtype == A.dtype
     assert (np.diff(values) <= 0).all()
@@ -56,16 +64,17 @@ def check(A: Array, k: int, want: Array | None = None, size: float = 1.0) -> tup
     if want is None:
         want = np.linalg.eigvalsh(A.astype(np.complex128))[::-1]
     np.testing.assert_allclose(values, want[:k], atol=tol * size)
-    largest = vectors[np.argmax(np.abs(vectors) > (1 - 1e-6) * np.abs(vectors).max(0), axis=0)]
-    np.testing.assert_allclose(np.diag(largest), np.abs(vectors).max(axis=0), rtol=1e-5)
+    size_of = np.abs(vectors)
+    turned = np.abs(vectors - size_of) <= 1e-5 * size_of  # entries that are positive
+    assert (turned & (size_of >= (1 - 1e-5) * size_of.max(axis=0))).any(axis=0).all()
     return values, vectors
 
 
-@pytest.mark.usefixtures("arpack")
+@pytest.mark.usefixtures("iterated")
 @all_types
-@pytest.mark.parametrize(("n", "width"), [(70, 1.0), (200, 1.0), (1000, 5.0)])
+@pytest.mark.parametrize(("n", "width"), [(70, 1.0), (200, 3.0), (1000, 20.0)])
 def test_repeated_eigenvalues_are_all_found(n: int, width: float, dtype: str) -> None:
-    """One run misses the third value for n = 70, and others for 200 and 1000 in float32."""
+    """ARPACK misses the third value for n = 70, and others for 200 and 1000 in float32."""
     A, want = ring(n, width, dtype)
     for k in (2, 3, 4, 5, 12) if n < 1000 else (3, 5):
         check(A, k, want)
@@ -79,7 +88,7 @@ def test_small_operators_are_diagonalised_whole(n: int, dtype: str) -> None:
         check(A, k, want)
 
 
-@pytest.mark.usefixtures("arpack")
+@pytest.mark.usefixtures("iterated")
 @all_types
 @pytest.mark.parametrize("times", [2, 3, 6])
 def test_higher_multiplicities(times: int, dtype: str) -> None:
@@ -95,7 +104,7 @@ def test_higher_multiplicities(times: int, dtype: str) -> None:
         check(A, k)
 
 
-@pytest.mark.usefixtures("arpack")
+@pytest.mark.usefixtures("iterated")
 @all_types
 @pytest.mark.parametrize("scale", [1e-10, 1e10])
 @pytest.mark.parametrize("shift", [-1.0, -3.0, 5.0])
@@ -106,9 +115,9 @@ def test_scale_and_shift(scale: float, shift: float, dtype: str) -> None:
     check(moved, 5, scale * (want + shift), size=scale * 6)
 
 
-@pytest.mark.usefixtures("arpack")
+@pytest.mark.usefixtures("iterated")
 @all_types
-@pytest.mark.parametrize("n", [70, 300])
+@pytest.mark.parametrize("n", [70, 150])
 def test_nearly_all_pairs(n: int, dtype: str) -> None:
     A, want = ring(n, 1.0, dtype)
     for k in (n // 4 - 1, n // 4, n // 2, n - 2, n - 1, n):
@@ -124,12 +133,14 @@ def test_both_ways_agree(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     A = ((Z + Z.conj().T) / 40).astype(dtype)
     values, vectors = check(A, 4)
     monkeypatch.setattr(_spectral, "DENSE_UP_TO", 0)
+    monkeypatch.setattr(_spectral, "BASIS", 30)
+    monkeypatch.setattr(_spectral, "BLOCK", 2)
     again, others = check(A, 4)
     np.testing.assert_allclose(again, values, atol=50 * eps_of(dtype))
     np.testing.assert_allclose(others, vectors, atol=2000 * eps_of(dtype))
 
 
-@pytest.mark.usefixtures("arpack")
+@pytest.mark.usefixtures("iterated")
 @all_types
 @pytest.mark.parametrize("kind", ["ring", "one value", "rank one"])
 def test_the_same_bits_again(kind: str, dtype: str) -> None:
@@ -138,17 +149,14 @@ def test_the_same_bits_again(kind: str, dtype: str) -> None:
         A, _ = ring(n, 1.0, dtype)
     elif kind == "one value":
         A = np.eye(n, dtype=dtype)
-    else:  # the Krylov space ends after one step, and ARPACK goes on from a random vector
-        if "rng" not in inspect.signature(eigsh).parameters:
-            pytest.skip("SciPy's ARPACK takes no seed before 1.17")
+    else:  # the Krylov space ends after one step
         A = np.full((n, n), 1 / n, dtype)
     one, two = (check(A, 5) for _ in range(2))
     assert one[0].tobytes() == two[0].tobytes() and one[1].tobytes() == two[1].tobytes()
 
 
-@pytest.mark.usefixtures("arpack")
-def test_real_operators_cost_little_more_than_one_run() -> None:
-    """The check for missed copies needs a rough value only."""
+def test_fewer_passes_than_arpack() -> None:
+    """Blocks of vectors: eigsh needs 72 passes over this matrix, and sees each eigenvalue once or not."""
     A, want = ring(1000, 20.0, "float64")
     calls = 0
 
@@ -159,16 +167,15 @@ def test_real_operators_cost_little_more_than_one_run() -> None:
 
     values, _ = leading_eigenpairs(product, 1000, 5, np.float64)
     np.testing.assert_allclose(values, want[:5], atol=1e-14)
-    eigsh_alone = 72
-    assert calls <= 1.5 * eigsh_alone
+    assert calls <= 36
 
 
-@pytest.mark.usefixtures("arpack")
+@pytest.mark.usefixtures("iterated")
 @all_types
 def test_no_convergence(dtype: str) -> None:
     A, _ = ring(300, 1.0, dtype)
-    with pytest.raises(RuntimeError, match=r"of the 4 wanted converged; .* raise max_iter"):
-        leading_eigenpairs(lambda x: A @ x, 300, 4, dtype, max_iter=1)
+    with pytest.raises(RuntimeError, match=r"of the 4 wanted converged within 0 .* raise max_iter"):
+        leading_eigenpairs(multiply(A), 300, 4, dtype, max_iter=0)
 
 
 def test_signs() -> None:

@@ -1,4 +1,13 @@
-"""Thick-restart block Lanczos for Hermitian operators that are known by their products."""
+"""Leading eigenpairs of Hermitian operators by thick-restart block Lanczos.
+
+ARPACK (SciPy's eigsh) starts from one vector: of an eigenvalue that repeats it may see one copy, without
+a word; complex operators it treats as not symmetric, so that vectors of a repeated eigenvalue are not
+orthogonal; and it multiplies one vector per pass over the matrix. Here a block of vectors is multiplied
+per pass, convergence is looked for at every step, and copies are looked for until none is left.
+
+All linear algebra is SciPy's: NumPy has a BLAS of its own, and the waiting threads of one slow the other
+down several times when they take turns.
+"""
 
 from __future__ import annotations
 
@@ -9,34 +18,68 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ._spectral import fix_signs
+Vectors = npt.NDArray[Any]
+Values = npt.NDArray[np.floating[Any]]
+Product = Callable[[Vectors], Vectors]
 
-Product = Callable[[npt.NDArray[Any]], npt.NDArray[Any]]
+MAX_RESTARTS = 1000
 
 
-class Lanczos:
-    """Thick-restart block Lanczos with full orthogonalisation, orthogonal to ``locked``.
+def leading_by_lanczos(
+    product: Product,
+    known: Vectors,
+    k: int,
+    *,
+    block: int,
+    basis: int,
+    max_restarts: int | None = None,
+) -> tuple[Values, Vectors] | None:
+    """The k largest eigenvalues, largest first, with orthonormal vectors orthogonal to ``known`` (n, m).
 
-    For this spectrum (in [-1, 1], its upper end wanted) it makes fewer products than ARPACK, which
-    looks for convergence at restarts only, and it takes several vectors in one pass over the matrix.
-    All linear algebra is SciPy's: NumPy has a BLAS of its own, and the waiting threads of one slow the
-    other down several times when they take turns.
+    ``block`` vectors are multiplied per pass and about ``basis`` are kept. None when the space would be
+    (nearly) exhausted: then the matrix is small enough to be diagonalised whole.
     """
+    n = len(known)
+    basis = max(basis, 2 * k + 6 * block)
+    if basis + block >= n - known.shape[1] - k:
+        return None
+    solver = _Lanczos(product, known, MAX_RESTARTS if max_restarts is None else max_restarts)
+    values, vectors = solver.leading(k, block, basis)
+    # From a block of m vectors a Krylov space holds m vectors to every eigenvalue, however often it is
+    # repeated: where m are equal, those that are orthogonal to what is found are looked at too.
+    near = max(10 * solver.tol, math.sqrt(float(np.finfo(known.dtype).eps))) * solver.scale
+    while k >= block and (values[: k - block + 1] - values[block - 1 : k] <= near).any():
+        block, basis = max(block, 16), max(basis, 2 * k + 6 * 16)
+        solver.locked = np.hstack([known, vectors])
+        if basis + block >= n - solver.locked.shape[1]:
+            return None
+        above = float(values[k - 1]) + solver.tol * solver.scale
+        others, more = solver.leading(k, block, basis, above=above)
+        if len(others) == 0:
+            break
+        values, vectors = np.append(values, others), np.hstack([vectors, more])
+        order = np.argsort(-values, kind="stable")
+        values, vectors = values[order], vectors[:, order]
+    # Restarts cost a digit or two of orthogonality, which one factorisation gives back.
+    from scipy.linalg import qr
 
-    def __init__(self, product: Product, locked: npt.NDArray[Any], max_restarts: int) -> None:
+    vectors, _ = qr(vectors[:, :k], mode="economic", check_finite=False)
+    return values[:k], vectors
+
+
+class _Lanczos:
+    """Full orthogonalisation, orthogonal to ``locked``; tolerances relative to ``scale``, the norm seen."""
+
+    def __init__(self, product: Product, locked: Vectors, max_restarts: int) -> None:
         self.product = product
         self.locked = locked
         self.max_restarts = max_restarts
-        n = len(locked)
-        self.tol = math.sqrt(n) * float(np.finfo(locked.dtype).eps)
-
-    def lock(self, vectors: npt.NDArray[Any]) -> None:
-        """Leave out the span of ``first`` and these vectors from now on."""
-        self.locked = np.hstack([self.locked[:, :1], vectors])
+        self.tol = math.sqrt(len(locked)) * float(np.finfo(locked.dtype).eps)
+        self.scale = 0.0
 
     def leading(
         self, k: int, size: int, basis: int, above: float = -math.inf
-    ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    ) -> tuple[Values, Vectors]:
         """k pairs, or as many as are ``above``, largest first, by ``size`` vectors at a time."""
         from scipy.linalg import eigh
 
@@ -44,18 +87,16 @@ class Lanczos:
         dtype = self.locked.dtype
         V = np.empty((n, m + basis + size), dtype, order="F")
         V[:, :m] = self.locked
-        T = np.zeros((basis + size, basis + size))  # the projected matrix
-        Q = np.random.default_rng(m).standard_normal((n, size)).astype(dtype)
-        Q, _ = _orthonormal(Q, V[:, :m])
-        # To see that no other is above, its value to a tenth of the mean spacing is enough.
-        enough = max(self.tol, 0.1 * (1 - above) / m)
+        inner = np.complex128 if dtype.kind == "c" else np.float64
+        T = np.zeros((basis + size, basis + size), inner)  # the projected matrix
+        Q, _ = _orthonormal(_start(n, size, m, dtype), V[:, :m])
         kept, restarts, step = 0, 0, 0
         while True:
             V[:, m + kept : m + kept + size] = Q
             known = V[:, : m + kept + size]
-            R, H = _project(np.asfortranarray(self.product(Q)), known)
+            R, H = _project(np.asfortranarray(self.product(np.ascontiguousarray(Q))), known)
             T[: kept + size, kept : kept + size] = H[m:]
-            T[kept : kept + size, :kept] = H[m : m + kept].T
+            T[kept : kept + size, :kept] = H[m : m + kept].conj().T
             kept += size
             step += 1
             Q, B = _orthonormal(R, known)
@@ -64,19 +105,22 @@ class Lanczos:
                 continue
             values, vectors = eigh(T[:kept, :kept])
             values, vectors = values[::-1], vectors[:, ::-1]
+            self.scale = max(self.scale, float(np.abs(values).max()))
+            tol = self.tol * self.scale
             residual = np.linalg.norm(B @ vectors[kept - size :], axis=0)
             wanted = int((values[:k] > above).sum())
-            if residual[:wanted].max(initial=0.0) <= self.tol and (
+            # To see that no other is above, its value to a tenth of the mean spacing is enough.
+            enough = max(tol, 0.1 * (self.scale - above) / m) if m else tol
+            if residual[:wanted].max(initial=0.0) <= tol and (
                 wanted == k or residual[wanted] <= enough
             ):
-                out = _combine(known[:, m:], vectors[:, :wanted])
-                return values[:wanted].astype(dtype), fix_signs(out) if wanted else out
+                real = np.dtype(dtype.type().real.dtype)
+                return values[:wanted].astype(real), _combine(known[:, m:], vectors[:, :wanted])
             if full:
                 if restarts == self.max_restarts:
                     raise RuntimeError(
-                        f"eigenpairs: {int((residual[:k] <= self.tol).sum())} of the {k} wanted "
-                        f"converged within {restarts} restarts; ask for fewer, lower beta, or raise "
-                        "max_iter"
+                        f"eigenpairs: {int((residual[:k] <= tol).sum())} of the {k} wanted converged "
+                        f"within {restarts} restarts; ask for fewer, lower beta, or raise max_iter"
                     )
                 restarts += 1
                 keep = max(k + size, kept // 2)
@@ -86,7 +130,16 @@ class Lanczos:
                 kept = keep
 
 
-def _combine(basis: npt.NDArray[Any], weights: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _start(n: int, size: int, seed: int, dtype: np.dtype[Any]) -> Vectors:
+    """Always the same block for the same sizes, so that results repeat."""
+    rng = np.random.default_rng(seed)
+    block: Vectors = rng.standard_normal((n, size))
+    if dtype.kind == "c":
+        block = block + 1j * rng.standard_normal((n, size))
+    return block.astype(dtype)
+
+
+def _combine(basis: Vectors, weights: Vectors) -> Vectors:
     """basis @ weights, in the precision of the basis."""
     from scipy.linalg.blas import get_blas_funcs
 
@@ -96,20 +149,18 @@ def _combine(basis: npt.NDArray[Any], weights: npt.NDArray[Any]) -> npt.NDArray[
     return np.asarray(gemm(1.0, basis, weights))
 
 
-def _project(
-    R: npt.NDArray[Any], basis: npt.NDArray[Any]
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _project(R: Vectors, basis: Vectors) -> tuple[Vectors, Vectors]:
     """R without its part in the orthonormal basis, in the place of R, and the coefficients of that."""
     from scipy.linalg.blas import get_blas_funcs
 
+    if basis.shape[1] == 0:
+        return R, np.empty((0, R.shape[1]), R.dtype)
     gemm = get_blas_funcs("gemm", (basis,))
-    H = gemm(1.0, basis, R, trans_a=1)
+    H = gemm(1.0, basis, R, trans_a=2)
     return np.asarray(gemm(-1.0, basis, H, beta=1.0, c=R, overwrite_c=1)), np.asarray(H)
 
 
-def _orthonormal(
-    R: npt.NDArray[Any], basis: npt.NDArray[Any]
-) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+def _orthonormal(R: Vectors, basis: Vectors) -> tuple[Vectors, Vectors]:
     """Q and B with R = Q B + (basis), Q orthonormal and orthogonal to the basis.
 
     What is left of a column may be rounding alone, and is a direction all the same: a pass that takes

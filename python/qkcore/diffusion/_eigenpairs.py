@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .._lanczos import Lanczos, Product
-from .._spectral import leading_eigenpairs
+from .._lanczos import Product, leading_by_lanczos
+from .._spectral import fix_signs, leading_eigenpairs
 from ..operators import KernelOperator
 
 # Vectors multiplied at a time, and basis vectors kept. Where every entry costs an exp, 16 vectors take
@@ -44,29 +43,12 @@ def nontrivial_eigenpairs(
         y -= first * (2 * (first.T @ x))
         return y
 
-    size, basis = _FORMED if materialized else _LAZY
-    basis = max(basis, 2 * k + 6 * size)
-    if basis + size >= n - k:  # the Krylov space would be (nearly) the whole space
-        values, vectors = leading_eigenpairs(deflated, n, n, dtype)
-        return values[:k], vectors[:, :k], passes
-    solver = Lanczos(product, first, 1000 if max_iter is None else max_iter)
-    values, vectors = solver.leading(k, size, basis)
-    # From a block of m vectors a Krylov space holds m vectors to every eigenvalue, however often it
-    # is repeated: where m are equal, those that are orthogonal to what is found are looked at too.
-    near = max(10 * solver.tol, math.sqrt(float(np.finfo(dtype).eps)))
-    while k > size and (values[: k - size] - values[size - 1 : k - 1] <= near).any():
-        solver.lock(vectors)
-        size, basis = _LAZY[0], max(basis, 2 * k + 6 * _LAZY[0])
-        if basis + size >= n - solver.locked.shape[1]:
-            values, vectors = leading_eigenpairs(deflated, n, n, dtype)
-            break
-        others, more = solver.leading(k, size, basis, above=float(values[k - 1]) + solver.tol)
-        if len(others) == 0:
-            break
-        values, vectors = np.append(values, others), np.hstack([vectors, more])
-        order = np.argsort(-values, kind="stable")
-        values, vectors = values[order], vectors[:, order]
-    return values[:k], vectors[:, :k], passes
+    block, basis = _FORMED if materialized else _LAZY
+    found = leading_by_lanczos(product, first, k, block=block, basis=basis, max_restarts=max_iter)
+    if found is None:
+        found = leading_eigenpairs(deflated, n, n, dtype)
+    values, vectors = found
+    return values[:k], fix_signs(vectors[:, :k]), passes
 
 
 def _lazy_product(S: KernelOperator, n_threads: int) -> Product:
