@@ -1239,3 +1239,12 @@ def test_reprs() -> None:
         ("gauge weight -1", op.T),
     ):
         assert text in repr(made)
+
+
+def test_new_parameters_wait_for_the_next_fit() -> None:
+    rng = np.random.default_rng(0)
+    X, W = rng.normal(size=(30, 3)), rng.normal(size=(3, 3))
+    fitted = magnetic.MagneticMap(2, W=W).fit(X)
+    before = fitted.transform(X[:5])
+    fitted.set_params(W=W + 1, gamma=3.0, metric="euclidean")
+    np.testing.assert_array_equal(fitted.transform(X[:5]), before)

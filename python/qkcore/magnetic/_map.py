@@ -88,7 +88,8 @@ class MagneticMap(Estimator):
         self.eigenvectors_ = vectors
         self.embedding_: Complex = vectors * values**steps
         self.n_features_in_ = points.shape[1]
-        self._fitted = points, shift
+        # What transform needs, as it was: only t may change between fits.
+        self._fitted = points, shift, W, (self.W, self.gamma)
         return self
 
     def fit_transform(self, X: npt.ArrayLike, y: object = None) -> Complex:
@@ -102,16 +103,16 @@ class MagneticMap(Estimator):
         """
         self._require_fitted("embedding_")
         points = self._points(X)
-        old, shift = self._fitted
+        old, shift, W, turn = self._fitted
         if points.shape[1] != self.n_features_in_:
             raise ValueError(
                 f"X: wanted {self.n_features_in_} features as in fit, got {points.shape[1]}"
             )
         _checks.same_dtype("X", points, old.dtype, "the points of fit")
-        s = scores.distance(points, old, W=metric_of(self.W, self.metric), beta=self.beta_)
+        s = scores.distance(points, old, W=W, beta=self.beta_)
         if shift is not None:  # the factor of a new point falls out with its row
             s = s.shift(columns=shift)
-        P = MagneticOperator(softmax(s), phases(points, self.W, self.gamma, Y=old))
+        P = MagneticOperator(softmax(s), phases(points, *turn, Y=old))
         values, steps = self.eigenvalues_, _checks.integer("t", self.t)
         if steps == 0:
             lost = np.abs(values) <= 100 * np.finfo(values.dtype).eps
