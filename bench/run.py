@@ -22,6 +22,7 @@ GROUPS = (
     "dynamics",
     "diffusion",
     "bridges",
+    "low_rank",
     "isa",
     "stages",
 )

@@ -19,35 +19,74 @@ constexpr int tile_rows = 4;
 constexpr int tile_cols = QK_SIMD_REGISTERS >= 32 ? 6 : 3;
 static_assert(packs % tile_cols == 0);
 
+// Blocks whose sums stay in single precision before they go on in double.
+constexpr Index flush_blocks = 8;
+
 // A thread is worth waking for this many multiplications.
 constexpr Index worth_a_thread = 1 << 18;
 
 // Keeps operands that several FMAs share in registers: GCC would read them from memory again for each, and the
 // loads, not the FMAs, would set the pace.
-template <class P, int N>
-QK_INLINE void in_registers([[maybe_unused]] P (&x)[N]) {
+template <class P>
+QK_INLINE P in_register(P x) {
 #if defined(__SSE2__) && !defined(QK_SIMD_WIDE)
-    for (int i = 0; i < N; ++i) asm("" : "+v"(x[i]));
+    asm("" : "+v"(x));
 #endif
+    return x;
 }
+
+// The rows of the factors that the next block will need: they are fetched line by line while this block is
+// computed with. There are too many streams, each too short, for the processor to foresee.
+template <class T>
+class Ahead {
+public:
+    explicit Ahead(const FactorSide<T>& side) : side_(side) {}
+
+    void start(Index first) {
+        first_ = first;
+        left_ = first < side_.n_points ? side_.experts.size() : 0;
+        component_ = 0;
+    }
+    // The next row, as an address to fetch block_bytes from; one that is near already when there is none. The
+    // last expert's are needed first.
+    const char* row() {
+        if (left_ == 0) return near_;
+        const Factor<T>& f = side_.experts[left_ - 1];
+        const T* at = f.data + component_ * f.stride + first_;
+        if (++component_ == f.rank) {
+            --left_;
+            component_ = 0;
+        }
+        // Rows may start within a cache line: the end of that one came with the block before.
+        return reinterpret_cast<const char*>(at) + 63;
+    }
+
+private:
+    const FactorSide<T>& side_;
+    Index first_ = 0, component_ = 0;
+    std::size_t left_ = 0;  // experts whose rows are still to come
+    char near_[block_bytes] = {};
+};
 
 // ---- register tiles -----------------------------------------------------------------------------
 
 // acc(r, c) += a(r, .) b(c, .), lane by lane, over one block
 template <class T, int R, int C>
-QK_INLINE void gather_tile(const T* a, const T* b, Pack<T>* acc, Index ld) {
+QK_INLINE void gather_tile(const T* a, const T* b, Pack<T>* acc, Index ld, Ahead<T>& ahead) {
     constexpr Index width = SimdTraits<T>::width;
+    const char *next = ahead.row(), *second = ahead.row();
     Pack<T> sum[R][C];
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < C; ++c) sum[r][c] = acc[r * ld + c];
     for (Index p = 0; p < block<T>; p += width) {
+        __builtin_prefetch(next + p * static_cast<Index>(sizeof(T)));
+        __builtin_prefetch(second + p * static_cast<Index>(sizeof(T)));
         Pack<T> y[C];
 #pragma GCC unroll 6
-        for (int c = 0; c < C; ++c) y[c] = load(b + c * block<T> + p);
-        in_registers(y);
+        for (int c = 0; c < C; ++c) y[c] = in_register(load(b + c * block<T> + p));
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-            const Pack<T> x = load(a + r * block<T> + p);
+            const Pack<T> x = in_register(load(a + r * block<T> + p));
 #pragma GCC unroll 6
             for (int c = 0; c < C; ++c) sum[r][c] = fma(x, y[c], sum[r][c]);
         }
@@ -58,15 +97,17 @@ QK_INLINE void gather_tile(const T* a, const T* b, Pack<T>* acc, Index ld) {
 
 // out(p) += sum_r a(r, p) sum_b h(r, b) y(b, p) for C packs of points
 template <class T, int R>
-QK_INLINE void apply_tile(const T* a, Index a_ld, const T* h, Index n_b, const T* y, Pack<T>* out) {
+QK_INLINE void apply_tile(const T* a, Index a_ld, const T* h, Index n_b, const T* y, T* out,
+                          Ahead<T>& ahead) {
     constexpr int C = tile_cols;
     constexpr Index width = SimdTraits<T>::width;
+    const char* next = ahead.row();
     Pack<T> sum[R][C] = {};
     for (Index b = 0; b < n_b; ++b) {
+        __builtin_prefetch(next + 64 * (b < block_bytes / 64 ? b : 0));
         Pack<T> x[C];
 #pragma GCC unroll 6
-        for (int c = 0; c < C; ++c) x[c] = load(y + b * block<T> + c * width);
-        in_registers(x);
+        for (int c = 0; c < C; ++c) x[c] = in_register(load(y + b * block<T> + c * width));
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             const Pack<T> factor = broadcast(h[r * n_b + b]);
@@ -74,10 +115,13 @@ QK_INLINE void apply_tile(const T* a, Index a_ld, const T* h, Index n_b, const T
             for (int c = 0; c < C; ++c) sum[r][c] = fma(factor, x[c], sum[r][c]);
         }
     }
-#pragma GCC unroll 4
-    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 6
-        for (int c = 0; c < C; ++c) out[c] = fma(load(a + r * a_ld + c * width), sum[r][c], out[c]);
+    for (int c = 0; c < C; ++c) {
+        Pack<T> total = load(out + c * width);
+#pragma GCC unroll 4
+        for (int r = 0; r < R; ++r) total = fma(load(a + r * a_ld + c * width), sum[r][c], total);
+        store(out + c * width, total);
+    }
 }
 
 // value(r, c) *= sum_k l(k, r) y(k, c) for R rows of the kernel and C packs of its columns
@@ -89,8 +133,7 @@ QK_INLINE void multiply_entries(const T* l, const T* y, Index rank, Pack<T> (*va
     for (Index k = 0; k < rank; ++k) {
         Pack<T> x[C];
 #pragma GCC unroll 6
-        for (int c = 0; c < C; ++c) x[c] = load(y + k * block<T> + c * width);
-        in_registers(x);
+        for (int c = 0; c < C; ++c) x[c] = in_register(load(y + k * block<T> + c * width));
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
             const Pack<T> factor = broadcast(l[k * block<T> + r]);
@@ -102,30 +145,37 @@ QK_INLINE void multiply_entries(const T* l, const T* y, Index rank, Pack<T> (*va
         for (int c = 0; c < C; ++c) value[r][c] *= sum[r][c];
 }
 
-// Sizes of the pieces when n is cut evenly into as few as possible of at most `most`: 14 is 4 4 3 3.
-struct Pieces {
-    Index n, count;
-    Pieces(Index size, Index most) : n(size), count((size + most - 1) / most) {}
-    Index start(Index k) const { return k * n / count; }
-    int size(Index k) const { return static_cast<int>(start(k + 1) - start(k)); }
-};
+// n cut into pieces of `most`, a short rest joined with its neighbour and halved: 14 is 4 4 3 3. Calls
+// visit(start, size) for each. Long runs of equal sizes keep the branches predictable.
+template <class Visit>
+QK_INLINE void in_pieces(Index n, Index most, const Visit& visit) {
+    Index start = 0;
+    const Index rest = n % most;
+    const Index whole = rest > 0 && 2 * rest <= most && n > most ? n - rest - most : n - rest;
+    for (; start < whole; start += most) visit(start, most);
+    if (const Index half = (n - start + 1) / 2; n - start > most) {
+        visit(start, half);
+        start += half;
+    }
+    if (start < n) visit(start, n - start);
+}
 
 template <class T, int R>
-void gather_row(int n_cols, const T* a, const T* b, Pack<T>* acc, Index ld) {
+QK_INLINE void gather_row(Index n_cols, const T* a, const T* b, Pack<T>* acc, Index ld, Ahead<T>& ahead) {
     switch (n_cols) {
         case 1:
-            return gather_tile<T, R, 1>(a, b, acc, ld);
+            return gather_tile<T, R, 1>(a, b, acc, ld, ahead);
         case 2:
-            return gather_tile<T, R, 2>(a, b, acc, ld);
+            return gather_tile<T, R, 2>(a, b, acc, ld, ahead);
         case 3:
-            return gather_tile<T, R, 3>(a, b, acc, ld);
+            return gather_tile<T, R, 3>(a, b, acc, ld, ahead);
 #if QK_SIMD_REGISTERS >= 32
         case 4:
-            return gather_tile<T, R, 4>(a, b, acc, ld);
+            return gather_tile<T, R, 4>(a, b, acc, ld, ahead);
         case 5:
-            return gather_tile<T, R, 5>(a, b, acc, ld);
+            return gather_tile<T, R, 5>(a, b, acc, ld, ahead);
         default:
-            return gather_tile<T, R, 6>(a, b, acc, ld);
+            return gather_tile<T, R, 6>(a, b, acc, ld, ahead);
 #else
         default:
             return;
@@ -133,62 +183,56 @@ void gather_row(int n_cols, const T* a, const T* b, Pack<T>* acc, Index ld) {
     }
 }
 
-// acc (n_a x n_b) += a (n_a rows) times b (n_b rows) transposed, lane by lane; `between` is called after each
-// tile
-template <class T, class Between>
-void gather_block(Index n_a, Index n_b, const T* a, const T* b, Pack<T>* acc, Between& between) {
-    const Pieces rows(n_a, tile_rows), cols(n_b, tile_cols);
-    for (Index i = 0; i < rows.count; ++i) {
-        const T* x = a + rows.start(i) * block<T>;
-        for (Index j = 0; j < cols.count; ++j) {
-            const T* y = b + cols.start(j) * block<T>;
-            Pack<T>* at = acc + rows.start(i) * n_b + cols.start(j);
-            switch (rows.size(i)) {
-                case 4:
-                    gather_row<T, 4>(cols.size(j), x, y, at, n_b);
-                    break;
-                case 3:
-                    gather_row<T, 3>(cols.size(j), x, y, at, n_b);
-                    break;
-                case 2:
-                    gather_row<T, 2>(cols.size(j), x, y, at, n_b);
-                    break;
-                default:
-                    gather_row<T, 1>(cols.size(j), x, y, at, n_b);
-            }
-            between();
+template <class T, int R>
+void gather_strip(Index n_b, const T* a, const T* b, Pack<T>* acc, Ahead<T>& ahead) {
+    in_pieces(n_b, tile_cols, [&](Index start, Index size) {
+        gather_row<T, R>(size, a, b + start * block<T>, acc + start, n_b, ahead);
+    });
+}
+
+// acc (n_a x n_b) += a (n_a rows) times b (n_b rows) transposed, lane by lane
+template <class T>
+void gather_block(Index n_a, Index n_b, const T* a, const T* b, Pack<T>* acc, Ahead<T>& ahead) {
+    in_pieces(n_a, tile_rows, [&](Index start, Index size) {
+        const T* rows = a + start * block<T>;
+        Pack<T>* at = acc + start * n_b;
+        switch (size) {
+            case 4:
+                return gather_strip<T, 4>(n_b, rows, b, at, ahead);
+            case 3:
+                return gather_strip<T, 3>(n_b, rows, b, at, ahead);
+            case 2:
+                return gather_strip<T, 2>(n_b, rows, b, at, ahead);
+            default:
+                return gather_strip<T, 1>(n_b, rows, b, at, ahead);
         }
-    }
+    });
+}
+
+template <class T, int R>
+void apply_strip(const T* a, Index a_ld, const T* h, Index n_b, const T* y, T* out, Ahead<T>& ahead) {
+    for (Index p = 0; p < block<T>; p += tile_cols * SimdTraits<T>::width)
+        apply_tile<T, R>(a + p, a_ld, h, n_b, y + p, out + p, ahead);
 }
 
 // out = column sums of a * (h y), for the points of one block
-template <class T, class Between>
+template <class T>
 void apply_block(Index n_a, Index n_b, const T* a, Index a_ld, const T* h, const T* y, T* out,
-                 Between& between) {
-    constexpr Index width = SimdTraits<T>::width;
-    const Pieces rows(n_a, tile_rows);
-    for (Index p = 0; p < block<T>; p += tile_cols * width) {
-        Pack<T> sum[tile_cols] = {};
-        for (Index i = 0; i < rows.count; ++i) {
-            const Index at = rows.start(i);
-            const T *x = a + at * a_ld + p, *c = h + at * n_b;
-            switch (rows.size(i)) {
-                case 4:
-                    apply_tile<T, 4>(x, a_ld, c, n_b, y + p, sum);
-                    break;
-                case 3:
-                    apply_tile<T, 3>(x, a_ld, c, n_b, y + p, sum);
-                    break;
-                case 2:
-                    apply_tile<T, 2>(x, a_ld, c, n_b, y + p, sum);
-                    break;
-                default:
-                    apply_tile<T, 1>(x, a_ld, c, n_b, y + p, sum);
-            }
-            between();
+                 Ahead<T>& ahead) {
+    std::fill(out, out + block<T>, T(0));
+    in_pieces(n_a, tile_rows, [&](Index start, Index size) {
+        const T *rows = a + start * a_ld, *c = h + start * n_b;
+        switch (size) {
+            case 4:
+                return apply_strip<T, 4>(rows, a_ld, c, n_b, y, out, ahead);
+            case 3:
+                return apply_strip<T, 3>(rows, a_ld, c, n_b, y, out, ahead);
+            case 2:
+                return apply_strip<T, 2>(rows, a_ld, c, n_b, y, out, ahead);
+            default:
+                return apply_strip<T, 1>(rows, a_ld, c, n_b, y, out, ahead);
         }
-        for (int c = 0; c < tile_cols; ++c) store(out + p + c * width, sum[c]);
-    }
+    });
 }
 
 // ---- blocks of points ---------------------------------------------------------------------------
@@ -278,56 +322,17 @@ private:
     Index a_ld_ = 0;
 };
 
-// Fetches the next block's part of the factors a row at a time while this one is computed with: there are too
-// many streams, each too short, for the processor to foresee.
-template <class T>
-class Prefetch {
-public:
-    // `n_calls` calls shall fetch a whole block.
-    Prefetch(const FactorSide<T>& side, Index n_calls) : side_(side) {
-        Index n_rows = 0;
-        for (const Factor<T>& f : side.experts) n_rows += f.rank;
-        rows_per_call_ = (n_rows + n_calls - 1) / n_calls;
-    }
-
-    void start(Index first) {
-        first_ = first;
-        expert_ = first < side_.n_points ? 0 : side_.experts.size();
-        component_ = 0;
-    }
-    void operator()() {
-        for (Index k = 0; k < rows_per_call_; ++k) fetch_row();
-    }
-
-private:
-    void fetch_row() {
-        if (expert_ == side_.experts.size()) return;
-        const Factor<T>& f = side_.experts[expert_];
-        const auto* row = reinterpret_cast<const char*>(f.data + component_ * f.stride + first_);
-#pragma GCC unroll 12
-        for (Index byte = 0; byte < block_bytes; byte += 64) __builtin_prefetch(row + byte);
-        if (++component_ == f.rank) {
-            ++expert_;
-            component_ = 0;
-        }
-    }
-
-    const FactorSide<T>& side_;
-    Index first_ = 0, component_ = 0, rows_per_call_ = 1;
-    std::size_t expert_ = 0;
-};
-
 template <class T>
 Index n_blocks(Index n) {
     return (n + block<T> - 1) / block<T>;
 }
 
-// The gathering pass is cut by size alone. A task is short enough for its lanes to add up in T, long enough
-// for the final sums of its lanes to cost little; all tasks' sums must fit in a moderate amount of memory.
+// The gathering pass is cut by size alone, into tasks long enough for the final sums of their lanes to cost
+// little; all tasks' sums must fit in a moderate amount of memory.
 template <class T>
 Index gather_tasks(Index n_points, Index n_sums) {
     const Index blocks = n_blocks<T>(n_points);
-    const Index by_length = std::max((n_points + 4095) / 4096, std::min<Index>(32, blocks / 8));
+    const Index by_length = std::max((n_points + 16383) / 16384, std::min<Index>(32, blocks / 8));
     const Index by_memory = (Index(1) << 23) / n_sums;
     return std::max<Index>(1, std::min({by_length, by_memory, blocks}));
 }
@@ -341,10 +346,19 @@ void gather(const FactorSide<T>& side, const T* z, Index k, Index n_a, Index n_b
     Buffer<double> partial(tasks * n_sums);
     parallel_for(run, tasks, [&](Index task, int worker) {
         Panels<T> panels(side);
-        Prefetch<T> ahead(side, Pieces(n_a, tile_rows).count * Pieces(n_b, tile_cols).count);
+        Ahead<T> ahead(side);
         Buffer<T> lanes(n_sums * width), scaled(n_a * block<T>);
+        double* sums = partial.data() + task * n_sums;
+        std::fill(sums, sums + n_sums, 0.0);
         std::fill(lanes.data(), lanes.data() + n_sums * width, T(0));
+        const auto flush = [&] {
+            for (Index s = 0; s < n_sums; ++s)
+                for (Index lane = 0; lane < width; ++lane)
+                    sums[s] += static_cast<double>(lanes[s * width + lane]);
+            std::fill(lanes.data(), lanes.data() + n_sums * width, T(0));
+        };
         T weight[block<T>];
+        Index pending = 0;
         for (Index at = task * blocks / tasks; at < (task + 1) * blocks / tasks; ++at) {
             if (should_stop(run, worker)) return;
             const Index first = at * block<T>;
@@ -357,12 +371,12 @@ void gather(const FactorSide<T>& side, const T* z, Index k, Index n_a, Index n_b
                 auto* acc = reinterpret_cast<Pack<T>*>(lanes.data()) + q * n_a * n_b;
                 gather_block(n_a, n_b, scaled.data(), panels.b(), acc, ahead);
             }
+            if (sizeof(T) < sizeof(double) && ++pending == flush_blocks) {
+                flush();
+                pending = 0;
+            }
         }
-        for (Index s = 0; s < n_sums; ++s) {
-            double sum = 0;
-            for (Index lane = 0; lane < width; ++lane) sum += static_cast<double>(lanes[s * width + lane]);
-            partial[task * n_sums + s] = sum;
-        }
+        flush();
     });
     for (Index s = 0; s < n_sums; ++s) {
         double sum = 0;
@@ -392,7 +406,7 @@ void factored_product(const FactorSide<T>& left, const FactorSide<T>& right, con
         const Index tasks = std::min<Index>(blocks, 8 * team.n_threads);
         parallel_for(team, tasks, [&](Index task, int worker) {
             Panels<T> panels(left);
-            Prefetch<T> ahead(left, packs / tile_cols * Pieces(n_a, tile_rows).count);
+            Ahead<T> ahead(left);
             T values[block<T>];
             for (Index at = task * blocks / tasks; at < (task + 1) * blocks / tasks; ++at) {
                 if (should_stop(team, worker)) return;

@@ -19,6 +19,16 @@ from .bridges import SchrodingerBridge, bridge, semi_relaxed, sinkhorn
 from .chains import BridgeChain, bridge_chain
 from .experts import DirectionalExperts, directional_experts, poe, total_variation
 from .ipf import AdaptiveIPF, adaptive_ipf
+from .low_rank import (
+    FactoredBridge,
+    LowRank,
+    NegativeEntries,
+    ProductOfFactors,
+    compression_errors,
+    low_rank,
+    nystrom,
+    positive_features,
+)
 from .operators import KernelOperator, MarkovOperator, kernel, softmax
 
 __all__ = [
@@ -27,8 +37,12 @@ __all__ = [
     "Composition",
     "CurrentNorms",
     "DirectionalExperts",
+    "FactoredBridge",
     "KernelOperator",
+    "LowRank",
     "MarkovOperator",
+    "NegativeEntries",
+    "ProductOfFactors",
     "ReducibleChainError",
     "Regime",
     "SchrodingerBridge",
@@ -37,14 +51,18 @@ __all__ = [
     "adaptive_ipf",
     "bridge",
     "bridge_chain",
+    "compression_errors",
     "config",
     "diffusion",
     "directional_experts",
     "divergence",
     "get_num_threads",
     "kernel",
+    "low_rank",
     "magnetic",
+    "nystrom",
     "poe",
+    "positive_features",
     "scores",
     "semi_relaxed",
     "set_num_threads",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,8 @@ import numpy.typing as npt
 from . import _checks, _feasibility
 from ._bridge_result import SchrodingerBridge
 from ._config import resolve_threads
+from ._factored_bridge import FactoredBridge, bridge_factored
+from ._factors import Factored
 from ._lazy_scores import UNBOUNDED, Real, Scores
 from ._native import cpu
 from .operators import MarkovOperator, _scores_argument
@@ -35,6 +37,7 @@ Init = SchrodingerBridge | tuple[npt.ArrayLike, npt.ArrayLike] | None
 Callback = Callable[[int, float], object]
 
 
+@overload
 def bridge(
     kernel: Scores,
     mu: npt.ArrayLike,
@@ -49,7 +52,38 @@ def bridge(
     callback: Callback | None = None,
     progress: bool = False,
     n_threads: int | None = None,
-) -> SchrodingerBridge:
+) -> SchrodingerBridge: ...
+@overload
+def bridge(
+    kernel: Factored,
+    mu: npt.ArrayLike,
+    nu: npt.ArrayLike,
+    *,
+    tol: float | None = None,
+    max_iter: int = 10_000,
+    solver: str = "auto",
+    penalty: float | tuple[float, float] | None = None,
+    init: Any = None,
+    max_memory: float | None = None,
+    callback: Callback | None = None,
+    progress: bool = False,
+    n_threads: int | None = None,
+) -> FactoredBridge: ...
+def bridge(
+    kernel: Scores | Factored,
+    mu: npt.ArrayLike,
+    nu: npt.ArrayLike,
+    *,
+    tol: float | None = None,
+    max_iter: int = 10_000,
+    solver: str = "auto",
+    penalty: float | tuple[float, float] | None = None,
+    init: Any = None,
+    max_memory: float | None = None,
+    callback: Callback | None = None,
+    progress: bool = False,
+    n_threads: int | None = None,
+) -> SchrodingerBridge | FactoredBridge:
     """The Schrödinger bridge from mu (..., N) to nu (..., M) over the kernel exp(s) (DAC-7).
 
     The kernel is taken as given: no hidden factor, no hidden temperature. Weights of 0 are exact.
@@ -64,6 +98,10 @@ def bridge(
     - "newton": Newton's method on the dual, conjugate gradients inside (the constant projected out).
     - "symmetric": the averaged update, for symmetric scores and mu = nu.
     - "annealed": from a small multiple of the scores to the scores, each stage starting from the last.
+
+    Factored kernels (:func:`qkcore.low_rank`, :func:`qkcore.poe` of them, :func:`qkcore.nystrom`) are
+    solved by plain scaling with a guard on signs: a kernel that goes negative never gives a result that
+    is marked converged (DAC-10).
 
     A masked kernel that cannot carry the marginals ends with status "infeasible"; one that can, but not
     on all of its entries (a causal mask with uniform marginals: only the diagonal), with "no total
@@ -85,6 +123,20 @@ def bridge(
     >>> b.converged
     True
     """
+    if isinstance(kernel, Factored):
+        return bridge_factored(
+            kernel,
+            mu,
+            nu,
+            tol=tol,
+            max_iter=max_iter,
+            solver=solver,
+            penalty=penalty,
+            init=init,
+            callback=callback,
+            progress=progress,
+            n_threads=n_threads,
+        )
     s = _scores_argument(kernel)
     problem = _Problem(
         s,

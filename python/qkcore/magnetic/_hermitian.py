@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks, _spectral
+from .._lanczos import Product
 from .._lazy_scores import Real, Scores
 from ..operators import MarkovOperator, kernel
 from ._phases import square, total
@@ -67,9 +68,7 @@ def is_hermitian(op: MagneticOperator) -> bool:
     return bool((difference <= allowed * size + np.finfo(real).tiny).all())
 
 
-def leading(
-    product: _spectral.Product, op: MagneticOperator, k: int | None
-) -> tuple[Real, Complex]:
+def leading(product: Product, op: MagneticOperator, k: int | None) -> tuple[Real, Complex]:
     """The k largest eigenvalues (None: all) of a Hermitian product on the states of op, and vectors."""
     n = op.shape[0]
     wanted = (

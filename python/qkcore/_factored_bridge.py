@@ -1,0 +1,579 @@
+"""Bridges over factored kernels, with a guard on their signs (DAC-10, D.1; EOT-10)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _checks, scores
+from ._bridge_result import SchrodingerBridge
+from ._config import resolve_threads
+from ._factors import BLOCK_ROWS, Factored, LowRank, NegativeEntries, ProductOfFactors
+from ._lazy_scores import Real, Scores
+
+__all__ = ["CompressionErrors", "FactoredBridge", "compression_errors", "solve_factored"]
+
+_TOL = {4: 1e-5, 8: 1e-9}
+_SIGNS = ("stop", "continue")
+# No progress over this many iterations: the error is at the precision of the kernel.
+_PATIENCE = 200
+
+Init = Any  # an earlier result (anything with f and g), a pair (f, g), or None
+
+
+class FactoredConditional:
+    """Rows of a factored kernel, weighted and normalised: :math:`K_{ij} v_j / (K v)_i`.
+
+    They sum to 1; with negative entries in the kernel they are not probabilities.
+    """
+
+    __array_ufunc__ = None
+
+    def __init__(self, kernel: Factored, weights: Real) -> None:
+        self._kernel = kernel
+        self._double = kernel._double()
+        self._weights = weights
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, M)."""
+        return self._kernel.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """That of the kernel."""
+        return self._kernel.dtype
+
+    @cached_property
+    def _inverse_sums(self) -> Real:
+        sums = self._double.apply(self._weights)
+        with np.errstate(divide="ignore"):
+            return np.where(sums == 0, 0.0, 1 / sums)
+
+    def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """The product with V (M,) or (M, k)."""
+        values = _checks.real_array("V", V)
+        _checks.same_dtype("V", values, self.dtype, "the kernel")
+        if values.ndim not in (1, 2) or values.shape[0] != self.shape[1]:
+            raise ValueError(
+                f"V: wanted shape ({self.shape[1]},) or ({self.shape[1]}, k), got {values.shape}"
+            )
+        across = (slice(None),) + (None,) * (values.ndim - 1)
+        out = self._double.apply(self._weights[across] * values, n_threads=n_threads)
+        out = out * self._inverse_sums[across]
+        return out.astype(self.dtype, copy=False)
+
+    def __matmul__(self, V: npt.ArrayLike) -> Real:
+        return self.apply(V)
+
+    def to_numpy(self) -> Real:
+        """As an array (N, M)."""
+        out = self._inverse_sums[:, None] * self._double.to_numpy() * self._weights
+        return out.astype(self.dtype, copy=False)
+
+    def __repr__(self) -> str:
+        return f"FactoredConditional(shape={self.shape}, dtype={self.dtype})"
+
+
+@dataclass(frozen=True, eq=False)
+class FactoredBridge:
+    """A bridge over a factored kernel: the names of :class:`SchrodingerBridge`, and its signs.
+
+    The coupling is :math:`\\Pi_{ij} = u_i K_{ij} v_j`. ``converged`` is True only for a coupling: the
+    marginals met within ``tol`` and no entry negative by more than rounding. Otherwise the figures
+    are those of the last scalings, and ``status`` tells why they are not a coupling.
+    """
+
+    kernel: Factored = field(repr=False)
+    mu: Real = field(repr=False)
+    nu: Real = field(repr=False)
+    f: Real = field(repr=False)
+    """log potential of the rows, log |u|"""
+    g: Real = field(repr=False)
+    """log potential of the columns, log |v|; sum_j nu_j g_j = 0"""
+    status: str
+    """"converged", or why not: "negative kernel" (the scaling lost its sign: K v or K^T u is not positive
+    where there is mass), "negative entries" (the marginals are met by a plan with negative mass),
+    "infeasible" (mass where the kernel has none), "iteration limit", "stagnated" """
+    converged: bool
+    n_iter: int
+    """iterations: one product with K and one with its transpose each"""
+    errors: npt.NDArray[np.float64] = field(repr=False)
+    """after each iteration, the L1 error of the marginal that the last half-step did not fix"""
+    error: float
+    """L1 error of the worse marginal at the final check"""
+    worst: float
+    """largest relative error of a single entry of the marginals at the final check"""
+    method: str
+    tol: float
+    u: Real = field(repr=False)
+    """scaling of the rows, float64; negative entries only after ``on_negative="continue"``"""
+    v: Real = field(repr=False)
+    """scaling of the columns, float64"""
+
+    @property
+    def n_visits(self) -> int:
+        """Products with the kernel, one per half-step pair: as ``n_iter``."""
+        return self.n_iter
+
+    @cached_property
+    def negative(self) -> NegativeEntries:
+        """The negative entries of the coupling: their number, fraction, the smallest entry, their sum."""
+        K = self.kernel._double()
+        # Signs that the scalings lost are counted in the kernel's entries all the same.
+        eps = float(np.finfo(self.kernel.dtype).eps)
+        return K._negative(np.abs(self.u), np.abs(self.v), eps, resolve_threads(None))
+
+    def plan(self) -> Real:
+        """The coupling as an array (N, M)."""
+        out = self.u[:, None] * self.kernel._double().to_numpy() * self.v
+        return out.astype(self.kernel.dtype, copy=False)
+
+    def marginals(self) -> tuple[Real, Real]:
+        """Row and column sums of the coupling."""
+        dtype = self.kernel.dtype
+        rows, cols = _sums(self.kernel._double(), self.u, self.v, resolve_threads(None))
+        return rows.astype(dtype, copy=False), cols.astype(dtype, copy=False)
+
+    @cached_property
+    def forward(self) -> FactoredConditional:
+        """:math:`K_{ij} v_j / (K v)_i`, N x M (eq 17)."""
+        return FactoredConditional(self.kernel, self.v)
+
+    @cached_property
+    def backward(self) -> FactoredConditional:
+        """:math:`K_{ij} u_i / (K^\\top u)_j` as an M x N operator whose rows are the columns j."""
+        return FactoredConditional(self.kernel.T, self.u)
+
+    def project(self, V: npt.ArrayLike) -> Real:
+        """Barycentric projection: the mean of V (M, k) or (M,) under each row of the coupling."""
+        return self.forward.apply(V)
+
+    @cached_property
+    def cost(self) -> float:
+        """:math:`-\\sum_{ij}\\Pi_{ij}\\log K_{ij}`, by blocks of rows; NaN when entries are negative."""
+        if self.status.startswith("negative") or (
+            not self.kernel.nonnegative and self.negative.count > 0
+        ):
+            return math.nan
+        K = self.kernel._double()
+        total = 0.0
+        for start in range(0, K.shape[0], BLOCK_ROWS):
+            stop = min(K.shape[0], start + BLOCK_ROWS)
+            entries = K._rows(start, stop)
+            logs = np.log(entries, out=np.zeros_like(entries), where=entries > 0)
+            total -= float(self.u[start:stop] @ (entries * logs) @ self.v)
+        return total
+
+    @property
+    def rate(self) -> float:
+        """The observed factor by which the last iterations reduced the error; NaN if there were few."""
+        tail = self.errors[-6:]
+        if len(tail) < 3 or not (tail > 0).all():
+            return math.nan
+        return float((tail[-1] / tail[0]) ** (1 / (len(tail) - 1)))
+
+    def exact(self, **options: Any) -> SchrodingerBridge:
+        """The bridge over the operators that were compressed: the way out of a negative kernel.
+
+        ``options`` go to :func:`qkcore.bridge`. The factors must come from :func:`low_rank` or
+        :func:`nystrom`, which remember what they approximate.
+        """
+        from .bridges import bridge
+
+        total: Scores | None = None
+        for expert in _experts(self.kernel):
+            logits = _logits(expert)
+            total = logits if total is None else total + logits
+        assert total is not None
+        return bridge(total, self.mu, self.nu, **options)
+
+    def __str__(self) -> str:
+        n, m = self.kernel.shape
+        state = "converged" if self.converged else f"not converged ({self.status})"
+        return (
+            f"Factored Schrödinger bridge {n} x {m}, {self.kernel.dtype}: {state}\n"
+            f"  {self.n_iter} iterations ({self.method}), "
+            f"marginal error {self.error:.3g} (tolerance {self.tol:.3g})"
+        )
+
+
+def solve_factored(
+    K: Factored,
+    mu: npt.ArrayLike,
+    nu: npt.ArrayLike,
+    *,
+    tol: float | None = None,
+    max_iter: int = 10_000,
+    init: Init = None,
+    on_negative: str = "stop",
+    callback: Callable[[int, float], object] | None = None,
+    n_threads: int | None = None,
+) -> FactoredBridge:
+    """The bridge from mu (N,) to nu (M,) over a factored kernel (DAC-10, D.1).
+
+    Scalings :math:`u = \\mu / (K v)`, :math:`v = \\nu / (K^\\top u)`, in double for both types, through
+    products with the factors: O((N + M) r_0 r_1) per iteration. Truncated kernels have negative
+    entries; two guards keep them from passing for couplings:
+
+    - each iteration checks that K v and K^T u are positive wherever there is mass. If not, the
+      solve stops with status "negative kernel" and the last scalings (``on_negative="continue"``
+      goes on with signed ones, as a solver without a guard would, to the same status).
+    - after convergence all entries are looked at, in O(N M r), unless no factor is negative. Any
+      below 0 by more than rounding: status "negative entries"; ``.negative`` has the figures.
+
+    Ways out: more rank, ``low_rank(A, r, nonnegative=True)``, ``positive_features``, or the exact
+    operators, ``result.exact()``.
+
+    >>> import numpy as np, qkcore as qk
+    >>> from qkcore.low_rank import LowRank, solve_factored
+    >>> K = LowRank(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[1.0, 1.0, 1.0], [1.0, 2.0, 1.0]]))
+    >>> b = solve_factored(K, np.full(2, 0.5), np.full(3, 1 / 3))
+    >>> b.status, b.plan().sum(axis=0).round(6)
+    ('converged', array([0.333333, 0.333333, 0.333333]))
+    >>> K = LowRank(np.array([[1.0], [1.0]]), np.array([[1.0, -0.1, 1.0]]))
+    >>> b = solve_factored(K, np.full(2, 0.5), np.full(3, 1 / 3))
+    >>> b.status, b.converged
+    ('negative kernel', False)
+    """
+    if not isinstance(K, Factored):
+        raise TypeError(
+            f"K: wanted a LowRank or a product of them, got {type(K).__name__}; "
+            "for exact operators use qk.bridge"
+        )
+    if on_negative not in _SIGNS:
+        raise ValueError(f'on_negative: wanted "stop" or "continue", got {on_negative!r}')
+    if callback is not None and not callable(callback):
+        raise TypeError(f"callback: wanted a function of (iterations, error), got {callback!r}")
+    limit = _checks.integer("max_iter", max_iter)
+    if limit < 1:
+        raise ValueError(f"max_iter: wanted at least 1, got {max_iter}")
+    threads = resolve_threads(n_threads)
+    rows, cols = _marginal("mu", mu, K, 0), _marginal("nu", nu, K, 1)
+    _same_mass(rows, cols, K)
+    wanted = _TOL[K.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
+    state = _Scaling(K, rows, cols, init, threads)
+    status, errors = state.iterate(0.5 * wanted, limit, on_negative == "continue", callback)
+    return _finish(state, status, np.array(errors), wanted, on_negative)
+
+
+def bridge_factored(
+    K: Factored,
+    mu: npt.ArrayLike,
+    nu: npt.ArrayLike,
+    *,
+    solver: str = "auto",
+    penalty: object = None,
+    progress: bool = False,
+    **options: Any,
+) -> FactoredBridge:
+    """:func:`solve_factored` behind ``qk.bridge``, whose other options do not apply to factors."""
+    if solver not in ("auto", "alternating"):
+        raise ValueError(
+            f'solver: wanted "auto" or "alternating" for a factored kernel, got {solver!r}; '
+            "the other solvers need the exact operators"
+        )
+    if penalty is not None or progress:
+        name = "progress" if penalty is None else "penalty"
+        raise ValueError(
+            f"{name}: wanted none for a factored kernel; use the exact operators, qk.poe(A, B)"
+        )
+    return solve_factored(K, mu, nu, **options)
+
+
+class _Scaling:
+    """Sinkhorn's iteration on scalings of a kernel that is known by its products."""
+
+    def __init__(self, K: Factored, mu: Real, nu: Real, init: Init, n_threads: int) -> None:
+        self.kernel, self.mu_given, self.nu_given = K, mu, nu
+        self.K: Factored = K._double()
+        self.KT: Factored = self.K.T
+        self.n_threads = n_threads
+        self.mu, self.nu = mu.astype(np.float64), nu.astype(np.float64)
+        self.live = self.mu > 0, self.nu > 0
+        f, g = _start(init, K)
+        # Only ratios matter: the largest weight is 1.
+        self.u = np.where(self.live[0], np.exp(f - f[self.live[0]].max()), 0.0)
+        self.v = np.where(self.live[1], np.exp(g - g[self.live[1]].max()), 0.0)
+
+    def iterate(
+        self,
+        tol: float,
+        max_iter: int,
+        signed: bool,
+        callback: Callable[[int, float], object] | None,
+    ) -> tuple[str, list[float]]:
+        errors: list[float] = []
+        for k in range(max_iter):
+            Kv = self.K._product(self.v, self.n_threads)
+            if (bad := _sign_trouble(Kv, self.live[0], signed, self.kernel)) is not None:
+                return bad, errors
+            u = np.divide(self.mu, Kv, out=np.zeros_like(Kv), where=self.live[0])
+            Ku = self.KT._product(u, self.n_threads)
+            if (bad := _sign_trouble(Ku, self.live[1], signed, self.kernel)) is not None:
+                return bad, errors
+            error = float(np.abs(self.v * Ku - self.nu).sum())
+            if not (math.isfinite(error) and np.isfinite(u).all()):
+                return "stagnated", errors
+            errors.append(error)
+            self.u = u
+            if callback is not None:
+                callback(k + 1, error)
+            if error <= tol:
+                return "converged", errors
+            if len(errors) > _PATIENCE and error >= errors[-1 - _PATIENCE]:
+                return "stagnated", errors
+            v = np.divide(self.nu, Ku, out=np.zeros_like(Ku), where=self.live[1])
+            top = float(np.abs(v).max())
+            if not math.isfinite(top):
+                return "stagnated", errors
+            # Only the product u_i v_j means anything: v is kept where nothing overflows.
+            if not 1e-100 < top < 1e100:
+                v /= top
+                self.u = self.u * top
+            self.v = v
+        return "iteration limit", errors
+
+
+def _sign_trouble(sums: Real, live: npt.NDArray[np.bool_], signed: bool, K: Factored) -> str | None:
+    """What is wrong with sums that must be positive where there is mass; None when nothing is."""
+    here = sums[live]
+    if K.nonnegative:
+        return None if (here > 0).all() else "infeasible"
+    if signed:
+        return "negative kernel" if (here == 0).any() else None
+    return None if (here > 0).all() else "negative kernel"
+
+
+def _finish(
+    state: _Scaling,
+    status: str,
+    errors: npt.NDArray[np.float64],
+    tol: float,
+    on_negative: str,
+) -> FactoredBridge:
+    u, v = state.u, state.v
+    live_u, live_v = state.live
+    with np.errstate(divide="ignore"):
+        f, g = np.log(np.abs(u)), np.log(np.abs(v))
+    mean = float(state.nu[live_v] @ g[live_v] / state.nu.sum())
+    if math.isfinite(mean):
+        f, g, shift = f + mean, g - mean, math.exp(min(max(mean, -600.0), 600.0))
+        u, v = u * shift, v / shift
+    error = worst = 0.0
+    sums = _sums(state.K, u, v, state.n_threads)
+    for got, wanted in zip(sums, (state.mu, state.nu), strict=True):
+        off = np.abs(got - wanted)
+        error = max(error, float(off.sum()))
+        live = wanted > 0
+        worst = max(worst, float((off[live] / wanted[live]).max()))
+    if not math.isfinite(error):
+        error = worst = math.inf
+    signs_lost = bool((u[live_u] <= 0).any() or (v[live_v] <= 0).any())
+    negative: NegativeEntries | None = None
+    if status != "infeasible":
+        if signs_lost:
+            status = "negative kernel"
+        elif error <= tol and status != "negative kernel":
+            status = "converged"
+            if not state.kernel.nonnegative:
+                eps = float(np.finfo(state.kernel.dtype).eps)
+                negative = state.K._negative(u, v, eps, state.n_threads)
+                if negative.count:
+                    status = "negative entries"
+        elif status == "converged":
+            status = "stagnated"
+    dtype = state.kernel.dtype
+    found = FactoredBridge(
+        kernel=state.kernel,
+        mu=state.mu_given,
+        nu=state.nu_given,
+        f=f.astype(dtype, copy=False),
+        g=g.astype(dtype, copy=False),
+        status=status,
+        converged=status == "converged",
+        n_iter=len(errors),
+        errors=errors,
+        error=error,
+        worst=worst,
+        method="scaling, factored" + (", signed" if on_negative == "continue" else ""),
+        tol=tol,
+        u=u,
+        v=v,
+    )
+    if negative is not None:
+        found.__dict__["negative"] = negative  # the cached property
+    return found
+
+
+def _sums(K: Factored, u: Real, v: Real, n_threads: int) -> tuple[Real, Real]:
+    return u * K._product(v, n_threads), v * K.T._product(u, n_threads)
+
+
+# ---- D.1's measures -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CompressionErrors:
+    """How far a factored bridge is from the exact one: every measure of D.1 (DAC-10, DAC-12)."""
+
+    kernel_rel_err: float
+    """:math:`\\|K_{lr} - K\\|_F / \\|K\\|_F`"""
+    coupling_rel_err: float
+    """:math:`\\|\\Pi_{lr} - \\Pi^*\\|_F / \\|\\Pi^*\\|_F`"""
+    latent_rmse: float
+    """root mean square difference of the barycentric maps of t"""
+    row_err: float
+    """:math:`\\max_i |\\sum_j \\Pi_{lr,ij} - \\mu_i|`"""
+    col_err: float
+    """:math:`\\max_j |\\sum_i \\Pi_{lr,ij} - \\nu_j|`"""
+    min_entry: float
+    """smallest entry of the factored kernel"""
+    min_mass: float
+    """smallest entry of the factored coupling"""
+    status: str
+    """of the factored bridge"""
+    cut_gap: float
+    """smallest gap at which an expert was truncated (erratum 11); NaN when unknown"""
+
+
+def compression_errors(
+    b: FactoredBridge, exact: SchrodingerBridge, t: npt.ArrayLike | None = None
+) -> CompressionErrors:
+    """Compares a factored bridge with the exact one, by blocks of rows (DAC-10, D.1).
+
+    ``t`` (M,) is the latent coordinate of the columns that the barycentric maps average; j / M by
+    default. The figures are there whatever the status.
+
+    >>> import numpy as np, qkcore as qk
+    >>> from qkcore.low_rank import LowRank, compression_errors, solve_factored
+    >>> A = np.array([[0.9, 0.1], [0.2, 0.8]])
+    >>> half = np.full(2, 0.5)
+    >>> b = solve_factored(LowRank(A, np.eye(2)), half, half)
+    >>> compression_errors(b, qk.bridge(qk.scores.dense(np.log(A)), half, half)).coupling_rel_err < 1e-8
+    True
+    """
+    if not isinstance(b, FactoredBridge):
+        raise TypeError(f"b: wanted a FactoredBridge, got {type(b).__name__}")
+    if not isinstance(exact, SchrodingerBridge):
+        raise TypeError(f"exact: wanted a SchrodingerBridge, got {type(exact).__name__}")
+    n, m = b.kernel.shape
+    if exact.scores.shape != (n, m):
+        raise ValueError(f"exact: wanted shape {(n, m)}, got {exact.scores.shape}")
+    latent = np.arange(m) / m if t is None else _checks.real_array("t", t)
+    if latent.shape != (m,):
+        raise ValueError(f"t: wanted shape ({m},), got {latent.shape}")
+    latent = latent.astype(np.float64)
+    K = b.kernel._double()
+    f, g = exact.f.astype(np.float64), exact.g.astype(np.float64)
+    sums = np.zeros(4)  # squares of the kernel, its error, the coupling, its error
+    maps = np.zeros((2, n))
+    rows, cols = np.zeros(n), np.zeros(m)
+    smallest = [math.inf, math.inf]
+    for start in range(0, n, BLOCK_ROWS):
+        stop = min(n, start + BLOCK_ROWS)
+        logits = exact.scores.rows(start, stop).to_numpy().astype(np.float64)
+        true, ours = np.exp(logits), K._rows(start, stop)
+        true_plan = np.exp(logits + f[start:stop, None] + g)
+        plan = b.u[start:stop, None] * ours * b.v
+        sums += [np.square(x).sum() for x in (true, ours - true, true_plan, plan - true_plan)]
+        rows[start:stop], cols = plan.sum(axis=1), cols + plan.sum(axis=0)
+        smallest = [min(a, float(x.min())) for a, x in zip(smallest, (ours, plan), strict=True)]
+        # Barycentric maps are of the conditional rows, which rows without mass have too.
+        weights = np.exp(logits + g - (logits + g).max(axis=1, keepdims=True))
+        maps[0, start:stop] = weights @ latent / weights.sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            maps[1, start:stop] = (ours @ (b.v * latent)) / (ours @ b.v)
+    gaps = [e.cut_gap for e in _experts(b.kernel)]
+    return CompressionErrors(
+        kernel_rel_err=math.sqrt(sums[1] / sums[0]),
+        coupling_rel_err=math.sqrt(sums[3] / sums[2]),
+        latent_rmse=float(np.sqrt(np.mean(np.square(maps[0] - maps[1])))),
+        row_err=float(np.abs(rows - b.mu).max()),
+        col_err=float(np.abs(cols - b.nu).max()),
+        min_entry=smallest[0],
+        min_mass=smallest[1],
+        status=b.status,
+        cut_gap=math.nan if any(map(math.isnan, gaps)) else min(gaps),
+    )
+
+
+# ---- arguments ----------------------------------------------------------------------------------
+
+
+def _experts(K: Factored) -> tuple[LowRank, ...]:
+    if isinstance(K, ProductOfFactors):
+        return K.experts
+    assert isinstance(K, LowRank)
+    return (K,)
+
+
+def _logits(expert: LowRank) -> Scores:
+    from .experts import poe
+
+    source: Any = expert.source
+    if source is None:
+        raise ValueError(
+            "exact: wanted factors that know what they approximate, got given ones; "
+            "solve with qk.bridge(qk.poe(A, B, ...), mu, nu) over the exact operators"
+        )
+    if isinstance(source, np.ndarray):
+        if source.min() < 0:
+            raise ValueError(
+                f"exact: wanted arrays with entries >= 0, got {source.min():.3g}: "
+                "the exact kernel is negative itself"
+            )
+        with np.errstate(divide="ignore"):
+            return scores.dense(np.log(source))
+    logits: Scores = poe(source)
+    return logits
+
+
+def _marginal(name: str, value: npt.ArrayLike, K: Factored, side: int) -> Real:
+    array = _checks.real_array(name, value)
+    _checks.same_dtype(name, array, K.dtype, "the kernel")
+    if array.shape != (K.shape[side],):
+        what = "rows" if side == 0 else "columns"
+        raise ValueError(
+            f"{name}: wanted shape ({K.shape[side]},) as the {what} of the kernel, got {array.shape}"
+        )
+    _checks.finite(name, array)
+    if (low := float(array.min())) < 0:
+        raise ValueError(f"{name}: wanted weights >= 0, got {low:.3g}; marginals are measures")
+    if not array.any():
+        raise ValueError(f"{name}: wanted some mass, got all zeros")
+    return array
+
+
+def _same_mass(mu: Real, nu: Real, K: Factored) -> None:
+    a, b = (float(w.sum(dtype=np.float64)) for w in (mu, nu))
+    slack = 16 * math.sqrt(max(K.shape)) * float(np.finfo(K.dtype).eps)
+    if abs(a - b) > slack * a:
+        raise ValueError(
+            f"nu: wanted the total mass of mu, {a:.6g}, got {b:.6g}; divide both by their sums"
+        )
+
+
+def _start(init: Init, K: Factored) -> tuple[Real, Real]:
+    if init is None:
+        return np.zeros(K.shape[0]), np.zeros(K.shape[1])
+    pair = (init.f, init.g) if hasattr(init, "f") and hasattr(init, "g") else init
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise TypeError(
+            f"init: wanted an earlier result or a pair (f, g), got {type(init).__name__}"
+        )
+    out = []
+    for name, value, n in zip(("init f", "init g"), pair, K.shape, strict=True):
+        array = _checks.real_array(name, value)
+        if array.shape != (n,):
+            raise ValueError(f"{name}: wanted shape ({n},), got {array.shape}")
+        _checks.finite(name, array, minus_inf=True)
+        # A row that had no mass earlier starts from nothing, not from -inf for ever.
+        out.append(np.where(np.isneginf(array), 0.0, array).astype(np.float64))
+    return out[0], out[1]

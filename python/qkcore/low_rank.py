@@ -1,0 +1,281 @@
+"""Low-rank product-of-experts kernels: truncated SVD, bridges with a sign guard, Nyström (DAC-10, EOT-10).
+
+A truncated kernel is no longer positive: its entries can be negative, and then no coupling belongs to
+it. Everything here counts and reports that; see ``solve_factored``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _checks
+from ._config import resolve_threads
+from ._factored_bridge import (
+    CompressionErrors,
+    FactoredBridge,
+    compression_errors,
+    solve_factored,
+)
+from ._factors import PAIR, Factored, LowRank, NegativeEntries, ProductOfFactors, entries_of
+from ._features import nystrom, positive_features
+from ._lazy_scores import Real
+from .operators import KernelOperator, MarkovOperator
+
+__all__ = [
+    "CompressionErrors",
+    "Factored",
+    "FactoredBridge",
+    "LowRank",
+    "NegativeEntries",
+    "ProductOfFactors",
+    "compression_errors",
+    "low_rank",
+    "nystrom",
+    "positive_features",
+    "solve_factored",
+]
+
+# Matrices with a side up to this long are decomposed whole, by LAPACK, in double.
+DENSE_UP_TO = 1024
+_METHODS = ("auto", "dense", "svds", "randomised")
+# The randomised method stops when the singular values move by less than this, relatively.
+_SETTLED = {4: 1e-5, 8: 1e-9}
+
+
+def low_rank(
+    A: MarkovOperator | KernelOperator | npt.ArrayLike,
+    rank: int,
+    *,
+    method: str = "auto",
+    nonnegative: bool = False,
+    keep_pairs: bool = False,
+    seed: int = 0,
+    n_oversamples: int = 10,
+    max_iter: int | None = None,
+    n_threads: int | None = None,
+) -> LowRank:
+    """The truncated SVD of an operator or array as two factors (DAC-10, D.1).
+
+    :math:`A \\approx (U_r \\Sigma_r^{1/2})(\\Sigma_r^{1/2} V_r^\\top)`, the best approximation of rank r in
+    the Frobenius norm. ``method``:
+
+    - "dense": LAPACK on the array, in double; what "auto" takes up to 1024 rows or columns.
+    - "svds": SciPy's svds (ARPACK) through products; singular values below sqrt(eps) s_1 are noise.
+    - "randomised": a range finder with ``n_oversamples`` extra directions and subspace iterations
+      until the singular values settle (at most ``max_iter``, default 30), through products with
+      many right-hand sides; "auto" for larger operators. O((N + M) r) memory. ``seed`` fixes it.
+
+    Equal singular values: a truncation between them is a free choice, so that figures can depend on
+    it (erratum 11). The result says so (``cut_gap``, ``cuts_pair``); ``keep_pairs=True`` lowers the
+    rank until none is cut.
+
+    ``nonnegative=True``: non-negative factors instead, by hierarchical alternating least squares
+    (at most ``max_iter`` sweeps, default 500) that start from the SVD's positive parts; for
+    operators without negative entries. The error is larger (``error`` gives it), and no entry can
+    become negative: a bridge exists.
+
+    >>> import numpy as np, qkcore as qk
+    >>> from qkcore.low_rank import low_rank
+    >>> t = np.linspace(0, 2 * np.pi, 100, endpoint=False)
+    >>> A = qk.softmax(qk.scores.distance(np.c_[np.cos(t), np.sin(t)]))
+    >>> low_rank(A, 7)
+    LowRank(shape=(100, 100), rank=7, dtype=float64, dense)
+    >>> low_rank(A, 8)  # sines and cosines come in pairs
+    LowRank(shape=(100, 100), rank=8, dtype=float64, dense, cuts a pair of singular values)
+    >>> low_rank(A, 8, keep_pairs=True).rank
+    7
+    >>> float(round(low_rank(A, 7).relative_error(A), 6))
+    0.021747
+    """
+    rows, shape = entries_of("A", A)
+    if isinstance(A, Factored):
+        raise TypeError("A: wanted an exact operator or array, got one that is factored already")
+    r = _checks.integer("rank", rank)
+    if not 1 <= r <= min(shape):
+        raise ValueError(f"rank: wanted an integer from 1 to {min(shape)}, got {rank}")
+    if method not in _METHODS:
+        raise ValueError(f"method: wanted one of {', '.join(map(repr, _METHODS))}, got {method!r}")
+    if max_iter is not None and _checks.integer("max_iter", max_iter) < 1:
+        raise ValueError(f"max_iter: wanted at least 1, got {max_iter}")
+    extra = _checks.integer("n_oversamples", n_oversamples)
+    if extra < 1:
+        raise ValueError(f"n_oversamples: wanted at least 1, got {n_oversamples}")
+    threads = resolve_threads(n_threads)
+    source = A if isinstance(A, (MarkovOperator, KernelOperator)) else rows(0, shape[0])
+    products = _Products(source, threads)
+    if method == "auto":
+        method = "dense" if min(shape) <= DENSE_UP_TO else "randomised"
+    # One more than wanted, to see what the truncation cuts.
+    k = min(r + 1, *shape)
+    if method == "dense":
+        array = products.array().astype(np.float64)
+        U, s, Vt = np.linalg.svd(array, full_matrices=False)
+        dtype, products = products.dtype, _Products(array, threads)
+        products.dtype = dtype
+        U, s, Vt = U[:, :k], s[:k], Vt[:k]
+    elif method == "svds":
+        U, s, Vt = _svds(products, k)
+    else:
+        size = min(r + extra, *shape)
+        start = np.random.default_rng(seed).standard_normal((shape[1], size))
+        U, s, Vt = _randomised(products, start, k, 30 if max_iter is None else max_iter)
+    signs = np.sign(
+        U[np.argmax(np.abs(U) > (1 - 1e-6) * np.abs(U).max(axis=0), axis=0), np.arange(len(s))]
+    )
+    signs[signs == 0] = 1
+    U, Vt = U * signs, Vt * signs[:, None]
+    if keep_pairs:
+        while r < len(s) and r >= 1 and _gap(s, r) < PAIR:
+            r -= 1
+        if r == 0:
+            raise ValueError(
+                f"keep_pairs: wanted a gap among the first {rank} singular values, got all of them "
+                "equal; raise the rank, or pass keep_pairs=False"
+            )
+    gap = _gap(s, r)
+    root = np.sqrt(s[:r])
+    left, right = U[:, :r] * root, root[:, None] * Vt[:r]
+    values = s[:r].astype(products.dtype)
+    if nonnegative:
+        sweeps = 500 if max_iter is None else max_iter
+        left, right = _hals(products, left, right, sweeps)
+        found = LowRank(
+            left.astype(products.dtype),
+            right.astype(products.dtype),
+            method="nonnegative",
+            source=source,
+        )
+        found.error = found.relative_error(source)
+        return found
+    return LowRank(
+        np.asfortranarray(left.astype(products.dtype)),
+        right.astype(products.dtype),
+        method=method,
+        singular_values=values,
+        cut_gap=gap,
+        source=source,
+    )
+
+
+def _gap(s: Real, r: int) -> float:
+    """1 - s_{r+1} / s_r; 1 when nothing is cut."""
+    if r >= len(s) or s[r - 1] <= 0:
+        return 1.0
+    return float(1 - s[r] / s[r - 1])
+
+
+class _Products:
+    """An operator or array as its products with many vectors, float64 in and out."""
+
+    def __init__(self, source: Any, n_threads: int) -> None:
+        self.source = source
+        self.n_threads = n_threads
+        self.dtype: np.dtype[Any] = source.dtype
+        self.shape: tuple[int, int] = source.shape
+
+    def array(self) -> Real:
+        out: Real = self.source if isinstance(self.source, np.ndarray) else self.source.to_numpy()
+        return out
+
+    def right(self, V: Real) -> Real:
+        """A V"""
+        return self._apply(self.source, V)
+
+    def left(self, U: Real) -> Real:
+        """A^T U"""
+        return self._apply(self.source.T, U)
+
+    def _apply(self, A: Any, V: Real) -> Real:
+        if isinstance(A, np.ndarray):
+            out: Real = A @ V
+        else:
+            out = A.apply(np.ascontiguousarray(V, self.dtype), n_threads=self.n_threads)
+        return out.astype(np.float64, copy=False)
+
+
+def _svds(A: _Products, k: int) -> tuple[Real, Real, Real]:
+    from scipy.sparse.linalg import LinearOperator, svds
+
+    n, m = A.shape
+    if k >= min(n, m):
+        raise ValueError(
+            f'rank: wanted less than {min(n, m) - 1} for method "svds", got {k - 1}; use "dense"'
+        )
+    operator = LinearOperator(
+        (n, m),
+        matvec=lambda x: A.right(x.reshape(m, 1))[:, 0],
+        rmatvec=lambda x: A.left(x.reshape(n, 1))[:, 0],
+        dtype=np.dtype(np.float64),
+    )
+    start = 1 + 0.5 * np.cos(np.arange(min(n, m)))
+    U, s, Vt = svds(operator, k=k, v0=start, solver="arpack")
+    order = np.argsort(s)[::-1]
+    return U[:, order], s[order], Vt[order]
+
+
+def _randomised(A: _Products, start: Real, k: int, max_iter: int) -> tuple[Real, Real, Real]:
+    """Subspace iteration on A A^T from A @ start, orthonormalised at every half-step."""
+    Q = np.linalg.qr(A.right(start))[0]
+    before = np.zeros(k)
+    settled = _SETTLED[A.dtype.itemsize]
+    for _ in range(max_iter):
+        B = A.left(Q)  # A^T Q: its singular values approach A's from below
+        V, s, Wt = np.linalg.svd(B, full_matrices=False)
+        if np.all(np.abs(s[:k] - before) <= settled * s[0]):
+            break
+        before = s[:k].copy()
+        Q = np.linalg.qr(A.right(V))[0]
+    else:
+        V, s, Wt = np.linalg.svd(A.left(Q), full_matrices=False)
+    return (Q @ Wt.T)[:, :k], s[:k], V.T[:k]
+
+
+def _hals(A: _Products, left: Real, right: Real, sweeps: int) -> tuple[Real, Real]:
+    """Non-negative L, R with small |A - L R|_F: one component of one factor at a time, exactly.
+
+    Starts from the larger of the positive and the negative part of each singular pair (NNDSVD), the
+    zeros filled with small numbers, as zeros would stay.
+    """
+    if isinstance(A.source, np.ndarray) and A.source.min() < 0:
+        raise ValueError(f"A: wanted entries >= 0 for nonnegative=True, got {A.source.min():.3g}")
+    L, R = np.empty_like(left), np.empty_like(right)
+    for c in range(left.shape[1]):
+        parts = []
+        for sign in (1, -1):
+            x, y = np.maximum(sign * left[:, c], 0), np.maximum(sign * right[c], 0)
+            parts.append((float(np.linalg.norm(x) * np.linalg.norm(y)), x, y))
+        size, x, y = max(parts, key=lambda p: p[0])
+        size = size or 1.0
+        x_norm, y_norm = np.linalg.norm(x) or 1.0, np.linalg.norm(y) or 1.0
+        L[:, c], R[c] = x * math.sqrt(size) / x_norm, y * math.sqrt(size) / y_norm
+    floor = 1e-2
+    L, R = np.maximum(L, floor * L.mean()), np.maximum(R, floor * R.mean())
+    tiny = float(np.finfo(A.dtype).eps)
+    before = math.inf
+    for sweep in range(sweeps):
+        L = _hals_side(L, A.right(R.T), R @ R.T, tiny)
+        AtL = A.left(L)
+        R = _hals_side(R.T, AtL, L.T @ L, tiny).T
+        if sweep % 5 == 4:  # |A - LR|^2 but for |A|^2
+            now = float(np.sum((L.T @ L) * (R @ R.T)) - 2 * np.sum(AtL.T * R))
+            if before - now <= 1e-7 * abs(now):
+                break
+            before = now
+    return L, R
+
+
+def _hals_side(L: Real, AR: Real, gram: Real, tiny: float) -> Real:
+    """Each column of L in turn at its minimum over non-negative numbers, the others fixed."""
+    L = L.copy()
+    for c in range(L.shape[1]):
+        weight = gram[c, c]
+        if weight <= 0:
+            continue
+        column = L[:, c] + (AR[:, c] - L @ gram[:, c]) / weight
+        # Kept above 0, though hardly: a component that died would not come back.
+        L[:, c] = np.maximum(column, tiny * max(float(column.max()), tiny))
+    return L
