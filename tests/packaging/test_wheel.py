@@ -74,7 +74,7 @@ def test_metadata() -> None:
     assert metadata["Version"] == qkcore.__version__ == _cpuid.version
 
     requires = [r for r in importlib.metadata.requires("qkcore") or [] if "extra ==" not in r]
-    assert sorted(re.split(r"[<>=!~; ]", r)[0] for r in requires) == ["numpy", "scipy"]
+    assert sorted(re.split(r"[<>=!~; ]", r)[0] for r in requires) == ["numpy", "scipy", "tqdm"]
 
 
 # ---- instruction sets ----------------------------------------------------------------------------
