@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "qk/sinkhorn.hpp"
 #include "score_tuple.hpp"
 
@@ -91,8 +93,8 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
     py::array_t<Index> visits(batch.n_problems), status(batch.n_problems);
     for (Index b = 0; b < batch.n_problems; ++b) {
         const BridgeState& state = states[static_cast<std::size_t>(b)];
-        std::copy(state.f.begin(), state.f.end(), f_out.mutable_data() + batch.row_base(b));
-        std::copy(state.g.begin(), state.g.end(), g_out.mutable_data() + batch.col_base(b));
+        std::ranges::copy(state.f, f_out.mutable_data() + batch.row_base(b));
+        std::ranges::copy(state.g, g_out.mutable_data() + batch.col_base(b));
         errors.mutable_at(b) = state.errors.empty() ? infinity<double>() : state.errors.back();
         visits.mutable_at(b) = state.n_visits;
         status.mutable_at(b) = static_cast<Index>(state.status);

@@ -275,7 +275,7 @@ void RowReducer<T>::finish_row(const RowTask<T>& task, Index row, const SoftmaxS
             in_range = scale_row(many, n_values_, static_cast<T>(factor), out);
         } else {
             for (Index k = 0; k < n_values_; ++k) {
-                const double sum = static_cast<double>(many[k]);
+                const auto sum = static_cast<double>(many[k]);
                 out[k] = sum == 0.0 ? T(0) : static_cast<T>(sum * factor);
                 in_range = in_range && std::isfinite(out[k]);
             }

@@ -146,7 +146,7 @@ private:
     // ---- alternating updates, with over-relaxation once their rate has settled ---------------------------
 
     void alternate(double relaxation, bool may_relax) {
-        double best = infinity<double>();
+        auto best = infinity<double>();
         Index since_best = 0, settled = 0;
         double previous = infinity<double>(), rate = 0;
         while (visit(relaxation)) {
@@ -201,7 +201,7 @@ private:
         constexpr std::size_t memory = 5;
         std::deque<Vector> steps, points;
         Vector best_g = g_;
-        double best = infinity<double>();
+        auto best = infinity<double>();
         Index since_best = 0;
         while (visit(1.0)) {
             const bool vanish = columns_vanish();
@@ -339,7 +339,7 @@ private:
             if (column_error() < 0.1) break;
             if (!plain_steps(5)) return;
         } while (!out_of_visits());
-        double best = infinity<double>();
+        auto best = infinity<double>();
         Index since_best = 0;
         for (;;) {
             if (columns_vanish() && !settle_columns()) return;
@@ -391,7 +391,7 @@ private:
     // ---- the averaged update of symmetric problems: f = g, half-way to the row update --------------------
 
     void symmetric() {
-        double best = infinity<double>();
+        auto best = infinity<double>();
         Index since_best = 0;
         const RowMass nothing = [](Index, double) { return 0.0; };
         for (;;) {

@@ -100,7 +100,7 @@ public:
                                         for (Index r = 0; r < block.n_rows; ++r) {
                                             T* s = block.scores.data() + r * columns_.n_padded;
                                             const Index i = block.first_row + r;
-                                            const double top = static_cast<double>(tops[r]);
+                                            const auto top = static_cast<double>(tops[r]);
                                             double found = top, sum = 0;
                                             if (top != -infinity<double>()) {
                                                 sum = weigh_all(s, tops[r], nullptr, nullptr);
