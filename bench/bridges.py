@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import statistics
 import time
 from typing import Any
 
@@ -38,7 +39,11 @@ def weights(n: int, dtype: str) -> tuple[Array, Array]:
 
 
 def per_iteration(make: Any, few: int, many: int, rounds: int) -> Timing:
-    """Seconds per iteration: the difference of a long and a short run, so that set-up drops out."""
+    """Seconds per iteration: the difference of a long and a short run, so that set-up drops out.
+
+    The median of the rounds: a minimum of differences would pick the one with the slowest short run.
+    """
+    make(few)  # warm
     samples = []
     for _ in range(rounds):
         spent = []
@@ -46,8 +51,8 @@ def per_iteration(make: Any, few: int, many: int, rounds: int) -> Timing:
             start = time.perf_counter()
             make(count)
             spent.append(time.perf_counter() - start)
-        samples.append(max(spent[1] - spent[0], 1e-9) / (many - few))
-    return Timing(tuple(samples))
+        samples.append((spent[1] - spent[0]) / (many - few))
+    return Timing((max(statistics.median(samples), 1e-9),))
 
 
 def dense_case(group: Group, options: Options, n: int, dtype: str) -> None:
@@ -62,7 +67,7 @@ def dense_case(group: Group, options: Options, n: int, dtype: str) -> None:
             s, mu, nu, solver="alternating", tol=1e-300, max_iter=count, n_threads=options.threads
         )
 
-    rounds = 2 if options.quick else 4
+    rounds = 3
     timings = {"qkcore": per_iteration(ours, 5, 25, rounds)}
     ot = optional("ot", group)
     if ot is not None:
@@ -76,7 +81,7 @@ def dense_case(group: Group, options: Options, n: int, dtype: str) -> None:
             )
 
         timings["POT sinkhorn"] = per_iteration(plain, 5, 25, rounds)
-        timings["POT sinkhorn_log"] = per_iteration(log, 1, 3, 1)
+        timings["POT sinkhorn_log"] = per_iteration(log, 1, 2, 1)
     timings.update(ott_case(group, C, mu, nu, epsilon))
     limit = BestRate(options, dtype, "dram_read")
     for _ in range(3):
@@ -177,7 +182,7 @@ def points_case(group: Group, options: Options, n: int, d: int, dtype: str) -> N
     timings = {"qkcore": per_iteration(ours, 1, 4, 2)}
     torch = torch_module(options, group)
     if torch is not None:
-        timings["torch, blocked"] = per_iteration(torch_iterations(torch, X, Y, 1.0 / d), 1, 2, 1)
+        timings["torch, blocked"] = per_iteration(torch_iterations(torch, X, Y, 1.0 / d), 0, 1, 1)
     case = f"iteration from points d={d} N={n} {dtype}"
     mine = timings["qkcore"].minimum
     grown = peak_growth_mb("bridges", "points_solver", options, n=n, d=d, dtype=dtype)
