@@ -210,7 +210,7 @@ def tolerance_case(group: Group, options: Options, n: int, epsilon: float) -> No
         def pot() -> object:
             # Its threshold is an L2 norm looked at every ten iterations.
             return ot.sinkhorn(
-                mu, nu, C, epsilon, numItermax=20_000, stopThr=1e-9 / math.sqrt(n), warn=False
+                mu, nu, C, epsilon, numItermax=3000, stopThr=1e-9 / math.sqrt(n), warn=False
             )
 
         plan = np.asarray(pot())
