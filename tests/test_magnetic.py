@@ -477,7 +477,7 @@ def test_vectors_at_unlikely_states(dtype: str) -> None:
     op = magnetic.operator(X.astype(dtype), beta=0.5, W=W.astype(dtype), alpha=0.0)
     exact = magnetic.operator(X.astype(dtype).astype(float), beta=0.5, W=W)
     values, vectors = exact.spectrum(4)
-    for found in (op, magnetic.laplacian(op, "random-walk")):
+    for found in (op, magnetic.laplacian(op, "random_walk")):
         psi = found.spectrum(4)[1]
         assert np.abs(exact @ psi.astype(complex) - psi * values).max() < 2e3 * eps_of(dtype)
     psi = vectors
@@ -608,7 +608,7 @@ def test_directed_cycle(n: int, q: float, dtype: str) -> None:
     """DAC-6, C.9: the magnetic Laplacian of a directed cycle has eigenvalues 1 - cos(2 pi (k/n + q))."""
     op = graph_operator(np.roll(np.eye(n), 1, axis=1), q, dtype)
     want = np.sort(1 - np.cos(2 * np.pi * (np.arange(n) / n + q)))
-    for kind in ("combinatorial", "normalized", "random-walk"):
+    for kind in ("combinatorial", "symmetric", "random_walk"):
         L = magnetic.laplacian(op, kind)
         for k in (None, min(n, 4)):
             values, vectors = L.spectrum(k)
@@ -670,7 +670,7 @@ def test_magnetic_laplacian_of_networkx_graphs(q: float, weighted: bool) -> None
         root = np.where(degree > 0, 1 / np.sqrt(degree), 0)
     normalized = root[:, None] * want * root
     op = graph_operator(adjacency, q)
-    for kind, matrix in (("combinatorial", want), ("normalized", normalized)):
+    for kind, matrix in (("combinatorial", want), ("symmetric", normalized)):
         L = magnetic.laplacian(op, kind)
         np.testing.assert_allclose(L.to_numpy(), matrix, atol=1e-14)
         V = complex_normal(rng, n, 3)
@@ -678,7 +678,7 @@ def test_magnetic_laplacian_of_networkx_graphs(q: float, weighted: bool) -> None
         values, _ = L.spectrum()
         np.testing.assert_allclose(values, np.linalg.eigvalsh(matrix), atol=1e-13)
         if hasattr(nx, "magnetic_laplacian_matrix"):
-            peer = nx.magnetic_laplacian_matrix(graph, q=q, normalized=kind == "normalized")
+            peer = nx.magnetic_laplacian_matrix(graph, q=q, normalized=kind == "symmetric")
             peer = peer.toarray() if hasattr(peer, "toarray") else np.asarray(peer)
             np.testing.assert_allclose(L.to_numpy(), peer, atol=1e-13)
 
@@ -693,8 +693,8 @@ def test_laplacian_forms(dtype: str) -> None:
     d = K.sum(axis=1)
     want = {
         "combinatorial": np.diag(d) - K * U,
-        "normalized": np.eye(70) - K * U / np.sqrt(d[:, None] * d),
-        "random-walk": np.eye(70) - K * U / d[:, None],
+        "symmetric": np.eye(70) - K * U / np.sqrt(d[:, None] * d),
+        "random_walk": np.eye(70) - K * U / d[:, None],
     }
     tol = 200 * eps_of(dtype)
     V = complex_normal(rng, 70, dtype=dtype)
@@ -738,7 +738,7 @@ def test_gauge_leaves_the_spectrum(drawn: tuple[magnetic.MagneticOperator, str],
     assert (
         np.abs(turned @ moved.astype(E.dtype) - moved * values).max() <= tol * np.abs(vectors).max()
     )
-    for kind in ("combinatorial", "normalized"):
+    for kind in ("combinatorial", "symmetric"):
         before, after = (magnetic.laplacian(o, kind) for o in (op, turned))
         close(after.spectrum()[0], before.spectrum()[0], tol * before.degree.max())
     np.testing.assert_allclose(np.abs(turned.flux()), np.abs(op.flux()), atol=4 * eps_of(dtype))
@@ -819,7 +819,7 @@ def test_hadamard_with_random_experts() -> None:
     # D - K needs the kernel itself to be symmetric: the normalisers of the factors are not.
     with pytest.raises(ValueError, match="symmetric scores and antisymmetric phases for D - K"):
         magnetic.laplacian(C)
-    magnetic.laplacian(C, "normalized")
+    magnetic.laplacian(C, "symmetric")
     K = magnetic.hadamard(A.kernel, B.kernel)
     np.testing.assert_allclose(K.hermitian().to_numpy(), K.to_numpy(), atol=1e-14)
     magnetic.laplacian(K)

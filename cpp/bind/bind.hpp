@@ -12,6 +12,7 @@ void register_arrays(py::module_& m);
 void register_engine(py::module_& m);
 void register_bridge(py::module_& m);
 void register_low_rank(py::module_& m);
+void register_symmetric(py::module_& m);
 
 namespace qk::bind {
 
@@ -19,6 +20,17 @@ namespace qk::bind {
 template <class T>
 Index element_stride(const py::array& a, py::ssize_t dim) {
     return static_cast<Index>(a.strides(dim)) / static_cast<Index>(sizeof(T));
+}
+
+inline bool is_float32(const py::array& a) { return a.dtype().num() == py::dtype::num_of<float>(); }
+
+inline void raise_on_overflow(Status status, bool float32) {
+    if (status != Status::overflow) return;
+    const char* message =
+        float32 ? "scores or result overflow float32: scale the inputs or beta down, or use float64"
+                : "scores or result overflow float64: scale the inputs or beta down";
+    PyErr_SetString(PyExc_OverflowError, message);
+    throw py::error_already_set();
 }
 
 // Runs `work(run)` without the GIL; Python's signal handlers are run now and then meanwhile.

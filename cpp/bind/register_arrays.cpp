@@ -32,6 +32,26 @@ py::tuple scan_array(const py::array& a, int n_threads) {
     return py::make_tuple(kinds, found.max_abs);
 }
 
+// The largest magnitude in a small array with nothing unusual about it (C-contiguous, aligned, float32 or
+// float64 in native order, not empty, finite); -1 for every other, which the checks then look at in turn.
+double plain_magnitude(const py::array& a) {
+    using Api = py::detail::npy_api;
+    constexpr int wanted = Api::NPY_ARRAY_C_CONTIGUOUS_ | Api::NPY_ARRAY_ALIGNED_;
+    constexpr double unusual = -1.0;
+    const Index n = a.size();
+    if ((a.flags() & wanted) != wanted || n == 0 || n > (Index{1} << 14)) return unusual;
+    const py::dtype dtype = a.dtype();
+    if (dtype.byteorder() != '=') return unusual;
+    const auto of = [&](auto zero) {
+        using T = decltype(zero);
+        const ArrayView<T> view{static_cast<const T*>(a.data()), {n}, {1}};
+        const Scan found = scan(view, Run{});
+        return found.nan || found.plus_inf || found.minus_inf ? unusual : found.max_abs;
+    };
+    if (dtype.num() == py::dtype::num_of<float>()) return of(0.0F);
+    return dtype.num() == py::dtype::num_of<double>() ? of(0.0) : unusual;
+}
+
 template <class T>
 py::array project_array(const py::array& x, const py::array& w, int n_threads) {
     py::array_t<T> out({x.shape(0), w.shape(1)});
@@ -64,8 +84,6 @@ py::tuple sincos_of(const py::array_t<T, py::array::c_style>& x) {
     return py::make_tuple(sine, cosine);
 }
 
-bool is_float32(const py::array& a) { return a.dtype().num() == py::dtype::num_of<float>(); }
-
 }  // namespace
 }  // namespace qk::bind
 
@@ -77,6 +95,7 @@ void register_arrays(py::module_& m) {
             return is_float32(a) ? scan_array<float>(a, n_threads) : scan_array<double>(a, n_threads);
         },
         py::arg("array").noconvert(), py::arg("n_threads"));
+    m.def("plain_magnitude", &plain_magnitude, py::arg("array").noconvert());
     m.def(
         "project",
         [](const py::array& x, const py::array& w, int n_threads) {

@@ -3,15 +3,6 @@
 namespace qk::bind {
 namespace {
 
-void raise_on_overflow(Status status, bool float32) {
-    if (status != Status::overflow) return;
-    const char* message =
-        float32 ? "scores or result overflow float32: scale the inputs or beta down, or use float64"
-                : "scores or result overflow float64: scale the inputs or beta down";
-    PyErr_SetString(PyExc_OverflowError, message);
-    throw py::error_already_set();
-}
-
 // (log-sum-exp, product, expected score, entropy); what was not asked for is None.
 template <class T>
 py::tuple reduce_rows_of(const ScoreTuple& scores, Weight weight, const py::object& values, bool want_lse,

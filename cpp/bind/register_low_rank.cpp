@@ -21,8 +21,6 @@ const T* data_of(const py::array& a) {
     return static_cast<const T*>(a.data());
 }
 
-bool is_float32(const py::array& a) { return a.dtype().num() == py::dtype::num_of<float>(); }
-
 // z (k, m) contiguous; the product is (k, n).
 template <class T>
 py::array product_of(const py::tuple& left, const py::tuple& right, const py::array& z, int n_threads) {

@@ -42,6 +42,13 @@ void pack_panel(const Problem<T>& problem, Index panel, Index d, T* out) {
     T* base = out + panel * d * cols;
     for_each_run(problem, [&](const FeatureTerm<T>& term, Index from, Index count, Index at, T, T factor) {
         T* dst = base + at * cols;
+        if (live == cols) {  // a full panel: a fixed number of columns at a time, which the compiler unrolls
+            const T* src = &term.cols(first, from);
+            const Index next = term.cols.row_stride, step = term.cols.col_stride;
+            for (Index k = 0; k < count; ++k)
+                for (Index j = 0; j < cols; ++j) dst[k * cols + j] = factor * src[j * next + k * step];
+            return;
+        }
         for (Index j = 0; j < live; ++j)
             for (Index k = 0; k < count; ++k) dst[k * cols + j] = factor * term.cols(first + j, from + k);
         for (Index k = 0; k < count; ++k) std::fill(dst + k * cols + live, dst + (k + 1) * cols, T(0));
@@ -70,6 +77,10 @@ void pack_values(MatrixView<T> values, Index n_cols, Index n_values, Index first
         const Index live = std::min(w, n_values - column);
         T* dst = packed.values.data() + column * n + first * w;
         for (Index j = first; j < live_end; ++j, dst += w) {
+            if (live == MicroTile<T>::cols && values.col_stride == 1) {
+                for (Index k = 0; k < w; k += width) store(dst + k, load(&values(j, column + k)));
+                continue;
+            }
             for (Index k = 0; k < live; ++k) dst[k] = values(j, column + k);
             std::fill(dst + live, dst + w, T(0));
         }

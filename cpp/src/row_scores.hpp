@@ -24,7 +24,7 @@ using RowScoresKernel = T (*)(const RowScores<T>&, T* out);
 
 namespace detail {
 
-template <class T, class Step, int D>
+template <class T, class Step, int D, bool RowBias>
 T row_scores(const RowScores<T>& row, T* out) {
     using Tile = MicroTile<T>;
     Pack<T> x[D];
@@ -37,7 +37,8 @@ T row_scores(const RowScores<T>& row, T* out) {
 #pragma GCC unroll 2
         for (int h = 0; h < Tile::packs; ++h) {
             const T* y = row.panels + p * D * Tile::cols + h * Tile::width;
-            const Pack<T> bias = load(row.col_bias + p * Tile::cols + h * Tile::width) + row_bias;
+            Pack<T> bias = load(row.col_bias + p * Tile::cols + h * Tile::width);
+            if constexpr (RowBias) bias += row_bias;
             Pack<T> s = std::is_same_v<Step, DotStep> ? bias : Pack<T>{};
 #pragma GCC unroll 4
             for (int k = 0; k < D; ++k) s = Step::step(s, x[k], load(y + k * Tile::cols));
@@ -50,18 +51,18 @@ T row_scores(const RowScores<T>& row, T* out) {
     return reduce_max<T>(top[0]);
 }
 
-template <class T, class Step>
+template <class T, class Step, bool RowBias>
 RowScoresKernel<T> row_scores_of_dim(Index dim) {
     static_assert(row_scores_max_dim == 4);
     switch (dim) {
         case 1:
-            return &row_scores<T, Step, 1>;
+            return &row_scores<T, Step, 1, RowBias>;
         case 2:
-            return &row_scores<T, Step, 2>;
+            return &row_scores<T, Step, 2, RowBias>;
         case 3:
-            return &row_scores<T, Step, 3>;
+            return &row_scores<T, Step, 3, RowBias>;
         case 4:
-            return &row_scores<T, Step, 4>;
+            return &row_scores<T, Step, 4, RowBias>;
         default:
             return nullptr;
     }
@@ -73,8 +74,13 @@ RowScoresKernel<T> row_scores_of_dim(Index dim) {
 template <class T>
 RowScoresKernel<T> pick_row_scores(const Problem<T>& problem, const FeatureDims& dims) {
     if (!problem.dense.empty() || !problem.masks.empty() || dims.anti_distance > 0) return nullptr;
-    if (dims.distance == 0) return detail::row_scores_of_dim<T, DotStep>(dims.dot);
-    if (dims.dot == 0) return detail::row_scores_of_dim<T, DistanceStep>(dims.distance);
+    const auto pick = [&](auto step, Index dim) {
+        using Step = decltype(step);
+        return problem.row_bias.empty() ? detail::row_scores_of_dim<T, Step, false>(dim)
+                                        : detail::row_scores_of_dim<T, Step, true>(dim);
+    };
+    if (dims.distance == 0) return pick(DotStep{}, dims.dot);
+    if (dims.dot == 0) return pick(DistanceStep{}, dims.distance);
     return nullptr;
 }
 

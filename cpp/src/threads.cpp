@@ -38,7 +38,31 @@ struct Job {
     }
 };
 
-// Workers sleep until a job is posted and join it if a place is free. The caller works too, then
+// Tells the processor that this is a loop that waits.
+inline void relax() {
+#if defined(__x86_64__) || defined(__i386__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Waits awake for `ready`, but not for long: waking a sleeper costs several microseconds, as much as a
+// small job. False when it gave up.
+template <class Ready>
+bool spin_until(const Ready& ready) {
+    constexpr auto patience = std::chrono::microseconds(30);
+    const auto start = StopToken::Clock::now();
+    do {
+        for (int i = 0; i < 16; ++i) {
+            if (ready()) return true;
+            relax();
+        }
+    } while (StopToken::Clock::now() - start < patience);
+    return false;
+}
+
+// Workers wait until a job is posted and join it if a place is free. The caller works too, then
 // closes the job and waits only for those who joined: a small job never waits for a sleeper.
 class Pool {
 public:
@@ -53,12 +77,17 @@ public:
             job_ = &job;
             places_ = n_threads - 1;
             next_worker_ = 1;
+            posted_.fetch_add(1, std::memory_order_relaxed);
         }
         wake_.notify_all();
         job.work(0);
+        {
+            const std::lock_guard<std::mutex> lock(mutex_);
+            job_ = nullptr;
+        }
+        spin_until([this] { return active_.load(std::memory_order_relaxed) == 0; });
         std::unique_lock<std::mutex> lock(mutex_);
-        job_ = nullptr;
-        done_.wait(lock, [this] { return active_ == 0; });
+        done_.wait(lock, [this] { return active_.load(std::memory_order_relaxed) == 0; });
         return true;
     }
 
@@ -71,11 +100,15 @@ private:
             const int worker = next_worker_++;
             --places_;
             ++active_;
+            const unsigned seen = posted_.load(std::memory_order_relaxed);
             lock.unlock();
             job.work(worker);
             lock.lock();
             if (--active_ == 0) done_.notify_one();
             // This worker must not join the same job twice: its place stays taken.
+            lock.unlock();
+            spin_until([&] { return posted_.load(std::memory_order_relaxed) != seen; });
+            lock.lock();
         }
     }
 
@@ -87,7 +120,9 @@ private:
     Job* job_ = nullptr;
     int places_ = 0;
     int next_worker_ = 1;
-    int active_ = 0;
+    // Written under the mutex; read without it by those who spin.
+    std::atomic<int> active_{0};
+    std::atomic<unsigned> posted_{0};
 };
 
 // Never destroyed: at exit the workers are still asleep on its condition variable.

@@ -37,7 +37,8 @@ Tiling choose_tiling(const Problem<T>& problem, Index n_values) {
     t.tile_cols = t.row_by_row ? 1024 : 256;
     // At least four blocks, so that threads share a small problem evenly.
     t.block_rows = std::min(block_rows, round_up(std::max<Index>(1, (n_rows + 3) / 4), micro));
-    const Index entries_per_task = 1 << 14;
+    // Microseconds of work: enough to be worth handing out, little enough to share evenly.
+    const Index entries_per_task = (1 << 17) / (feature_dim + n_values + 32);
     const Index rows = std::max<Index>(1, entries_per_task / std::max<Index>(1, n_cols));
     t.task_rows = round_up(std::min(rows, n_rows), t.block_rows);
     // Few rows and many columns: cut the columns, and merge the states afterwards.
@@ -81,7 +82,7 @@ inline bool band_keeps_all(const Band& band, Index first_row, Index end_row, Ind
 // Waking another thread costs microseconds: below this many (rough) operations one thread does it all.
 inline Run scaled_run(const Run& run, double operations) {
     Run scaled = run;
-    if (operations < 4e5) scaled.n_threads = 1;
+    if (operations < 5e4) scaled.n_threads = 1;
     return scaled;
 }
 

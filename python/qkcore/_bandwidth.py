@@ -44,10 +44,12 @@ def median_rule(points: Real, W: WLike = None) -> MedianRule:
         left, right = _checks.matrix_w(W, d, d, points.dtype)
         W = left.astype(np.float64) if right is None else left.astype(np.float64) @ right
     minus = scores.distance(np.ascontiguousarray(sample, np.float64), W=W)
-    squares = -minus.to_numpy()
+    # Every pair once.
+    table = minus.to_numpy()
+    squares = np.concatenate([-table[i, i + 1 :] for i in range(len(table) - 1)] or [np.zeros(0)])
     sizes = np.abs(squares)
-    rounding = 64 * float(np.finfo(points.dtype).eps) * float(sizes.max())
-    lowest = float(squares.min())
+    rounding = 64 * float(np.finfo(points.dtype).eps) * float(sizes.max(initial=0.0))
+    lowest = float(squares.min(initial=0.0))
     apart = sizes[sizes > rounding]
     beta = 1.0 / float(np.median(apart)) if apart.size else None
     return MedianRule(beta, minus, lowest if lowest < -rounding else 0.0)

@@ -96,6 +96,10 @@ def no_overflow(what: str, largest: float, dtype: np.dtype[Any]) -> None:
 
 def points(name: str, value: npt.ArrayLike) -> tuple[Real, float]:
     """Points (..., n, d), both axes non-empty, finite; and their largest coordinate."""
+    if type(value) is np.ndarray and value.ndim > 1:
+        top = cpu.plain_magnitude(value)  # one call for small arrays, where checks cost most
+        if top >= 0:
+            return value, top
     array = real_array(name, value)
     if array.ndim < 2:
         raise ValueError(

@@ -333,7 +333,11 @@ def _right_hand_side(
     name: str, value: npt.ArrayLike, s: Scores, length: int, *, at: int
 ) -> tuple[Real, bool]:
     """The right-hand sides as (..., length, k), and whether they were one vector."""
-    array = _checks.real_array(name, value)
+    if type(value) is np.ndarray and cpu.plain_magnitude(value) >= 0:
+        array: Real = value
+        plain = True
+    else:
+        array, plain = _checks.real_array(name, value), False
     _checks.same_dtype(name, array, s.dtype, "the scores")
     n_batch = len(s._batch)
     # One vector for every problem of the batch, or one each.
@@ -356,8 +360,9 @@ def _right_hand_side(
             f"{s.shape}), got {np.shape(value)}; "
             + ("did you mean U @ A?" if at == -2 else "did you mean A @ V?")
         )
-    _checks.not_empty(name, array)
     if n_batch:
         _checks.into_batch(name, np.shape(value), array.shape[:-2], s._batch)
-    _checks.finite(name, array)
+    if not plain:
+        _checks.not_empty(name, array)
+        _checks.finite(name, array)
     return array, vector

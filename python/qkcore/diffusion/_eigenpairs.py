@@ -9,10 +9,11 @@ import numpy.typing as npt
 
 from .._lanczos import Product, leading_by_lanczos
 from .._spectral import fix_signs, leading_eigenpairs
+from .._native import cpu
 from ..operators import KernelOperator
 
 # Vectors multiplied at a time, and basis vectors kept. Where every entry costs an exp, 16 vectors take
-# 1.6 times as long as one; where an array is read, two symmetric products cost what one other does.
+# 1.6 times as long as one; where weights are read, four take little longer than one.
 _LAZY = (16, 240)
 _FORMED = (2, 80)
 
@@ -28,7 +29,7 @@ def nontrivial_eigenpairs(
     """The k largest eigenvalues of S, and vectors, besides the known pair (1, root); the passes made."""
     n, dtype = S.shape[0], S.dtype
     first = root.astype(dtype)[:, None]
-    multiply = _blas_product(S, n_threads) if materialized else _lazy_product(S, n_threads)
+    multiply = _stored_product(S, n_threads) if materialized else _lazy_product(S, n_threads)
     passes = 0
 
     def product(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -55,16 +56,11 @@ def _lazy_product(S: KernelOperator, n_threads: int) -> Product:
     return lambda x: S.apply(x, n_threads=n_threads)
 
 
-def _blas_product(S: KernelOperator, n_threads: int) -> Product:
-    """Products with the array of S. symv reads one triangle: half the memory traffic of gemv."""
-    from scipy.linalg.blas import get_blas_funcs
-
-    matrix = S.to_numpy(n_threads=n_threads)
-    symv, gemm = get_blas_funcs(("symv", "gemm"), (matrix,))
+def _stored_product(S: KernelOperator, n_threads: int) -> Product:
+    """Products with the stored upper half of S, read once for all vectors."""
+    tiles = cpu.pack_symmetric(S.scores._spec, n_threads)
 
     def product(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        if x.shape[1] > 4:
-            return np.asarray(gemm(1.0, matrix.T, x))
-        return np.column_stack([symv(1.0, matrix.T, column) for column in x.T])
+        return cpu.symmetric_product(tiles, np.ascontiguousarray(x.T), n_threads).T
 
     return product

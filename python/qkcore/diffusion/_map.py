@@ -36,9 +36,9 @@ class DiffusionMap(Estimator):
     - ``alpha``: density normalisation as in :func:`operator`: 0 none, 1 removes the sampling density.
     - ``t``: diffusion time, a number >= 0 (0: the eigenvectors themselves).
     - ``W``: the metric (d, d) or a pair of factors, None for the identity.
-    - ``max_memory``: bytes. If the N x N symmetric conjugate fits, it is formed once and multiplied by
-      BLAS; otherwise every product is computed from the points, 16 vectors at a time, in O(N) memory.
-      The default, 256 MB, forms it up to N = 5792 in double and 8192 in single precision.
+    - ``max_memory``: bytes. If the upper half of the N x N symmetric conjugate fits, it is formed once and
+      read for every product; otherwise every product is computed from the points, 16 vectors at a time,
+      in O(N) memory. The default, 256 MB, forms it up to N = 8000 in double and 11500 in single precision.
     - ``max_iter``: restarts of the eigensolver (None: as many as it likes; it raises when they run out).
     - ``n_threads``: for the library's own products.
 
@@ -111,7 +111,7 @@ class DiffusionMap(Estimator):
         log_z = P._normalizer(threads).astype(np.float64)
         law = np.exp(log_z - log_z.max())
         law /= law.sum()
-        materialized = n * n * s.dtype.itemsize <= memory
+        materialized = n * (n + 256) // 2 * s.dtype.itemsize <= memory  # in tiles of 128
         values, vectors, passes = nontrivial_eigenpairs(
             S, np.sqrt(law), k, materialized, restarts, threads
         )

@@ -72,7 +72,7 @@ class MagneticLaplacian:
 
         They are real and not negative, and a gauge leaves them (corollary C.9). If all states hang
         together, the smallest is 0 exactly when phases add up to multiples of 2 pi around every cycle.
-        "random-walk" vectors are orthonormal in the stationary law, the others in the usual sense.
+        "random_walk" vectors are orthonormal in the stationary law, the others in the usual sense.
         """
         threads = resolve_threads(n_threads)
         # No eigenvalue is above twice the largest degree (Gershgorin): the smallest come first.
@@ -81,7 +81,7 @@ class MagneticLaplacian:
             lambda x: top * x - self._product(self._symmetric, x, threads), self._operator, k
         )
         values: Real = top - flipped
-        if self.kind == "random-walk":
+        if self.kind == "random_walk":
             vectors = right_vectors(self._operator, 1 - values, vectors, self._log_law, threads)
         return values, vectors
 
@@ -94,8 +94,8 @@ def laplacian(op: MagneticOperator, kind: str = "combinatorial") -> MagneticLapl
 
     ================= =======================================================================
     "combinatorial"   :math:`L_U = D - K\\odot U`, D the row sums of K (without normaliser)
-    "normalized"      :math:`I - H = I - D^{-1/2}(K\\odot U)D^{-1/2}`
-    "random-walk"     :math:`I - \\tilde P`
+    "symmetric"       :math:`I - H = I - D^{-1/2}(K\\odot U)D^{-1/2}`
+    "random_walk"     :math:`I - \\tilde P`
     ================= =======================================================================
 
     All are positive semidefinite; the last two have the same spectrum, and 0 on the diagonal of a state
@@ -110,9 +110,9 @@ def laplacian(op: MagneticOperator, kind: str = "combinatorial") -> MagneticLapl
     """
     if not isinstance(op, MagneticOperator):
         raise TypeError(f"op: wanted a magnetic operator, got {type(op).__name__}")
-    if kind not in ("combinatorial", "normalized", "random-walk"):
+    if kind not in ("combinatorial", "symmetric", "random_walk"):
         raise ValueError(
-            f'kind: wanted "combinatorial", "normalized" or "random-walk", got {kind!r}'
+            f'kind: wanted "combinatorial", "symmetric" or "random_walk", got {kind!r}'
         )
     n = square("op", op.phases)
     real = op.magnitude.dtype
@@ -122,7 +122,7 @@ def laplacian(op: MagneticOperator, kind: str = "combinatorial") -> MagneticLapl
         if not is_hermitian(K):
             raise ValueError(
                 "op: wanted symmetric scores and antisymmetric phases for D - K, got others; for "
-                'scores that are symmetric up to shifts take kind="normalized"'
+                'scores that are symmetric up to shifts take kind="symmetric"'
             )
         return MagneticLaplacian(K, degree, kind, K, np.zeros(n))
     P = op.normalized()
@@ -130,5 +130,5 @@ def laplacian(op: MagneticOperator, kind: str = "combinatorial") -> MagneticLapl
     H = P.hermitian()
     diagonal = np.where(chain.empty, 0, 1).astype(real)
     return MagneticLaplacian(
-        H if kind == "normalized" else P, diagonal, kind, H, P._reversed().log_law
+        H if kind == "symmetric" else P, diagonal, kind, H, P._reversed().log_law
     )

@@ -1,0 +1,26 @@
+// A symmetric matrix exp(s_ij) kept as the tiles on and above its diagonal: half the weights to compute,
+// half the memory, and every pass over it serves a whole block of vectors.
+#pragma once
+
+#include "engine.hpp"
+
+namespace qk {
+
+inline constexpr Index symmetric_tile = 128;
+
+inline constexpr Index symmetric_tile_count(Index n) {
+    const Index side = (n + symmetric_tile - 1) / symmetric_tile;
+    return side * (side + 1) / 2;
+}
+
+// Fills `tiles` ([tile][row][column], tiles of one row of tiles after another, zeros past the last point)
+// with the weights of a problem that is known to be symmetric.
+template <class T>
+Status pack_symmetric(const Problem<T>& problem, T* tiles, const Run& run);
+
+// out = K x for x and out of k contiguous vectors of length n, one after another. Bitwise the same for any
+// number of threads.
+template <class T>
+Status symmetric_product(Index n, const T* tiles, Index k, const T* x, T* out, const Run& run);
+
+}  // namespace qk
