@@ -335,9 +335,10 @@ def test_formed_and_lazy_give_the_same() -> None:
     assert formed.materialized_ and not lazy.materialized_
     np.testing.assert_allclose(lazy.eigenvalues_, formed.eigenvalues_, atol=1e-13)
     np.testing.assert_allclose(lazy.embedding_, formed.embedding_, atol=1e-10)
-    # 8 bytes an entry: one byte less than the array needs and it is not formed.
-    assert DiffusionMap(1, beta=1.0, max_memory=8 * 50**2).fit(X[:50]).materialized_
-    assert not DiffusionMap(1, beta=1.0, max_memory=8 * 50**2 - 1).fit(X[:50]).materialized_
+    # 150 points are three tiles of 128 x 128, 8 bytes an entry: one byte less and none is formed.
+    enough = 3 * 8 * 128**2
+    assert DiffusionMap(1, beta=1.0, max_memory=enough).fit(X[:150]).materialized_
+    assert not DiffusionMap(1, beta=1.0, max_memory=enough - 1).fit(X[:150]).materialized_
 
 
 def ring_eigenvalues(n: int, beta: float) -> Array:

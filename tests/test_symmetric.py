@@ -11,7 +11,7 @@ import qkcore as qk
 from qkcore._native import cpu
 
 Array = np.ndarray[Any, Any]
-TILE = 128  # symmetric_tile in cpp/include/qk/symmetric.hpp
+TILE = cpu.SYMMETRIC_TILE
 
 
 def check(s: qk.Scores, k: int, seed: int = 0) -> None:
@@ -53,11 +53,3 @@ def test_every_kind_of_term_lands_in_its_tile() -> None:
     s = s.shift(rows=shift, columns=shift).window(150, 150).masked(keep & keep.T)
     check(s, 3)
     check(qk.scores.dense((Z + Z.T)[::-1, ::-1]), 2)
-
-
-def test_the_diffusion_map_of_the_stored_and_of_the_lazy_kernel_agree() -> None:
-    X = np.random.default_rng(2).standard_normal((700, 3))
-    stored = qk.diffusion.DiffusionMap(6, beta=0.8).fit(X)
-    lazy = qk.diffusion.DiffusionMap(6, beta=0.8, max_memory=0).fit(X)
-    np.testing.assert_allclose(stored.eigenvalues_, lazy.eigenvalues_, atol=1e-13)
-    np.testing.assert_allclose(stored.embedding_, lazy.embedding_, atol=1e-9)

@@ -33,6 +33,7 @@ py::array product_of(const py::array& tiles, const py::array& x, int n_threads) 
 
 void register_symmetric(py::module_& m) {
     using namespace qk::bind;
+    m.attr("SYMMETRIC_TILE") = qk::symmetric_tile;
     m.def(
         "pack_symmetric",
         [](const py::tuple& spec, int n_threads) {

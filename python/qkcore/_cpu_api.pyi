@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 ISA: str
 SIMD_BYTES: int
+SYMMETRIC_TILE: int
 COMPILER: str
 EIGEN: str
 EXP_MAX_ULP: float

@@ -56,6 +56,12 @@ def _lazy_product(S: KernelOperator, n_threads: int) -> Product:
     return lambda x: S.apply(x, n_threads=n_threads)
 
 
+def stored_bytes(n: int, dtype: np.dtype[Any]) -> int:
+    """What the upper half of an N x N matrix takes, in whole tiles."""
+    side = -(-n // cpu.SYMMETRIC_TILE)
+    return side * (side + 1) // 2 * cpu.SYMMETRIC_TILE**2 * dtype.itemsize
+
+
 def _stored_product(S: KernelOperator, n_threads: int) -> Product:
     """Products with the stored upper half of S, read once for all vectors."""
     tiles = cpu.pack_symmetric(S.scores._spec, n_threads)

@@ -14,7 +14,7 @@ from .._lazy_scores import Real
 from .._spectral import fix_signs
 from ..operators import MarkovOperator, kernel, softmax
 from ..scores import WLike
-from ._eigenpairs import nontrivial_eigenpairs
+from ._eigenpairs import nontrivial_eigenpairs, stored_bytes
 from ._operators import _checked_norm, _density_normalized, _halved, _indices
 from ._scale import RULES, BetaChoice, choose_beta
 
@@ -111,7 +111,7 @@ class DiffusionMap(Estimator):
         log_z = P._normalizer(threads).astype(np.float64)
         law = np.exp(log_z - log_z.max())
         law /= law.sum()
-        materialized = n * (n + 256) // 2 * s.dtype.itemsize <= memory  # in tiles of 128
+        materialized = stored_bytes(n, s.dtype) <= memory
         values, vectors, passes = nontrivial_eigenpairs(
             S, np.sqrt(law), k, materialized, restarts, threads
         )
