@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._lanczos import Product, leading_by_lanczos
-from .._spectral import fix_signs, leading_eigenpairs
+from .._spectral import DENSE_UP_TO, fix_signs, leading_eigenpairs
 from .._native import cpu
 from ..operators import KernelOperator
 
@@ -45,7 +45,11 @@ def nontrivial_eigenpairs(
         return y
 
     block, basis = _FORMED if materialized else _LAZY
-    found = leading_by_lanczos(product, first, k, block=block, basis=basis, max_restarts=max_iter)
+    found = None
+    if n > DENSE_UP_TO:
+        found = leading_by_lanczos(
+            product, first, k, block=block, basis=basis, max_restarts=max_iter
+        )
     if found is None:
         found = leading_eigenpairs(deflated, n, n, dtype)
     values, vectors = found
