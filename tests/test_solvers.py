@@ -15,7 +15,7 @@ import qkcore as qk
 from .generators import DTYPES
 from .reference import Array
 
-SOLVERS = ("alternating", "relaxed", "anderson", "newton", "annealed")
+SOLVERS = ("alternating", "relaxed", "anderson", "newton", "accelerated", "annealed")
 
 
 def law(rng: np.random.Generator, n: int, dtype: str = "float64") -> Array:

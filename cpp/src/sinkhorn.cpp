@@ -45,7 +45,10 @@ public:
                 alternate(1.0, true);
                 break;
             case BridgeMethod::anderson:
-                anderson();
+                anderson(false);
+                break;
+            case BridgeMethod::accelerated:
+                if (anderson(true)) newton();
                 break;
             case BridgeMethod::newton:
                 newton();
@@ -197,7 +200,19 @@ private:
 
     // ---- Anderson's extrapolation of the last iterates ---------------------------------------------------
 
-    void anderson() {
+    // Whether, at the rate of the last iterations, too many more would be needed: then each product of
+    // Newton's method is better spent.
+    bool slow() const {
+        constexpr std::size_t window = 5, early = 10;
+        constexpr double many = 15;
+        const std::vector<double>& e = state_.errors;
+        if (e.size() < early) return false;
+        const double gain = std::log(e[e.size() - 1 - window] / e.back()) / window;
+        return !(gain > 0) || std::log(e.back() / options_.tol) > many * gain;
+    }
+
+    // With `may_give_up`, true says that it is slow; g is then the best that was found.
+    bool anderson(bool may_give_up) {
         constexpr std::size_t memory = 5;
         std::deque<Vector> steps, points;
         Vector best_g = g_;
@@ -206,16 +221,16 @@ private:
         while (visit(1.0)) {
             const bool vanish = columns_vanish();
             if (vanish && points.empty()) {
-                if (!recover_columns()) return;
+                if (!recover_columns()) return false;
                 continue;
             }
             const double error = vanish ? infinity<double>() : column_error();
             note(error);
             if (error <= options_.tol) {
                 end(BridgeStatus::converged);
-                return;
+                return false;
             }
-            if (out_of_visits()) break;
+            if (out_of_visits()) return false;
             if (error > 2 * best) {  // a bad extrapolation: go back, and forget what led to it
                 g_ = best_g;
                 steps.clear();
@@ -228,9 +243,13 @@ private:
                 best = error;
                 best_g = g_;
             }
+            if (may_give_up && slow()) {
+                g_ = best_g;
+                return true;
+            }
             if (++since_best > patience) {
                 end(BridgeStatus::stagnated);
-                break;
+                return false;
             }
             Vector step(nu_.size());
             for (Index j = 0; j < nu_.size(); ++j) step[j] = column_step(j);
@@ -260,6 +279,7 @@ private:
             }
             g_ = next;
         }
+        return false;
     }
 
     // ---- Newton's method on the dual in g, its system solved by conjugate gradients ----------------------
@@ -293,11 +313,12 @@ private:
         const Index limit = std::min<Index>(500, 2 * m);
         for (Index k = 0; k < limit && rz > stop && rz > 0; ++k) {
             ++state_.n_visits;
-            const Status status = sweep_.curvature(p.data(), mu_.data(), spread.data(), run_);
+            const Status status = sweep_.curvature(p.data(), mu_.data(), spread.data(), rough_, run_);
             if (status != Status::ok) return end(BridgeStatus::interrupted);
             q = columns_.cwiseProduct(p) - spread;
             const double curvature = p.dot(q);
-            if (!(curvature > 1e-14 * p.cwiseProduct(columns_).dot(p))) break;  // flat to rounding
+            const double rounding = rough_ ? 1e-6 : 1e-14;
+            if (!(curvature > rounding * p.cwiseProduct(columns_).dot(p))) break;  // flat
             const double alpha = rz / curvature;
             x += alpha * p;
             r -= alpha * q;
@@ -377,6 +398,7 @@ private:
                 }
             }
             if (!accepted) {  // a Sinkhorn step never lowers the dual
+                rough_ = false;
                 g_ = from;
                 if (!visit(1.0) || !plain_steps(10)) return;
             }
@@ -430,6 +452,9 @@ private:
     }
 
     static constexpr Index patience = 100;
+
+    // Directions need no more than single precision, until one turns out to be useless.
+    bool rough_ = true;
 
     Sweep& sweep_;
     const BridgeOptions& options_;

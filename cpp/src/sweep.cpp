@@ -128,7 +128,7 @@ public:
         return column_lse(problem_, f, lse, run);
     }
 
-    Status curvature(const double* x, const double* mass, double* out, const Run& run) override {
+    Status curvature(const double* x, const double* mass, double* out, bool, const Run& run) override {
         Buffer<T> direction(columns_.n_padded);
         for (Index j = 0; j < columns_.n_padded; ++j)
             direction[j] = j < problem_.n_cols ? static_cast<T>(x[j]) : T(0);
@@ -238,7 +238,7 @@ public:
             if (status != Status::ok) return status;
         }
         for (Index j = 0; j < ld_; ++j) scaled_[j] = j < problem_.n_cols ? factor(g, j) : T(0);
-        const Status status = visit(scaled_.data(), columns, run, [&](Index i, double dot) {
+        const Status status = visit(entries_, ld_, scaled_.data(), columns, run, [&](Index i, double dot) {
             sums_[static_cast<std::size_t>(i)] = dot;
             lse[i] = dot > 0 ? at_lse_[static_cast<std::size_t>(i)] + std::log(dot) : -infinity<double>();
             return columns != nullptr && dot > 0 ? mass(i, lse[i]) / dot : 0.0;
@@ -252,11 +252,22 @@ public:
         return column_lse(problem_, f, lse, run);
     }
 
-    Status curvature(const double* x, const double* mass, double* out, const Run& run) override {
-        Buffer<T> direction(ld_);
-        for (Index j = 0; j < ld_; ++j)
-            direction[j] = j < problem_.n_cols ? scaled_[j] * static_cast<T>(x[j]) : T(0);
-        const Status status = visit(direction.data(), out, run, [&](Index i, double dot) {
+    Status curvature(const double* x, const double* mass, double* out, bool rough, const Run& run) override {
+        if (rough && sizeof(T) > sizeof(float)) {
+            if (!halved_) halve(run);
+            return curvature_of(single_, ld_single(), x, mass, out, run);
+        }
+        return curvature_of(entries_, ld_, x, mass, out, run);
+    }
+
+private:
+    template <class E>
+    Status curvature_of(const Buffer<E>& entries, Index ld, const double* x, const double* mass, double* out,
+                        const Run& run) {
+        Buffer<E> direction(ld);
+        for (Index j = 0; j < ld; ++j)
+            direction[j] = j < problem_.n_cols ? static_cast<E>(static_cast<double>(scaled_[j]) * x[j]) : E(0);
+        const Status status = visit(entries, ld, direction.data(), out, run, [&](Index i, double dot) {
             const double sum = sums_[static_cast<std::size_t>(i)];
             return sum > 0 ? mass[i] * dot / (sum * sum) : 0.0;
         });
@@ -264,7 +275,20 @@ public:
         return status;
     }
 
-private:
+    Index ld_single() const { return round_up(problem_.n_cols, 2 * SimdTraits<float>::width); }
+
+    // A copy of the entries in single precision: half to read.
+    void halve(const Run& run) {
+        const Index ld = ld_single();
+        single_.reserve(problem_.n_rows * ld);
+        parallel_for(run, problem_.n_rows, [&](Index i, int) {
+            float* to = single_.data() + i * ld;
+            for (Index j = 0; j < problem_.n_cols; ++j) to[j] = static_cast<float>(entries_[i * ld_ + j]);
+            std::fill(to + problem_.n_cols, to + ld, 0.0F);
+        });
+        halved_ = true;
+    }
+
     // Beyond this, factors exp(g - g0) times entries would leave the range in which sums are exact.
     static constexpr double reach = sizeof(T) == 4 ? 8.0 : 60.0;
 
@@ -304,24 +328,26 @@ private:
         // Exactly what the entries were taken at.
         for (std::size_t j = 0; j < bias.size(); ++j) at_g_[j] = static_cast<double>(bias[j]);
         taken_ = status == Status::ok;
+        halved_ = false;
         return status;
     }
 
     // Each row dotted with z, weighed by what `weigh(i, dot)` says, and added to the columns.
-    template <class Weigh>
-    Status visit(const T* z, double* columns, const Run& run, const Weigh& weigh) {
-        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0) / 5);
+    template <class E, class Weigh>
+    Status visit(const Buffer<E>& entries, Index ld, const E* z, double* columns, const Run& run,
+                 const Weigh& weigh) {
+        Parts<E> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0) / 5);
         const bool done =
-            parts(ld_, columns, [&](Index first, Index end, ColumnSums<T>* sums, Index, int worker) {
+            parts(ld, columns, [&](Index first, Index end, ColumnSums<E>* sums, Index, int worker) {
                 for (Index i = first; i < end; i += sweep_rows) {
                     if (should_stop(parts.run(), worker)) return;
                     const int n = static_cast<int>(std::min<Index>(sweep_rows, end - i));
-                    const T* w = entries_.data() + i * ld_;
+                    const E* w = entries.data() + i * ld;
                     double dots[sweep_rows];
-                    T factors[sweep_rows];
-                    dot_some_rows(n, w, ld_, z, ld_, dots);
-                    for (int r = 0; r < n; ++r) factors[r] = static_cast<T>(weigh(i + r, dots[r]));
-                    if (sums != nullptr) sums->add(n, w, ld_, factors);
+                    E factors[sweep_rows];
+                    dot_some_rows(n, w, ld, z, ld, dots);
+                    for (int r = 0; r < n; ++r) factors[r] = static_cast<E>(weigh(i + r, dots[r]));
+                    if (sums != nullptr) sums->add(n, w, ld, factors);
                 }
             });
         return done ? Status::ok : Status::interrupted;
@@ -330,6 +356,8 @@ private:
     Problem<T> problem_;
     Index ld_;
     Buffer<T> entries_, scaled_;
+    Buffer<float> single_;
+    bool halved_ = false;
     std::vector<double> at_g_, at_lse_, sums_;
     bool taken_ = false;
 };

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple, overload
 
 import numpy as np
@@ -91,7 +92,8 @@ def bridge(
 
     ``solver``:
 
-    - "auto": "symmetric" where it applies, else "relaxed"; should that stall, "newton".
+    - "auto": "symmetric" where it applies, else "accelerated"; should that stall, "relaxed".
+    - "accelerated": "anderson", and "newton" from where it has come to once its rate shows it slow.
     - "alternating": Sinkhorn's iteration.
     - "relaxed": the same, over-relaxed once its rate has settled, and only while that helps.
     - "anderson": extrapolation of the last five iterates, with a way back.
@@ -163,8 +165,8 @@ def bridge(
     if not balanced and solver not in ("auto", "alternating"):
         raise ValueError(f'solver: wanted "alternating" with penalties, got {solver!r}')
     if solver == "auto":
-        solver = "alternating" if not balanced else "symmetric" if symmetric else "relaxed"
-        fall_back = "newton" if solver == "relaxed" else None
+        solver = "alternating" if not balanced else "symmetric" if symmetric else "accelerated"
+        fall_back = "relaxed" if solver == "accelerated" else None
     else:
         fall_back = None
     f, g = _start(init, s)
@@ -187,10 +189,13 @@ def bridge(
         if fall_back is not None and found.status == "stagnated":
             again = _solve(problem, fall_back, found.f, found.g, report.call)
             found = again if again.error < found.error else found
-        if balanced and not found.converged and found.status != "infeasible":
+        # Newton's steps may meet the marginals of a problem without total support to any tolerance, with
+        # potentials that have no limit: that is said, and not called converged.
+        doubtful = not found.converged or _potentials_run_away(found)
+        if balanced and doubtful and found.status != "infeasible":
             verdict = _feasibility.diagnose(s, problem.mu, problem.nu)
             if verdict in (_feasibility.INFEASIBLE, _feasibility.NO_TOTAL_SUPPORT):
-                found = dataclasses.replace(found, status=verdict)
+                found = dataclasses.replace(found, status=verdict, converged=False)
         return found
     finally:
         report.close()
@@ -384,6 +389,19 @@ def _finish(
     )
 
 
+def _potentials_run_away(b: SchrodingerBridge) -> bool:
+    """Whether potentials of masked scores differ by more than scores and weights account for."""
+
+    def spread(values: Real, weights: Real) -> float:
+        live = values[weights > 0]
+        return float(live.max() - live.min()) if live.size else 0.0
+
+    with np.errstate(divide="ignore"):
+        allowed = sum(spread(np.log(w), w) for w in (b.mu, b.nu))
+    seen = spread(b.f, b.mu) + spread(b.g, b.nu)
+    return seen > allowed + 4 * b.scores._top + 15 and _feasibility.may_be_masked(b.scores)
+
+
 def _gauge(f: Real, g: Real, nu: Real) -> tuple[Real, Real]:
     """Potentials shifted so that sum_j nu_j g_j = 0."""
     live = nu > 0
@@ -467,28 +485,16 @@ def _solve_batch(p: _Problem, solver: str, f: Real, g: Real) -> SchrodingerBridg
         p.n_threads,
     )
     f, g = found[0].reshape(rows), found[1].reshape(cols)
-    blocks: list[tuple[Any, Any]]
-    if ragged:
-        row_cuts, col_cuts = s._offsets if s._offsets is not None else ((), ())
-        blocks = [
-            (slice(a, b), slice(c, d))
-            for a, b, c, d in zip(row_cuts, row_cuts[1:], col_cuts, col_cuts[1:], strict=False)
-        ]
-    else:
-        blocks = [(index, index) for index in np.ndindex(s._batch)]
     f, g = f.astype(s.dtype), g.astype(s.dtype)
     got = s.marginals(f, g, n_threads=p.n_threads)
-    error, worst = np.zeros(len(blocks)), np.zeros(len(blocks))
-    for k, (row, col) in enumerate(blocks):
-        for sums, wanted, where in zip(got, (mu, nu), (row, col), strict=True):
-            off = np.abs(sums[where].astype(np.float64) - wanted[where])
-            live = wanted[where] > 0
-            error[k] = max(error[k], off.sum())
-            worst[k] = max(worst[k], (off[live] / wanted[where][live]).max(initial=0.0))
+    cuts = s._offsets if s._offsets is not None else (None, None)
+    error, worst = np.maximum(
+        _marginal_errors(got[0], mu, cuts[0]), _marginal_errors(got[1], nu, cuts[1])
+    )
     names = np.array(cpu.BRIDGE_STATUS)[found[4]]
     converged = (error <= p.tol) & (names != "infeasible")
     names = np.where(converged, "converged", np.where(names == "converged", "stagnated", names))
-    shape = (len(blocks),) if ragged else s._batch
+    shape = (len(error),) if ragged else s._batch
     batch: Any = {
         "status": names.reshape(shape),
         "converged": converged.reshape(shape),
@@ -509,6 +515,20 @@ def _solve_batch(p: _Problem, solver: str, f: Real, g: Real) -> SchrodingerBridg
         penalty=(p.row_penalty, p.col_penalty),
         **batch,
     )
+
+
+def _marginal_errors(sums: Real, wanted: Real, cuts: npt.NDArray[np.int64] | None) -> Real:
+    """L1 and worst relative errors of each problem's marginal, (2, problems)."""
+    target = wanted.astype(np.float64)
+    off = np.abs(sums.astype(np.float64) - target)
+    relative = np.divide(off, target, out=np.zeros_like(off), where=target > 0)
+    if cuts is None:
+        length = off.shape[-1]
+        return np.stack([off.reshape(-1, length).sum(-1), relative.reshape(-1, length).max(-1)])
+    out = np.zeros((2, len(cuts) - 1))
+    for k, (first, end) in enumerate(pairwise(cuts)):
+        out[:, k] = off[first:end].sum(), relative[first:end].max(initial=0.0)
+    return out
 
 
 # ---- arguments ----------------------------------------------------------------------------------

@@ -8,7 +8,7 @@
 
 namespace qk {
 
-enum class BridgeMethod { alternating, relaxed, anderson, newton, symmetric };
+enum class BridgeMethod { alternating, relaxed, anderson, newton, symmetric, accelerated };
 enum class BridgeStatus { converged, iteration_limit, stagnated, infeasible, interrupted, overflow };
 
 struct BridgeOptions {

@@ -28,8 +28,10 @@ public:
     // lse_j = log sum_i exp(f_i + s_ij), exactly, for columns whose mass underflows in rows().
     virtual Status columns(const double* f, double* lse, const Run& run) = 0;
 
-    // out_j = sum_i m_i p_ij (sum_k p_ik x_k) at the g and lse of the last rows().
-    virtual Status curvature(const double* x, const double* mass, double* out, const Run& run) = 0;
+    // out_j = sum_i m_i p_ij (sum_k p_ik x_k) at the g and lse of the last rows(). `rough`: single precision
+    // is enough, where that is faster.
+    virtual Status curvature(const double* x, const double* mass, double* out, bool rough,
+                             const Run& run) = 0;
 };
 
 template <class T>
