@@ -107,7 +107,8 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
 
 void register_bridge(py::module_& m) {
     using namespace qk::bind;
-    m.attr("BRIDGE_METHODS") = py::make_tuple("alternating", "relaxed", "anderson", "newton", "symmetric", "accelerated");
+    m.attr("BRIDGE_METHODS") =
+        py::make_tuple("alternating", "relaxed", "anderson", "newton", "symmetric", "accelerated");
     m.attr("BRIDGE_STATUS") =
         py::make_tuple("converged", "iteration limit", "stagnated", "infeasible", "interrupted", "overflow");
     m.def("solve_bridge", &solve, py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"),

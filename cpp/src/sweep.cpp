@@ -266,7 +266,8 @@ private:
                         const Run& run) {
         Buffer<E> direction(ld);
         for (Index j = 0; j < ld; ++j)
-            direction[j] = j < problem_.n_cols ? static_cast<E>(static_cast<double>(scaled_[j]) * x[j]) : E(0);
+            direction[j] =
+                j < problem_.n_cols ? static_cast<E>(static_cast<double>(scaled_[j]) * x[j]) : E(0);
         const Status status = visit(entries, ld, direction.data(), out, run, [&](Index i, double dot) {
             const double sum = sums_[static_cast<std::size_t>(i)];
             return sum > 0 ? mass[i] * dot / (sum * sum) : 0.0;

@@ -136,7 +136,7 @@ Status symmetric_product(Index n, const T* tiles, Index k, const T* x, T* out, c
     return Status::ok;
 }
 
-#define QK_INSTANTIATE(T)                                               \
+#define QK_INSTANTIATE(T)                                              \
     template Status pack_symmetric(const Problem<T>&, T*, const Run&); \
     template Status symmetric_product(Index, const T*, Index, const T*, T*, const Run&);
 QK_INSTANTIATE(float)

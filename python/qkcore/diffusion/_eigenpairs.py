@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._lanczos import Product, leading_by_lanczos
-from .._spectral import DENSE_UP_TO, fix_signs, leading_eigenpairs
 from .._native import cpu
+from .._spectral import DENSE_UP_TO, fix_signs, leading_eigenpairs
 from ..operators import KernelOperator
 
 # Vectors multiplied at a time, and basis vectors kept. Where every entry costs an exp, 16 vectors take
