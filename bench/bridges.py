@@ -204,22 +204,30 @@ def tolerance_case(group: Group, options: Options, n: int, epsilon: float) -> No
         "qkcore": lambda: qk.bridge(s, mu, nu, n_threads=options.threads)
     }
     b = qk.bridge(s, mu, nu)
+    slow: dict[str, Timing] = {}
     ot = optional("ot", group)
     if ot is not None:
 
         def pot() -> object:
             # Its threshold is an L2 norm looked at every ten iterations.
             return ot.sinkhorn(
-                mu, nu, C, epsilon, numItermax=3000, stopThr=1e-9 / math.sqrt(n), warn=False
+                mu, nu, C, epsilon, numItermax=20000, stopThr=1e-9 / math.sqrt(n), warn=False
             )
 
+        start = time.perf_counter()
         plan = np.asarray(pot())
+        once = time.perf_counter() - start
         off = np.abs(plan.sum(0) - nu).sum() + np.abs(plan.sum(1) - mu).sum()
-        if np.isfinite(off) and off < 1e-7:
+        if not (np.isfinite(off) and off < 1e-7):
+            group.notes.append(
+                f"{case}: POT's plain scaling has not converged after 20000 iterations and {once:.0f} s "
+                f"(marginal error {off:.1e}); its time is a lower bound"
+            )
+        if once < 3:
             contenders["POT sinkhorn"] = pot
-        else:
-            group.notes.append(f"{case}: POT's plain scaling fails (marginal error {off:.1e})")
-    timings = interleave(contenders, rounds=5, budget=10)
+        else:  # too slow to repeat
+            slow["POT sinkhorn"] = Timing((once,))
+    timings = interleave(contenders, rounds=5, budget=10) | slow
     mine = timings["qkcore"].minimum
     for name, timing in timings.items():
         error = float(b.error) if name == "qkcore" else None
@@ -229,7 +237,7 @@ def tolerance_case(group: Group, options: Options, n: int, epsilon: float) -> No
         wanted = 1.0 if epsilon > 0.01 else 10.0
         ratio = timings["POT sinkhorn"].minimum / mine
         group.at_least(f"{case}: against the best peer (POT sinkhorn)", ratio, wanted)
-    group.notes.append(f"{case}: {b.n_iter} iterations ({b.method}, relaxation {b.relaxation:.2f})")
+    group.notes.append(f"{case}: {b.n_iter} iterations, {b.n_visits} visits ({b.method})")
 
 
 def small_cases(group: Group, options: Options) -> None:
