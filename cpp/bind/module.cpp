@@ -28,4 +28,5 @@ PYBIND11_MODULE(QK_MODULE_NAME, m, py::mod_gil_not_used()) {
     register_bridge(m);
     register_low_rank(m);
     register_symmetric(m);
+    register_gaussian(m);
 }

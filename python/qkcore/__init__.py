@@ -8,7 +8,7 @@
 (100, 8)
 """
 
-from . import diffusion, divergence, magnetic, scores
+from . import diffusion, divergence, gaussian, magnetic, scores
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
@@ -56,6 +56,7 @@ __all__ = [
     "diffusion",
     "directional_experts",
     "divergence",
+    "gaussian",
     "get_num_threads",
     "kernel",
     "low_rank",

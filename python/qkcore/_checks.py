@@ -309,3 +309,52 @@ def offsets(name: str, value: npt.ArrayLike, total: int) -> npt.NDArray[np.int64
             f"{out[-1]}; block b is [{name}[b], {name}[b+1])"
         )
     return out
+
+
+def covariances(name: str, value: npt.ArrayLike, d: int | None = None) -> Real:
+    """Covariances (..., d, d): square, finite, symmetric, no negative eigenvalue but for rounding.
+
+    What comes back is symmetric to the last bit.
+    """
+    array = real_array(name, value)
+    if array.ndim < 2 or array.shape[-1] != array.shape[-2] or d not in (None, array.shape[-1]):
+        size = "d" if d is None else d
+        raise ValueError(
+            f"{name}: wanted covariances of shape (..., {size}, {size}), got shape {array.shape}; "
+            f"for a variance s on a line pass np.array([[s]])"
+        )
+    not_empty(name, array)
+    finite(name, array)
+    turned = array.swapaxes(-1, -2)
+    scale = np.abs(array).max(axis=(-1, -2))
+    eps = float(np.finfo(array.dtype).eps)
+    if (off := np.abs(array - turned).max(axis=(-1, -2)) > 1e3 * eps * scale).any():
+        raise ValueError(
+            f"{name}: wanted symmetric matrices, got {int(off.sum())} of {off.size} that are not; "
+            f"pass ({name} + {name}.swapaxes(-1, -2)) / 2 if the asymmetry is rounding"
+        )
+    symmetric: Real = 0.5 * (array + turned)
+    smallest = np.linalg.eigvalsh(symmetric)[..., 0]
+    if (bad := smallest < -1e3 * eps * scale).any():
+        raise ValueError(
+            f"{name}: wanted positive semidefinite matrices, got {int(bad.sum())} of {bad.size} with a "
+            f"negative eigenvalue (the lowest is {float(smallest.min()):.3g}); a covariance has none"
+        )
+    return symmetric
+
+
+def time_span(name: str, value: object) -> tuple[float, float]:
+    """(t0, t1) with t0 < t1."""
+    try:
+        t0, t1 = value  # type: ignore[misc]  # whatever unpacks into two numbers
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"{name}: wanted a pair (t0, t1), got {value!r}; pass e.g. {name}=(0.0, 1.0)"
+        ) from None
+    first, last = number(f"{name}[0]", t0), number(f"{name}[1]", t1)
+    if not first < last:
+        raise ValueError(
+            f"{name}: wanted t0 < t1, got ({first:g}, {last:g}); to run backwards flip the sign of V "
+            "and swap the times"
+        )
+    return first, last

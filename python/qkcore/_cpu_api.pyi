@@ -15,6 +15,7 @@ LOG_MAX_ULP: float
 SINCOS_MAX_ERROR: float
 WEIGHTS: tuple[str, ...]
 BRIDGE_METHODS: tuple[str, ...]
+GAUSSIAN_METHODS: tuple[str, ...]
 BRIDGE_STATUS: tuple[str, ...]
 
 _Real = npt.NDArray[np.floating[Any]]
@@ -86,3 +87,27 @@ def negative_entries(
     col_slack: _Real,
     n_threads: int,
 ) -> tuple[int, float, float]: ...
+def gaussian_flow(
+    field: int,
+    gain: float,
+    raw_moment: bool,
+    epsilon: float,
+    mean: _Real,
+    cov: _Real,
+    score: _Real,
+    query: _Real,
+    value: _Real,
+    method: int,
+    pushforward: bool,
+    t0: float,
+    t1: float,
+    n_steps: int,
+    store_every: int,
+    rtol: float,
+    atol: float,
+    max_steps: int,
+    max_growth: float,
+    judge_mean: bool,
+    report: Callable[[float], object] | None,
+    n_threads: int,
+) -> tuple[_Real, _Real, _Real, _Real, npt.NDArray[np.float64], npt.NDArray[np.int64]]: ...

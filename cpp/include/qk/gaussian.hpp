@@ -1,0 +1,88 @@
+// Flows of Gaussian laws under attention: mean and covariance as one system of ODEs per trajectory, many
+// trajectories at once (TPDE section 4). A velocity field that is affine, Gamma(x) = b + M x, gives
+//   mean' = b + M mean,   cov' = M cov + cov M^T.
+#pragma once
+
+#include <functional>
+#include <vector>
+
+#include "threads.hpp"
+
+namespace qk {
+
+// weighted: M = sum_h V_h G A_h, b = gain sum_h V_h mean, with G = cov, or cov + mean mean^T with `raw_moment`:
+//           softmax (gain 1), linear attention expanded from softmax (gain 1/epsilon), plain linear (gain 0, raw).
+// l2:       M = 2 sum_h V_h B_h Q_h, B = cov K^T (I + 2 K cov K^T)^-1, b = sum_h V_h (mean - 2 B K mean).
+// sinkhorn: M = sum_h V_h N_h / epsilon, b = sum_h V_h (mean - N_h mean) / epsilon, with mean + N (x - mean) the mean of
+//           y given x under the entropic coupling of the law with itself.
+enum class GaussianField { weighted, l2, sinkhorn };
+
+// Matrices (n_trajectories or 1, heads, d, d), contiguous; one set for all trajectories when `shared`.
+template <class T>
+struct MatrixStack {
+    const T* data = nullptr;
+    bool shared = true;
+};
+
+template <class T>
+struct GaussianProblem {
+    GaussianField field = GaussianField::weighted;
+    Index d = 0, heads = 1, n = 0;
+    MatrixStack<T> score;  // A, or K for l2
+    MatrixStack<T> query;  // Q for l2, otherwise not read
+    MatrixStack<T> value;  // V
+    T gain = 1;            // weighted
+    bool raw_moment = false;
+    T epsilon = 1;            // sinkhorn
+    const T* mean = nullptr;  // (n, d)
+    const T* cov = nullptr;   // (n, d, d), symmetric
+};
+
+enum class GaussianMethod { euler, heun, rk4, dopri5 };
+
+struct GaussianOptions {
+    GaussianMethod method = GaussianMethod::euler;
+    // The covariance of what the method does to particles, P cov P^T, rather than the method applied to the ODE of
+    // the covariance; not with dopri5.
+    bool pushforward = false;
+    double t0 = 0, t1 = 1;
+    Index n_steps = 1;      // steps, or, for dopri5, intervals between the times that may be stored
+    Index store_every = 1;  // the start and the end are always stored
+    double rtol = 1e-8, atol = 1e-10;
+    Index max_steps = 100000;  // of dopri5, for all intervals together
+    double max_growth = 1e8;   // a trajectory ends when its size has grown by this factor
+    bool judge_mean = false;   // size: |cov|, or the larger of |cov| and |mean|^2
+    std::function<void(double)> report;
+};
+
+enum class GaussianEnd : std::int64_t { reached_t1, too_large, not_finite, step_underflow, step_limit };
+
+// How one trajectory ended. A mark is a state whose growth per step was still resolved (at most a tenth); `mark`
+// is the last, `earlier` one at half its size or less. growth = d log(size) / dt.
+struct GaussianOutcome {
+    GaussianEnd end = GaussianEnd::reached_t1;
+    double t = 0;  // of the last state, which is finite
+    double start_size = 0, size = 0, growth = 0;
+    double mark_t = 0, mark_size = 0, mark_growth = 0;
+    double earlier_size = 0, earlier_growth = 0;
+    Index n_steps = 0, n_rejected = 0;
+};
+
+// Where results go: states (n_stored, n, d) and (n_stored, n, d, d), a trajectory that has ended keeping its last
+// state; rates (mean', cov') of the last states.
+template <class T>
+struct GaussianResult {
+    T *mean = nullptr, *cov = nullptr;
+    T *mean_rate = nullptr, *cov_rate = nullptr;
+    GaussianOutcome* outcome = nullptr;
+};
+
+inline Index gaussian_stored(const GaussianOptions& o) {
+    return 1 + (o.n_steps + o.store_every - 1) / o.store_every;
+}
+
+template <class T>
+void gaussian_flow(const GaussianProblem<T>& problem, const GaussianOptions& options,
+                   const GaussianResult<T>& result, const Run& run);
+
+}  // namespace qk

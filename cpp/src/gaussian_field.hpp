@@ -1,0 +1,163 @@
+// Right-hand sides of the Gaussian flows on packs of trajectories: state = (mean, cov), d + d^2 packs.
+#pragma once
+
+#include <algorithm>
+
+#include "pack_matrices.hpp"
+#include "qk/gaussian.hpp"
+
+namespace qk {
+
+template <class T, int D>
+class GaussianRates {
+public:
+    using P = Pack<T>;
+
+    // The parameters of the trajectories first .. first + lanes - 1 (the last one repeated beyond n).
+    GaussianRates(const GaussianProblem<T>& problem, Index first)
+        : problem_(problem), d_(static_cast<int>(problem.d)) {
+        const Index per_stack = problem.heads * n() * n();
+        const bool l2 = problem.field == GaussianField::l2;
+        memory_.reserve((per_stack * (l2 ? 3 : 2) + 4 * n() * n() + 2 * n()) * lanes);
+        P* at = pointer();
+        score_ = gather(problem.score, first, per_stack, at);
+        value_ = gather(problem.value, first, per_stack, at += per_stack);
+        if (l2) query_ = gather(problem.query, first, per_stack, at += per_stack);
+        at += per_stack;
+        for (P** const matrix : {&one_, &two_, &three_, &matrix_}) {
+            *matrix = at;
+            at += n() * n();
+        }
+        for (P** const vector : {&u_, &w_}) {
+            *vector = at;
+            at += n();
+        }
+    }
+
+    // rate := (mean', cov') at state; cov' is symmetric to the last bit. M stays in matrix().
+    void operator()(const P* state, P* rate) {
+        const P *mean = state, *cov = state + n();
+        std::fill(rate, rate + n(), P{});
+        std::fill(matrix_, matrix_ + n() * n(), P{});
+        for (Index h = 0; h < problem_.heads; ++h) {
+            const Index at = h * n() * n();
+            switch (problem_.field) {
+                case GaussianField::weighted:
+                    weighted(score_ + at, value_ + at, mean, cov, rate);
+                    break;
+                case GaussianField::l2:
+                    l2(score_ + at, query_ + at, value_ + at, mean, cov, rate);
+                    break;
+                case GaussianField::sinkhorn:
+                    sinkhorn(score_ + at, value_ + at, mean, cov, rate);
+                    break;
+            }
+        }
+        packs::multiply_vector<T, D, false, true>(d_, matrix_, mean, rate);
+        packs::multiply<T, D>(d_, matrix_, cov, one_);
+        P* out = rate + n();
+        for (int i = 0; i < n(); ++i)
+            for (int j = 0; j < n(); ++j) out[i * n() + j] = one_[i * n() + j] + one_[j * n() + i];
+    }
+
+    // M of the last call
+    const P* matrix() const { return matrix_; }
+
+private:
+    static constexpr int lanes = SimdTraits<T>::width;
+
+    int n() const { return packs::size_of<D>(d_); }
+    P* pointer() { return reinterpret_cast<P*>(memory_.data()); }
+
+    const P* gather(const MatrixStack<T>& stack, Index first, Index size, P* to) const {
+        for (Index e = 0; e < size; ++e) {
+            T lane[lanes];
+            for (int l = 0; l < lanes; ++l) {
+                const Index which = stack.shared ? 0 : std::min(first + l, problem_.n - 1);
+                lane[l] = stack.data[which * size + e];
+            }
+            to[e] = load(lane);
+        }
+        return to;
+    }
+
+    // M += V G A, b += gain V mean
+    void weighted(const P* A, const P* V, const P* mean, const P* cov, P* b) {
+        const P* G = cov;
+        if (problem_.raw_moment) {
+            for (int i = 0; i < n(); ++i)
+                for (int j = 0; j < n(); ++j) one_[i * n() + j] = fma(mean[i], mean[j], cov[i * n() + j]);
+            G = one_;
+        }
+        packs::multiply<T, D>(d_, V, G, two_);
+        packs::multiply<T, D, false, true>(d_, two_, A, matrix_);
+        const P gain = broadcast(problem_.gain);
+        for (int i = 0; i < n(); ++i) u_[i] = gain * mean[i];
+        packs::multiply_vector<T, D, false, true>(d_, V, u_, b);
+    }
+
+    // B = (K cov)^T (I + 2 K cov K^T)^-1: M += 2 V B Q, b += V (mean - 2 B K mean); no inverse of cov.
+    void l2(const P* K, const P* Q, const P* V, const P* mean, const P* cov, P* b) {
+        packs::multiply<T, D>(d_, K, cov, one_);
+        const P two = broadcast(T(2));
+        for (int i = 0; i < n(); ++i)
+            for (int j = 0; j <= i; ++j) {
+                P sum{};
+                for (int k = 0; k < n(); ++k) sum = fma(one_[i * n() + k], K[j * n() + k], sum);
+                two_[i * n() + j] = i == j ? fma(two, sum, broadcast(T(1))) : two * sum;
+            }
+        packs::factor_ldl<T, D>(d_, two_);
+        for (int e = 0; e < n() * n(); ++e) one_[e] = two * one_[e];
+        packs::multiply_vector<T, D>(d_, K, mean, u_);
+        packs::solve_ldl<T, D, 1>(d_, two_, u_);
+        packs::multiply_vector<T, D, true>(d_, one_, u_, w_);
+        for (int i = 0; i < n(); ++i) w_[i] = mean[i] - w_[i];
+        packs::multiply_vector<T, D, false, true>(d_, V, w_, b);
+        packs::solve_ldl<T, D, D>(d_, two_, one_);  // the transpose of 2 B
+        for (int i = 0; i < n(); ++i)  // V (2 B), the second factor transposed
+            for (int j = 0; j < n(); ++j) {
+                P sum{};
+                for (int k = 0; k < n(); ++k) sum = fma(V[i * n() + k], one_[j * n() + k], sum);
+                three_[i * n() + j] = sum;
+            }
+        packs::multiply<T, D, false, true>(d_, three_, Q, matrix_);
+    }
+
+    // cov = L L^T, L^T A L / epsilon = U diag(t) W^T: the mean of y given x is mean + N (x - mean) with
+    // N = L U diag(rho / t) U^T L^T A / epsilon, rho / t = 2 / (1 + sqrt(1 + 4 t^2)); cov and A may be singular.
+    // M += V N / epsilon, b += V (mean - N mean) / epsilon.
+    void sinkhorn(const P* A, const P* V, const P* mean, const P* cov, P* b) {
+        P *L = one_, *rows = two_, *directions = three_;
+        packs::factor_cholesky<T, D>(d_, cov, L);
+        const P inverse = broadcast(T(1) / problem_.epsilon);
+        packs::multiply<T, D>(d_, A, L, directions);
+        for (int e = 0; e < n() * n(); ++e) directions[e] = inverse * directions[e];
+        packs::multiply<T, D, true>(d_, L, directions, rows);
+        for (int i = 0; i < n(); ++i)
+            for (int j = 0; j < n(); ++j) directions[j * n() + i] = L[i * n() + j];
+        packs::orthogonalize_rows<T, D>(d_, rows, directions, u_);  // rows := (L U)^T beside them
+        const P unit = broadcast(T(1));
+        for (int c = 0; c < n(); ++c) {
+            const P ratio = broadcast(T(2)) / (unit + packs::root(fma(broadcast(T(4)), u_[c], unit)));
+            for (int k = 0; k < n(); ++k)
+                rows[c * n() + k] = inverse * inverse * ratio * directions[c * n() + k];
+        }
+        packs::multiply<T, D, true>(d_, directions, rows, one_);  // Cov(y | x) / epsilon^2
+        packs::multiply<T, D>(d_, V, one_, two_);
+        packs::multiply<T, D>(d_, two_, A, one_);
+        for (int i = 0; i < n(); ++i) w_[i] = inverse * mean[i];
+        packs::multiply_vector<T, D, false, true>(d_, V, w_, b);
+        packs::multiply_vector<T, D>(d_, one_, mean, w_);
+        for (int i = 0; i < n(); ++i) b[i] -= w_[i];
+        for (int e = 0; e < n() * n(); ++e) matrix_[e] += one_[e];
+    }
+
+    const GaussianProblem<T>& problem_;
+    int d_;
+    Buffer<T> memory_;
+    const P *score_ = nullptr, *value_ = nullptr, *query_ = nullptr;
+    P *one_ = nullptr, *two_ = nullptr, *three_ = nullptr, *matrix_ = nullptr;
+    P *u_ = nullptr, *w_ = nullptr;
+};
+
+}  // namespace qk

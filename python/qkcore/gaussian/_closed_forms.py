@@ -1,0 +1,317 @@
+"""Gaussian flows that have a formula: on a line, with commuting parameters, of rank one (TPDE-3)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from .._lazy_scores import Real
+from ._roots import root
+
+__all__ = [
+    "Commuting",
+    "RankOne",
+    "commuting",
+    "l2_line",
+    "rank_one",
+    "sinkhorn_line",
+    "softmax_blow_up_line",
+    "softmax_line",
+]
+
+# Commutators up to this size, relative to the factors, count as zero.
+_COMMUTES = 1e-10
+
+
+def softmax_blow_up_line(s0: npt.ArrayLike, a: npt.ArrayLike, v: npt.ArrayLike) -> Real:
+    """The blow-up time :math:`(2 v a s_0)^{-1}` on a line, inf when :math:`va \\le 0` (TPDE 4.3).
+
+    >>> from qkcore.gaussian import softmax_blow_up_line
+    >>> float(softmax_blow_up_line(0.5, 2.0, 1.0)), float(softmax_blow_up_line(0.5, -2.0, 1.0))
+    (0.5, inf)
+    """
+    rate = 2 * np.asarray(v, np.float64) * np.asarray(a, np.float64) * _variance("s0", s0)
+    with np.errstate(divide="ignore"):
+        return np.where(rate > 0, 1 / rate, math.inf)
+
+
+def softmax_line(
+    s0: npt.ArrayLike, a: npt.ArrayLike, v: npt.ArrayLike, t: npt.ArrayLike
+) -> Real:
+    """The variance :math:`s(t) = (s_0^{-1} - 2vat)^{-1}` on a line under softmax attention (TPDE 4.3).
+
+    Arguments broadcast. Beyond the blow-up time there is no solution: inf.
+
+    >>> import numpy as np
+    >>> from qkcore.gaussian import softmax_line
+    >>> softmax_line(1.0, 1.0, 1.0, np.array([0.0, 0.25, 0.5, 1.0]))
+    array([ 1.,  2., inf, inf])
+    """
+    start = _variance("s0", s0)
+    left = 1 - 2 * np.asarray(v, np.float64) * np.asarray(a, np.float64) * np.asarray(t) * start
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(left > 0, start / left, math.inf)
+
+
+def l2_line(
+    s0: npt.ArrayLike, q: npt.ArrayLike, k: npt.ArrayLike, v: npt.ArrayLike, t: npt.ArrayLike
+) -> Real:
+    """The variance on a line under L2 attention, :math:`\\dot s = 4qkvs^2/(1 + 2k^2s)` (TPDE 4.13).
+
+    Integrated: with :math:`u = 1/(2k^2s)`, :math:`u + \\log u` falls at the rate :math:`2qv/k`, so that u is
+    Wright's omega of it. Never infinite (lemma 4.12). Arguments broadcast.
+
+    >>> from qkcore.gaussian import l2_line
+    >>> round(float(l2_line(1.0, 1.0, 1.0, -1.0, 2.0)), 6)
+    0.179647
+    """
+    from scipy.special import wrightomega
+
+    start, q_, k_, v_, time = np.broadcast_arrays(
+        _variance("s0", s0), *(np.asarray(x, np.float64) for x in (q, k, v, t))
+    )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        u0 = 1 / (2 * k_**2 * start)
+        u = wrightomega(u0 + np.log(u0) - 2 * q_ * v_ * time / k_)
+        found = 1 / (2 * k_**2 * u)
+    return np.where((k_ == 0) | (start == 0), start, found)
+
+
+def sinkhorn_line(
+    s0: npt.ArrayLike,
+    a: npt.ArrayLike,
+    v: npt.ArrayLike,
+    t: npt.ArrayLike,
+    epsilon: float = 1.0,
+) -> Real:
+    """The variance on a line under Sinkhorn attention (TPDE 4.17, any ε).
+
+    :math:`\\dot s = \\frac{v}{a\\varepsilon}(\\sqrt{4a^2s^2 + \\varepsilon^2} - \\varepsilon)`. With
+    :math:`2|a|s = \\varepsilon\\sinh\\theta`, :math:`\\theta - \\coth(\\theta/2)` grows at the rate
+    :math:`2v\\,\\mathrm{sign}(a)/\\varepsilon`; θ is found by bisection and Newton steps. Arguments broadcast.
+
+    >>> from qkcore.gaussian import sinkhorn_line
+    >>> round(float(sinkhorn_line(1.0, 1.0, -1.0, 2.0)), 6)
+    0.227372
+    """
+    eps = _checks.positive("epsilon", epsilon)
+    start, a_, v_, time = np.broadcast_arrays(
+        _variance("s0", s0), *(np.asarray(x, np.float64) for x in (a, v, t))
+    )
+    still = (a_ == 0) | (start == 0)
+    size = np.where(still, 1.0, np.abs(a_))
+    theta0 = np.arcsinh(2 * size * np.where(still, 1.0, start) / eps)
+    target = theta0 - 1 / np.tanh(theta0 / 2) + 2 * v_ * np.sign(a_) * time / eps
+    # Increasing in theta; theta - coth(theta/2) = target lies between these.
+    low = 1 / (2 + np.abs(target))
+    high = np.maximum(target, 0) + 3.0
+    for _ in range(60):
+        middle = np.where(high > 4 * low, np.sqrt(low * high), 0.5 * (low + high))
+        above = middle - 1 / np.tanh(middle / 2) > target
+        low, high = np.where(above, low, middle), np.where(above, middle, high)
+    theta = 0.5 * (low + high)
+    for _ in range(3):
+        slope = 1 + 0.5 / np.sinh(theta / 2) ** 2
+        theta = theta - (theta - 1 / np.tanh(theta / 2) - target) / slope
+    return np.where(still, start, eps * np.sinh(theta) / (2 * size))
+
+
+def _variance(name: str, value: npt.ArrayLike) -> Real:
+    array = np.asarray(value, np.float64)
+    if not (np.isfinite(array).all() and (array >= 0).all()):
+        raise ValueError(f"{name}: wanted finite variances >= 0, got {value!r}; a variance has a sign")
+    return array
+
+
+# ---- commuting parameters (proposition 4.4, remark 4.5) -------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Commuting:
+    """The solution :math:`\\Sigma(t) = (\\Sigma_0^{-1} - tB)^{-1}`, :math:`B = VA + A^\\top V^\\top`."""
+
+    cov: Real = field(repr=False)
+    """:math:`\\Sigma_0`"""
+    generator: Real
+    """B"""
+    blow_up_time: float
+    """1 / the largest eigenvalue of :math:`\\Sigma_0^{1/2}B\\Sigma_0^{1/2}`, inf when there is none > 0"""
+    limit: Real | None
+    """:math:`\\lim\\Sigma(t)` when it does not blow up, else None: the part of the law on ker B"""
+    limit_rank: int | None
+
+    def __call__(self, t: npt.ArrayLike) -> Real:
+        """Σ at times t (...), (..., d, d); t must lie before the blow-up."""
+        times = np.asarray(t, np.float64)
+        if not (times < self.blow_up_time).all():
+            raise ValueError(
+                f"t: wanted times before the blow-up at {self.blow_up_time:.6g}, got up to {times.max():.6g}"
+            )
+        half = root(self.cov)
+        values, vectors = np.linalg.eigh(half @ self.generator @ half)
+        left = half @ vectors
+        scales = 1 / (1 - times[..., None] * values)
+        out: Real = (left * scales[..., None, :]) @ left.T
+        return out
+
+
+def commuting(cov: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike) -> Commuting:
+    """The softmax flow when V commutes with Σ₀ and with :math:`B = VA + A^\\top V^\\top` (TPDE 4.4).
+
+    Σ₀ may be singular. Parameters that do not commute are refused.
+
+    >>> import numpy as np
+    >>> from qkcore.gaussian import commuting
+    >>> solution = commuting(np.diag([1.0, 2.0]), np.diag([-1.0, 0.0]), np.eye(2))
+    >>> solution.blow_up_time, solution.limit_rank
+    (inf, 1)
+    >>> solution.limit
+    array([[0., 0.],
+           [0., 2.]])
+    >>> solution(0.5)
+    array([[0.5, 0. ],
+           [0. , 2. ]])
+    """
+    sigma = _checks.covariances("cov", cov).astype(np.float64)
+    a, v = (_square(name, x, sigma.shape[-1]) for name, x in (("A", A), ("V", V)))
+    if sigma.ndim != 2:
+        raise ValueError(f"cov: wanted one covariance, got shape {sigma.shape}; take them one by one")
+    B = v @ a
+    B = B + B.T
+    for name, other in (("cov", sigma), ("VA + A^T V^T", B)):
+        if (size := _commutator(v, other)) > _COMMUTES:
+            raise ValueError(
+                f"V: wanted a matrix that commutes with {name}, got a commutator of relative size "
+                f"{size:.2g}; use qk.gaussian.flow"
+            )
+    half = root(sigma)
+    rates, vectors = np.linalg.eigh(half @ B @ half)
+    rounding = 1e-12 * max(1.0, float(np.abs(rates).max()))
+    if rates[-1] > rounding:
+        return Commuting(sigma, B, float(1 / rates[-1]), None, None)
+    left = half @ vectors
+    stays = np.abs(rates) <= rounding
+    limit = left[:, stays] @ left[:, stays].T
+    scale = 1e-12 * max(float(np.abs(sigma).max()), np.finfo(float).tiny)
+    return Commuting(
+        sigma, B, math.inf, limit, int((np.linalg.eigvalsh(limit) > scale).sum())
+    )
+
+
+def commuting_blow_up(
+    cov: Real, A: Real, V: Real
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
+    """Blow-up times of a batch, and where proposition 4.4 gives them: always in one dimension."""
+    sigma, a, v = (x.astype(np.float64) for x in (cov, A, V))
+    B = v @ a
+    B = B + B.swapaxes(-1, -2)
+    limit = _COMMUTES if cov.dtype == np.float64 else 1e-5
+    applies = (_commutators(v, sigma) <= limit) & (_commutators(v, B) <= limit)
+    if not applies.any():
+        return np.full(applies.shape, math.inf), applies
+    half = root(sigma)
+    rates = np.linalg.eigvalsh(half @ B @ half)
+    top, scale = rates[..., -1], np.abs(rates).max(axis=-1)
+    positive = top > 1e-12 * scale
+    times = np.where(positive, 1 / np.where(positive, top, 1.0), math.inf)
+    return times, applies
+
+
+def _commutators(x: Real, y: Real) -> Any:
+    gap = np.linalg.norm(x @ y - y @ x, axis=(-2, -1))
+    size = np.linalg.norm(x, axis=(-2, -1)) * np.linalg.norm(y, axis=(-2, -1))
+    return gap / np.where(size > 0, size, 1.0)
+
+
+def _commutator(x: Real, y: Real) -> float:
+    return float(_commutators(x, y))
+
+
+def _square(name: str, value: npt.ArrayLike, d: int) -> Real:
+    array = np.asarray(value, np.float64)
+    if array.shape != (d, d):
+        raise ValueError(
+            f"{name}: wanted shape ({d}, {d}) as the covariance, got {array.shape}; pass A = K.T @ Q"
+            if name == "A"
+            else f"{name}: wanted shape ({d}, {d}) as the covariance, got {array.shape}"
+        )
+    _checks.finite(name, array)
+    return array
+
+
+# ---- rank one (lemma 4.6) ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class RankOne:
+    """:math:`\\Sigma(t) = u(t)u(t)^\\top`: the direction runs along :math:`e^{\\tau V}u_0`, on its own clock."""
+
+    t: npt.NDArray[np.float64]
+    u: Real = field(repr=False)
+    """(times, d)"""
+    clock: npt.NDArray[np.float64] = field(repr=False)
+    """τ at these times: :math:`u(t) = e^{\\tau V}u_0`"""
+
+    @property
+    def cov(self) -> Real:
+        """:math:`uu^\\top`, (times, d, d)."""
+        return self.u[:, :, None] * self.u[:, None, :]
+
+
+def rank_one(u0: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike, t: npt.ArrayLike) -> RankOne:
+    """The softmax flow from :math:`u_0u_0^\\top`: :math:`\\dot u = (u^\\top Au)Vu` (TPDE 4.6).
+
+    The paper leaves u(t) open. Up to a clock it is explicit: :math:`u = e^{\\tau V}u_0` with
+    :math:`\\dot\\tau = q(\\tau) = u^\\top Au`, one scalar equation, which is solved to 1e-12. Times beyond a
+    blow-up are refused.
+
+    >>> import numpy as np
+    >>> from qkcore.gaussian import rank_one
+    >>> found = rank_one(np.array([1.0, 1.0]), -np.eye(2), np.eye(2), [0.0, 1.0])
+    >>> found.cov[1]  # u^T u = 1 / (1/2 + 2 t)
+    array([[0.2, 0.2],
+           [0.2, 0.2]])
+    """
+    from scipy.integrate import solve_ivp
+    from scipy.linalg import expm
+
+    u = np.asarray(u0, np.float64)
+    if u.ndim != 1 or u.size == 0:
+        raise ValueError(f"u0: wanted shape (d,), got {u.shape}; pass one vector")
+    _checks.finite("u0", u)
+    a, v = (_square(name, x, u.size) for name, x in (("A", A), ("V", V)))
+    times = np.atleast_1d(np.asarray(t, np.float64))
+    if times.ndim != 1 or not (np.diff(times) >= 0).all() or times[0] < 0:
+        raise ValueError(f"t: wanted ascending times from 0 on, got {t!r}")
+
+    def direction(tau: float) -> Real:
+        out: Real = expm(tau * v) @ u
+        return out
+
+    def q(_: float, tau: Real) -> list[float]:
+        x = direction(float(tau[0]))
+        return [float(x @ a @ x)]
+
+    def escaped(_: float, tau: Real) -> float:
+        return 1e12 - float(np.linalg.norm(direction(float(tau[0])))) / float(np.linalg.norm(u) or 1)
+
+    escaped.terminal = True  # type: ignore[attr-defined]  # how SciPy wants it said
+    end = float(times[-1])
+    if end == 0:
+        clock = np.zeros_like(times)
+    else:
+        found = solve_ivp(
+            q, (0.0, end), [0.0], "DOP853", times, events=escaped, rtol=1e-12, atol=1e-14
+        )
+        if found.status != 0:
+            stopped = float(found.t_events[0][0]) if found.status == 1 else float(found.t[-1])
+            raise ValueError(
+                f"t: wanted times before the blow-up near {stopped:.6g}, got up to {end:.6g}"
+            )
+        clock = found.y[0]
+    return RankOne(times, np.stack([direction(float(tau)) for tau in clock]), clock)

@@ -1,0 +1,334 @@
+"""Gaussian laws under attention, many trajectories at once, and what becomes of each (TPDE-3)."""
+
+from __future__ import annotations
+
+import math
+from contextlib import nullcontext
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from .._config import resolve_threads
+from .._lazy_scores import Real
+from .._native import cpu
+from ._closed_forms import commuting_blow_up
+from ._parameters import Parameters, check_law, check_parameters
+from ._result import GaussianFlow
+
+__all__ = ["flow"]
+
+_METHODS = {name: code for code, name in enumerate(cpu.GAUSSIAN_METHODS)}
+_FORMS = ("covariance", "pushforward")
+_JUDGES = ("covariance", "law")
+_RTOL = {4: 1e-5, 8: 1e-8}
+_ENDS = ("reached", "too large", "not finite", "step underflow", "step limit")
+# Fields that grow like the square of the covariance; the others grow linearly (lemma 4.12, 4.17).
+_QUADRATIC = ("softmax", "linear", "linear_epsilon")
+# An eigenvalue below this fraction of the size is not rounding or the error of a step, but a step too long.
+_POSITIVITY = 1e-3
+
+
+def flow(
+    kind: str,
+    mean: npt.ArrayLike | None,
+    cov: npt.ArrayLike,
+    t_span: tuple[float, float],
+    *,
+    Q: npt.ArrayLike,
+    K: npt.ArrayLike,
+    V: npt.ArrayLike,
+    epsilon: float = 1.0,
+    n_steps: int,
+    heads: int = 1,
+    method: str = "euler",
+    form: str = "covariance",
+    store: int | str = "all",
+    rtol: float | None = None,
+    atol: float | None = None,
+    max_steps: int = 100_000,
+    judge: str = "covariance",
+    settle_tol: float = 1e-3,
+    rank_tol: float = 1e-6,
+    max_growth: float = 1e8,
+    max_memory: float = 2**31,
+    progress: bool = False,
+    n_threads: int | None = None,
+) -> GaussianFlow:
+    """Mean and covariance of tokens with a Gaussian law, layer after layer (TPDE-3, 4.1-4.15).
+
+    Attention moves a Gaussian law by an affine velocity :math:`b + Mx` (see :func:`velocity` for M and b
+    of each ``kind``), so it stays Gaussian and
+
+    .. math:: \\dot\\alpha = b + M\\alpha, \\qquad \\dot\\Sigma = M\\Sigma + \\Sigma M^\\top,
+
+    e.g. :math:`\\dot\\Sigma = V\\Sigma A\\Sigma + \\Sigma A^\\top\\Sigma V^\\top` for softmax (eq 4.1),
+    :math:`A = K^\\top Q`.
+
+    ``mean`` (..., d), or None for 0; ``cov`` (..., d, d), singular allowed; ``Q``, ``K`` (..., k, d);
+    ``V`` (..., d, d). Leading axes are a batch and broadcast: thousands of laws under one field, or each
+    under its own. ``heads`` > 1: Q and K are the heads' matrices stacked by rows (eq 2.9), V is (d, d)
+    for all heads or (..., heads, d, d).
+
+    ``method``: "euler", "heun", "rk4" with ``n_steps`` equal steps; "dopri5" with steps of its own for
+    every trajectory, to ``rtol`` and ``atol`` (1e-8 and 1e-10; 1e-5 and 1e-7 in float32), and ``n_steps`` intervals
+    between stored times. ``form``: "covariance" applies the method to the ODE of the covariance (as
+    the paper does; too long a step can leave the cone of covariances, see status "indefinite"),
+    "pushforward" gives the exact law of the particles that the method moves, :math:`P\\Sigma P^\\top`:
+    always positive semidefinite, rank kept; not with dopri5.
+
+    ``store``: "all" times, every k-th (an integer), or "final" (the start and the end); more than
+    ``max_memory`` bytes of states is refused.
+
+    Every trajectory gets a status, see :class:`GaussianFlow`. ``judge``: "covariance" looks at Σ alone
+    (as the paper), "law" at the mean too (in the size, the larger of :math:`|\\Sigma|_F` and
+    :math:`|\\alpha|^2`). ``settle_tol``, ``max_growth``, ``rank_tol``: the tolerances named there.
+
+    >>> import numpy as np, qkcore as qk
+    >>> I = np.eye(2)
+    >>> sol = qk.gaussian.flow("softmax", None, I, (0, 4), Q=I, K=-I, V=I, n_steps=4000, method="rk4")
+    >>> float(round(sol.cov[-1, 0, 0], 10))  # 1 / (1 + 2 t)
+    0.1111111111
+    >>> bang = qk.gaussian.flow("softmax", None, I, (0, 1), Q=I, K=I, V=I, n_steps=1000)
+    >>> bang.status, bang.blow_up_time, bang.blow_up_exact
+    ('blew up', 0.5, True)
+    >>> bool(np.isfinite(bang.cov).all())
+    True
+    """
+    alpha, sigma = check_law(mean, cov)
+    d, dtype = sigma.shape[-1], sigma.dtype
+    p = check_parameters(kind, Q, K, V, d=d, dtype=dtype, epsilon=epsilon, heads=heads)
+    t0, t1 = _checks.time_span("t_span", t_span)
+    steps = _at_least_one("n_steps", n_steps)
+    for name, value, names in (
+        ("method", method, tuple(_METHODS)),
+        ("form", form, _FORMS),
+        ("judge", judge, _JUDGES),
+    ):
+        if value not in names:
+            known = ", ".join(f'"{n}"' for n in names)
+            raise ValueError(f"{name}: wanted one of {known}, got {value!r}")
+    if form == "pushforward" and method == "dopri5":
+        raise ValueError(
+            'form: wanted "covariance" with dopri5, whose error control keeps covariances positive, '
+            'got "pushforward"'
+        )
+    every = _store_every(store, steps)
+    settings = {
+        "settle_tol": _checks.positive("settle_tol", settle_tol),
+        "rank_tol": _checks.positive("rank_tol", rank_tol),
+        "max_growth": _checks.positive("max_growth", max_growth),
+        "positivity_tol": _POSITIVITY,
+        "judge": judge,
+        "form": form,
+    }
+    relative = _RTOL[dtype.itemsize] if rtol is None else _checks.positive("rtol", rtol)
+    absolute = 0.01 * relative if atol is None else _checks.positive("atol", atol)
+    law_batch = _checks.broadcast("mean, cov", alpha.shape[:-1], sigma.shape[:-2])
+    batch = _checks.broadcast("Q, K, V", law_batch, p.batch)
+    n = math.prod(batch)
+    n_stored = 1 + -(-steps // every)
+    wanted = n_stored * n * (d + d * d) * dtype.itemsize
+    if wanted > _checks.positive("max_memory", max_memory):
+        raise ValueError(
+            f"store: {n_stored} times of {n} trajectories take {wanted / 2**30:.1f} GiB, more than "
+            f'max_memory ({max_memory / 2**30:.1f} GiB); pass store="final", store=k for every k-th '
+            "step, or a larger max_memory"
+        )
+    threads = resolve_threads(n_threads)
+    arrays = _native_arrays(p, alpha, sigma, batch)
+    with _bar(progress) as report:
+        means, covs, mean_rate, cov_rate, figures, counts = cpu.gaussian_flow(
+            *_native_field(p),
+            *arrays,
+            _METHODS[method],
+            form == "pushforward",
+            t0,
+            t1,
+            steps,
+            every,
+            relative,
+            absolute,
+            _at_least_one("max_steps", max_steps),
+            settings["max_growth"],
+            judge == "law",
+            report,
+            threads,
+        )
+    index = np.minimum(np.arange(n_stored) * every, steps)
+    times = t0 + (t1 - t0) * (index / steps)
+    times[-1] = t1
+    verdict = _judge(
+        p, arrays[0], arrays[1], means[-1], covs[-1], mean_rate, cov_rate, figures, counts, t0, t1 - t0, settings
+    )
+    verdict["blow_up_time"], verdict["blow_up_exact"] = _blow_up_times(
+        p, sigma, batch, verdict.pop("extrapolated"), t0
+    )
+    shaped = {name: _shape(value, batch) for name, value in verdict.items()}
+    return GaussianFlow(
+        t=times,
+        mean=means.reshape(n_stored, *batch, d),
+        cov=covs.reshape(n_stored, *batch, d, d),
+        mean_rate=mean_rate.reshape(*batch, d),
+        cov_rate=cov_rate.reshape(*batch, d, d),
+        n_steps=_shape(counts[:, 1], batch),
+        kind=p.kind if p.heads == 1 else f"{p.kind}, {p.heads} heads",
+        method=method,
+        settings=settings,
+        **shaped,
+    )
+
+
+def _at_least_one(name: str, value: object) -> int:
+    number = _checks.integer(name, value)
+    if number < 1:
+        raise ValueError(f"{name}: wanted at least 1, got {number}; pass e.g. {name}=1000")
+    return number
+
+
+def _store_every(store: int | str, steps: int) -> int:
+    if store == "all":
+        return 1
+    if store == "final":
+        return steps
+    if isinstance(store, str):
+        raise ValueError(f'store: wanted "all", "final" or an integer, got {store!r}')
+    return min(_at_least_one("store", store), steps)
+
+
+def _native_field(p: Parameters) -> tuple[int, float, bool, float]:
+    """(field, gain, raw moment, epsilon) as the C++ side names them."""
+    return {
+        "softmax": (0, 1.0, False, 1.0),
+        "linear": (0, 0.0, True, 1.0),
+        "linear_epsilon": (0, 1 / p.epsilon, False, 1.0),
+        "l2": (1, 1.0, False, 1.0),
+        "sinkhorn": (2, 1.0, False, p.epsilon),
+    }[p.kind]
+
+
+def _native_arrays(
+    p: Parameters, alpha: Real, sigma: Real, batch: tuple[int, ...]
+) -> tuple[Real, Real, Real, Real, Real]:
+    """mean (n, d), cov (n, d, d), score, query, value (n or 1, heads, d, d), all contiguous."""
+    d, dtype = p.d, sigma.dtype
+
+    def rows(array: Real, core: tuple[int, ...]) -> Real:
+        full = np.broadcast_to(array, (*batch, *core))
+        return np.ascontiguousarray(full.reshape(-1, *core), dtype)
+
+    def stack(array: Real) -> Real:
+        core = (p.heads, d, d)
+        lead = array.shape[:-3]
+        if math.prod(lead) == 1:  # one field for all trajectories
+            return np.ascontiguousarray(array.reshape(1, *core), dtype)
+        return rows(array, core)
+
+    query, key = p.square() if p.kind == "l2" else (p.A, p.A)
+    return rows(alpha, (d,)), rows(sigma, (d, d)), stack(key), stack(query), stack(p.V)
+
+
+def _bar(progress: bool) -> Any:
+    """A context that gives the callback for the fraction done, or None."""
+    if not progress:
+        return nullcontext(None)
+    from tqdm.auto import tqdm
+
+    class Bar:
+        def __enter__(self) -> Any:
+            self.bar = tqdm(total=1.0, desc="Gaussian flow", bar_format="{l_bar}{bar}| {elapsed}")
+            return self.to
+
+        def to(self, fraction: float) -> None:
+            self.bar.update(max(0.0, min(1.0, fraction) - self.bar.n))
+
+        def __exit__(self, kind: object, *_: object) -> None:
+            if kind is None:
+                self.to(1.0)
+            self.bar.close()
+
+    return Bar()
+
+
+def _judge(
+    p: Parameters,
+    mean0: Real,
+    cov0: Real,
+    mean: Real,
+    cov: Real,
+    mean_rate: Real,
+    cov_rate: Real,
+    figures: npt.NDArray[np.float64],
+    counts: npt.NDArray[np.int64],
+    t0: float,
+    span: float,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
+    """Statuses, end times, eigenvalues and ranks of the flat batch."""
+    t_end, start, size, _, mark_t, mark_size, mark_growth, early_size, early_growth = figures.T
+    end = counts[:, 0]
+    values, vectors = np.linalg.eigh(cov.astype(np.float64))
+    slopes = np.einsum("nji,njk,nki->ni", vectors, cov_rate.astype(np.float64), vectors)
+    elapsed = t_end - t0
+    with np.errstate(divide="ignore", invalid="ignore"):
+        decay = elapsed[:, None] * slopes / values
+    decay = np.where(values > 0, decay, 0.0)
+    top = np.linalg.norm(cov0.astype(np.float64), 2, axis=(-2, -1))
+    kept = (values > settings["rank_tol"] * top[:, None]) & (decay > -0.5)
+
+    # At the end of the span: how far would as much time again carry the law?
+    moves = np.linalg.norm(cov_rate.astype(np.float64), axis=(-2, -1)) * span
+    reference = np.linalg.norm(cov0.astype(np.float64), axis=(-2, -1))
+    settled = moves <= settings["settle_tol"] * reference
+    if settings["judge"] == "law":
+        first = np.maximum(
+            np.linalg.norm(mean0.astype(np.float64), axis=-1), np.sqrt(reference)
+        )
+        drift = np.linalg.norm(mean_rate.astype(np.float64), axis=-1) * span
+        settled &= drift <= settings["settle_tol"] * first
+    status = np.where(settled, "converged", "not settled").astype("<U12")
+
+    gone = np.isin(end, [_ENDS.index(x) for x in ("too large", "not finite", "step underflow")])
+    explosive = np.zeros(len(end), bool)
+    if p.kind in _QUADRATIC:
+        # growth ~ size^(p-1): p = 1 is exponential, p = 2 the blow-up of a square. Without an earlier mark
+        # the steps never resolved the growth, which a square alone does.
+        with np.errstate(divide="ignore", invalid="ignore"):
+            power = np.log(mark_growth / early_growth) / np.log(mark_size / early_size)
+        explosive = gone & (mark_growth > 0) & ((early_growth <= 0) | (power > 0.5))
+    status[gone] = "diverged"
+    status[explosive] = "blew up"
+    status[end == _ENDS.index("step limit")] = "step limit"
+    scale = np.maximum(np.abs(values).max(axis=-1), top)
+    status[values[:, 0] < -_POSITIVITY * scale] = "indefinite"
+    blew = status == "blew up"
+    with np.errstate(divide="ignore"):
+        extrapolated = np.where(blew, mark_t + 1 / mark_growth, math.inf)
+    return {
+        "status": status,
+        "t_end": t_end.copy(),
+        "extrapolated": extrapolated,
+        "eigenvalues": values.astype(cov.dtype),
+        "decay": decay.astype(cov.dtype),
+        "rank": kept.sum(axis=-1),
+    }
+
+
+def _blow_up_times(
+    p: Parameters, sigma: Real, batch: tuple[int, ...], extrapolated: Real, t0: float
+) -> tuple[Real, npt.NDArray[np.bool_]]:
+    """Closed forms where the parameters commute (proposition 4.4), extrapolations elsewhere."""
+    exact = np.zeros(len(extrapolated), bool)
+    if p.kind not in ("softmax", "linear_epsilon") or p.heads != 1:
+        return extrapolated, exact
+    known, applies = commuting_blow_up(sigma, p.A[..., 0, :, :], p.V[..., 0, :, :])
+    applies = np.broadcast_to(applies, batch).ravel()
+    times = t0 + np.broadcast_to(known, batch).ravel()
+    return np.where(applies, times, extrapolated), applies.copy()
+
+
+def _shape(value: npt.NDArray[Any], batch: tuple[int, ...]) -> Any:
+    """The figures of a batch in its shape; of one trajectory as numbers and strings."""
+    shaped = value.reshape((*batch, *value.shape[1:]))
+    return shaped[()].item() if shaped.ndim == 0 else shaped

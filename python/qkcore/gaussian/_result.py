@@ -1,0 +1,104 @@
+"""What a Gaussian flow gives back: the states, and for every trajectory what became of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._lazy_scores import Real
+
+__all__ = ["STATUSES", "GaussianFlow"]
+
+STATUSES = ("converged", "not settled", "diverged", "blew up", "indefinite", "step limit")
+
+
+@dataclass(frozen=True, eq=False)
+class GaussianFlow:
+    """Means and covariances over time, one status per trajectory, none left out (TPDE-3).
+
+    With batch axes every figure is an array over the batch; for one trajectory ``status`` is a string
+    and the figures are numbers. A trajectory that ended before the last time keeps its last finite
+    state from then on: see ``t_end``.
+    """
+
+    t: npt.NDArray[np.float64] = field(repr=False)
+    """the stored times"""
+    mean: Real = field(repr=False)
+    """(times, ..., d)"""
+    cov: Real = field(repr=False)
+    """(times, ..., d, d), symmetric to the last bit"""
+    status: Any
+    """"converged": at the present rate, as much time again would move the covariance by less than
+    ``settle_tol`` of its initial norm; "not settled": it would move it by more; "diverged": its norm
+    grew by the factor ``max_growth``, at a rate that does not point to a finite time; "blew up": the
+    same, at a rate that does (``blow_up_time``); "indefinite": the steps were too long for it to stay
+    positive semidefinite; "step limit": ``max_steps`` used up"""
+    t_end: Any
+    """the time of the last state; less than the last time where a trajectory ended early"""
+    blow_up_time: Any
+    """the time of the blow-up, inf where there is none: in closed form where the parameters commute
+    (``blow_up_exact``), else extrapolated from the last step that resolved the growth"""
+    blow_up_exact: Any
+    eigenvalues: Real = field(repr=False)
+    """of the last covariance, ascending, (..., d)"""
+    decay: Real = field(repr=False)
+    """:math:`t\\dot\\lambda/\\lambda` of these: near -1 for one that vanishes like 1/t, near 0 for one
+    that stays"""
+    rank: Any
+    """the rank of the limit: eigenvalues above ``rank_tol`` times the largest initial one and with
+    ``decay`` above -1/2; a statement about the limit where the status is "converged\""""
+    mean_rate: Real = field(repr=False)
+    """the time derivative of the last mean"""
+    cov_rate: Real = field(repr=False)
+    """the time derivative of the last covariance"""
+    n_steps: Any = field(repr=False)
+    """steps taken (accepted ones)"""
+    kind: str
+    method: str
+    settings: dict[str, Any] = field(repr=False)
+    """``judge``, ``form`` and the tolerances that the statuses refer to"""
+
+    @property
+    def converged(self) -> Any:
+        """Whether the status is "converged", an array for batches."""
+        return np.asarray(self.status) == "converged" if self._batch else self.status == "converged"
+
+    @property
+    def _batch(self) -> tuple[int, ...]:
+        return self.mean.shape[1:-1]
+
+    def counts(self) -> dict[str, int]:
+        """How many trajectories ended with each status; they sum to their number."""
+        flat = np.atleast_1d(np.asarray(self.status)).ravel()
+        return {name: n for name in STATUSES if (n := int(np.count_nonzero(flat == name)))}
+
+    def final(self) -> tuple[Real, Real]:
+        """The last mean and covariance."""
+        return self.mean[-1], self.cov[-1]
+
+    def __str__(self) -> str:
+        d = self.mean.shape[-1]
+        n = int(np.prod(self._batch, dtype=int))
+        what = "1 trajectory" if n == 1 else f"{n} trajectories"
+        lines = [
+            f"Gaussian flow ({self.kind}, {self.method}): {what}, d = {d}, {self.cov.dtype}, "
+            f"t = {self.t[0]:g} to {self.t[-1]:g}, {len(self.t)} times stored"
+        ]
+        status = np.atleast_1d(np.asarray(self.status)).ravel()
+        t_end, blow_up = np.atleast_1d(self.t_end).ravel(), np.atleast_1d(self.blow_up_time).ravel()
+        rank = np.atleast_1d(self.rank).ravel()
+        for name, count in self.counts().items():
+            at = status == name
+            text = f"  {name:12s} {count}"
+            if name == "converged":
+                ranks = ", ".join(f"{r}: {c}" for r, c in zip(*np.unique(rank[at], return_counts=True), strict=True))
+                text += f"  (rank of the limit {ranks})"
+            elif name == "blew up":
+                text += f"  (at t = {blow_up[at].min():.4g} to {blow_up[at].max():.4g})"
+            elif name in ("diverged", "indefinite", "step limit"):
+                text += f"  (stopped at t = {t_end[at].min():.4g} to {t_end[at].max():.4g})"
+            lines.append(text)
+        return "\n".join(lines)
