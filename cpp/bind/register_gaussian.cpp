@@ -16,7 +16,7 @@ struct FieldArguments {
     bool raw_moment = false;
 };
 
-// (means, covs, mean rates, cov rates, figures (n, 9), counts (n, 3))
+// (means, covs, mean rates, cov rates, figures (n, 9), counts (n, 4))
 template <class T>
 py::tuple flow_of(const FieldArguments& field, const py::array& mean, const py::array& cov,
                   const py::array& score, const py::array& query, const py::array& value,
@@ -45,7 +45,7 @@ py::tuple flow_of(const FieldArguments& field, const py::array& mean, const py::
         return true;
     });
     py::array_t<double> figures({p.n, Index(9)});
-    py::array_t<Index> counts({p.n, Index(3)});
+    py::array_t<Index> counts({p.n, Index(4)});
     for (Index i = 0; i < p.n; ++i) {
         const GaussianOutcome& o = outcomes[static_cast<std::size_t>(i)];
         Index column = 0;
@@ -55,6 +55,7 @@ py::tuple flow_of(const FieldArguments& field, const py::array& mean, const py::
         counts.mutable_at(i, 0) = static_cast<Index>(o.end);
         counts.mutable_at(i, 1) = o.n_steps;
         counts.mutable_at(i, 2) = o.n_rejected;
+        counts.mutable_at(i, 3) = o.positive ? 1 : 0;
     }
     return py::make_tuple(means, covs, mean_rates, cov_rates, figures, counts);
 }
@@ -69,9 +70,9 @@ void register_gaussian(py::module_& m) {
         "gaussian_flow",
         [](int field, double gain, bool raw_moment, double epsilon, const py::array& mean,
            const py::array& cov, const py::array& score, const py::array& query, const py::array& value,
-           int method, bool pushforward, double t0, double t1, qk::Index n_steps, qk::Index store_every, double rtol,
-           double atol, qk::Index max_steps, double max_growth, bool judge_mean, const py::object& report,
-           int n_threads) {
+           int method, bool pushforward, double t0, double t1, qk::Index n_steps, qk::Index store_every,
+           double rtol, double atol, qk::Index max_steps, double max_growth, bool judge_mean,
+           const py::object& report, int n_threads) {
             qk::GaussianOptions options;
             options.method = static_cast<qk::GaussianMethod>(method);
             options.pushforward = pushforward;
@@ -96,8 +97,8 @@ void register_gaussian(py::module_& m) {
         },
         py::arg("field"), py::arg("gain"), py::arg("raw_moment"), py::arg("epsilon"),
         py::arg("mean").noconvert(), py::arg("cov").noconvert(), py::arg("score").noconvert(),
-        py::arg("query").noconvert(), py::arg("value").noconvert(), py::arg("method"), py::arg("pushforward"), py::arg("t0"),
-        py::arg("t1"), py::arg("n_steps"), py::arg("store_every"), py::arg("rtol"), py::arg("atol"),
-        py::arg("max_steps"), py::arg("max_growth"), py::arg("judge_mean"), py::arg("report"),
-        py::arg("n_threads"));
+        py::arg("query").noconvert(), py::arg("value").noconvert(), py::arg("method"), py::arg("pushforward"),
+        py::arg("t0"), py::arg("t1"), py::arg("n_steps"), py::arg("store_every"), py::arg("rtol"),
+        py::arg("atol"), py::arg("max_steps"), py::arg("max_growth"), py::arg("judge_mean"),
+        py::arg("report"), py::arg("n_threads"));
 }

@@ -115,9 +115,9 @@ public:
                 progress.say(worker, static_cast<double>(step) / n);
             }
             const double t = options_.t0 + span * (static_cast<double>(step) / n);
-            const double t_next =
-                step + 1 == options_.n_steps ? options_.t1
-                                             : options_.t0 + span * (static_cast<double>(step + 1) / n);
+            const double t_next = step + 1 == options_.n_steps
+                                      ? options_.t1
+                                      : options_.t0 + span * (static_cast<double>(step + 1) / n);
             if (packs::any<T>(alive_)) {
                 if (adaptive) {
                     if (!adaptive_interval(t, t_next, run, worker)) return false;
@@ -142,8 +142,8 @@ private:
             T lane[lanes];
             for (int l = 0; l < lanes; ++l) {
                 const Index which = std::min(first_ + l, problem_.n - 1);
-                lane[l] = e < d() ? problem_.mean[which * d() + e]
-                                  : problem_.cov[which * d() * d() + e - d()];
+                lane[l] =
+                    e < d() ? problem_.mean[which * d() + e] : problem_.cov[which * d() * d() + e - d()];
             }
             state_[e] = load(lane);
         }
@@ -218,6 +218,7 @@ private:
                     o.mark_t = t[l];
                     o.mark_size = size(l);
                     o.mark_growth = growth(l);
+                    o.positive = o.positive && positive(l);
                     next_mark_[l] = T(4) * square_[l];
                 } else {
                     next_mark_[l] = infinity<T>();
@@ -225,6 +226,29 @@ private:
             }
             if (square_[l] > limit_[l]) end(l, GaussianEnd::too_large, t[l]);
         }
+    }
+
+    // Whether cov + resolved |cov| I has a Cholesky factor: what resolved steps may do to the smallest eigenvalue.
+    bool positive(int l) const {
+        Buffer<double> factor(d() * d());
+        double norm = 0;
+        for (int e = 0; e < d() * d(); ++e) {
+            factor[e] = static_cast<double>(state_[d() + e][l]);
+            norm += factor[e] * factor[e];
+        }
+        const double shift = resolved * std::sqrt(norm);
+        for (int j = 0; j < d(); ++j) {
+            double pivot = factor[j * d() + j] + shift;
+            for (int k = 0; k < j; ++k) pivot -= factor[j * d() + k] * factor[j * d() + k];
+            if (!(pivot > 0)) return false;
+            const double inverse = 1 / std::sqrt(pivot);
+            for (int i = j + 1; i < d(); ++i) {
+                double x = factor[i * d() + j];
+                for (int k = 0; k < j; ++k) x -= factor[i * d() + k] * factor[j * d() + k];
+                factor[i * d() + j] = x * inverse;
+            }
+        }
+        return true;
     }
 
     void end(int l, GaussianEnd why, double t) {
@@ -327,8 +351,7 @@ private:
             Mask taken{};
             for (int l = 0; l < n_here_; ++l) {
                 if (moving[l] == 0) continue;
-                const double e =
-                    fine[l] != 0 ? std::sqrt(static_cast<double>(error[l])) : infinity<double>();
+                const double e = fine[l] != 0 ? std::sqrt(static_cast<double>(error[l])) : infinity<double>();
                 if (e <= 1) taken[l] = -1;
                 control(l, e, now[l], h[l]);
             }
@@ -357,8 +380,8 @@ private:
             ++o.n_rejected;
             h_[l] = h * (std::isfinite(e) ? std::clamp(0.9 * std::pow(e, -0.2), 0.1, 0.9) : 0.1);
         }
-        const double smallest =
-            16 * std::numeric_limits<double>::epsilon() * std::max(std::abs(options_.t0), std::abs(options_.t1));
+        const double smallest = 16 * std::numeric_limits<double>::epsilon() *
+                                std::max(std::abs(options_.t0), std::abs(options_.t1));
         if (e > 1 && h_[l] < smallest)
             end(l, GaussianEnd::step_underflow, now);
         else if (o.n_steps + o.n_rejected >= options_.max_steps)
@@ -385,8 +408,8 @@ private:
         for (int e = 0; e < length(); ++e) {
             P x{};
             for (int j = 0; j < 7; ++j) x = fma(weight[j], stage(j)[e], x);
-            const P scale = fma(relative,
-                                max(packs::magnitude<T>(state_[e]), packs::magnitude<T>(trial_[e])), absolute);
+            const P scale =
+                fma(relative, max(packs::magnitude<T>(state_[e]), packs::magnitude<T>(trial_[e])), absolute);
             x /= scale;
             sum = fma(x, x, sum);
         }

@@ -114,7 +114,7 @@ private:
         for (int i = 0; i < n(); ++i) w_[i] = mean[i] - w_[i];
         packs::multiply_vector<T, D, false, true>(d_, V, w_, b);
         packs::solve_ldl<T, D, D>(d_, two_, one_);  // the transpose of 2 B
-        for (int i = 0; i < n(); ++i)  // V (2 B), the second factor transposed
+        for (int i = 0; i < n(); ++i)               // V (2 B), the second factor transposed
             for (int j = 0; j < n(); ++j) {
                 P sum{};
                 for (int k = 0; k < n(); ++k) sum = fma(V[i * n() + k], one_[j * n() + k], sum);

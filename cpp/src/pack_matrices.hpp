@@ -53,11 +53,15 @@ QK_INLINE int size_of(int d) {
 template <class T, int D, int C, bool Add>
 QK_INLINE void row_times(int d, const Pack<T>* left, int left_stride, const Pack<T>* right, Pack<T>* out) {
     Pack<T> sum[C];
+#pragma GCC unroll 8
     for (int j = 0; j < C; ++j) sum[j] = Add ? out[j] : Pack<T>{};
+#pragma GCC unroll 8
     for (int k = 0; k < size_of<D>(d); ++k) {
         const Pack<T> x = left[k * left_stride];
+#pragma GCC unroll 8
         for (int j = 0; j < C; ++j) sum[j] = fma(x, right[k * size_of<D>(d) + j], sum[j]);
     }
+#pragma GCC unroll 8
     for (int j = 0; j < C; ++j) out[j] = sum[j];
 }
 
@@ -71,8 +75,7 @@ QK_INLINE void multiply(int d, const Pack<T>* left, const Pack<T>* right, Pack<T
             row_times<T, D, D, Add>(d, row, stride, right, out + i * n);
         } else {
             int j = 0;
-            for (; j + 4 <= n; j += 4)
-                row_times<T, D, 4, Add>(d, row, stride, right + j, out + i * n + j);
+            for (; j + 4 <= n; j += 4) row_times<T, D, 4, Add>(d, row, stride, right + j, out + i * n + j);
             for (; j < n; ++j) row_times<T, D, 1, Add>(d, row, stride, right + j, out + i * n + j);
         }
     }
@@ -176,7 +179,8 @@ void orthogonalize_rows(int d, Pack<T>* a, Pack<T>* b, Pack<T>* squares) {
                 const Pack<T> larger = max(p, q);
                 const Pack<T> inverse = broadcast(T(1)) / select(turn, larger, broadcast(T(1)));
                 const Pack<T> u = p * inverse, v = q * inverse;
-                const Pack<T> slope = twice * inverse / select(turn, u + root(u * u + v * v), broadcast(T(1)));
+                const Pack<T> slope =
+                    twice * inverse / select(turn, u + root(u * u + v * v), broadcast(T(1)));
                 const Pack<T> t = select(turn, select(delta >= Pack<T>{}, slope, -slope), Pack<T>{});
                 const Pack<T> c = broadcast(T(1)) / root(fma(t, t, broadcast(T(1)))), s = c * t;
                 for (int k = 0; k < n; ++k) {

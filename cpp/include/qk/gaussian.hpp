@@ -65,6 +65,7 @@ struct GaussianOutcome {
     double start_size = 0, size = 0, growth = 0;
     double mark_t = 0, mark_size = 0, mark_growth = 0;
     double earlier_size = 0, earlier_growth = 0;
+    bool positive = true;  // no eigenvalue of cov below minus a tenth of its size, at any mark
     Index n_steps = 0, n_rejected = 0;
 };
 

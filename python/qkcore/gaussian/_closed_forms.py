@@ -40,9 +40,7 @@ def softmax_blow_up_line(s0: npt.ArrayLike, a: npt.ArrayLike, v: npt.ArrayLike) 
         return np.where(rate > 0, 1 / rate, math.inf)
 
 
-def softmax_line(
-    s0: npt.ArrayLike, a: npt.ArrayLike, v: npt.ArrayLike, t: npt.ArrayLike
-) -> Real:
+def softmax_line(s0: npt.ArrayLike, a: npt.ArrayLike, v: npt.ArrayLike, t: npt.ArrayLike) -> Real:
     """The variance :math:`s(t) = (s_0^{-1} - 2vat)^{-1}` on a line under softmax attention (TPDE 4.3).
 
     Arguments broadcast. Beyond the blow-up time there is no solution: inf.
@@ -124,7 +122,9 @@ def sinkhorn_line(
 def _variance(name: str, value: npt.ArrayLike) -> Real:
     array = np.asarray(value, np.float64)
     if not (np.isfinite(array).all() and (array >= 0).all()):
-        raise ValueError(f"{name}: wanted finite variances >= 0, got {value!r}; a variance has a sign")
+        raise ValueError(
+            f"{name}: wanted finite variances >= 0, got {value!r}; a variance has a sign"
+        )
     return array
 
 
@@ -152,9 +152,7 @@ class Commuting:
             raise ValueError(
                 f"t: wanted times before the blow-up at {self.blow_up_time:.6g}, got up to {times.max():.6g}"
             )
-        half = root(self.cov)
-        values, vectors = np.linalg.eigh(half @ self.generator @ half)
-        left = half @ vectors
+        values, left = _growth_rates(self.cov, self.generator)
         scales = 1 / (1 - times[..., None] * values)
         out: Real = (left * scales[..., None, :]) @ left.T
         return out
@@ -180,7 +178,9 @@ def commuting(cov: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike) -> Commuti
     sigma = _checks.covariances("cov", cov).astype(np.float64)
     a, v = (_square(name, x, sigma.shape[-1]) for name, x in (("A", A), ("V", V)))
     if sigma.ndim != 2:
-        raise ValueError(f"cov: wanted one covariance, got shape {sigma.shape}; take them one by one")
+        raise ValueError(
+            f"cov: wanted one covariance, got shape {sigma.shape}; take them one by one"
+        )
     B = v @ a
     B = B + B.T
     for name, other in (("cov", sigma), ("VA + A^T V^T", B)):
@@ -189,18 +189,20 @@ def commuting(cov: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike) -> Commuti
                 f"V: wanted a matrix that commutes with {name}, got a commutator of relative size "
                 f"{size:.2g}; use qk.gaussian.flow"
             )
-    half = root(sigma)
-    rates, vectors = np.linalg.eigh(half @ B @ half)
-    rounding = 1e-12 * max(1.0, float(np.abs(rates).max()))
-    if rates[-1] > rounding:
+    rates, left = _growth_rates(sigma, B)
+    if rates[-1] > 0:
         return Commuting(sigma, B, float(1 / rates[-1]), None, None)
-    left = half @ vectors
-    stays = np.abs(rates) <= rounding
-    limit = left[:, stays] @ left[:, stays].T
+    limit = left[:, rates == 0] @ left[:, rates == 0].T
     scale = 1e-12 * max(float(np.abs(sigma).max()), np.finfo(float).tiny)
-    return Commuting(
-        sigma, B, math.inf, limit, int((np.linalg.eigvalsh(limit) > scale).sum())
-    )
+    return Commuting(sigma, B, math.inf, limit, int((np.linalg.eigvalsh(limit) > scale).sum()))
+
+
+def _growth_rates(cov: Real, generator: Real) -> tuple[Real, Real]:
+    """Eigenvalues of :math:`\\Sigma^{1/2}B\\Sigma^{1/2}`, rounding set to 0, and :math:`\\Sigma^{1/2}` times its
+    eigenvectors: :math:`\\Sigma(t)` is the sum of their squares over 1 - t rate."""
+    half = root(cov)
+    rates, vectors = np.linalg.eigh(half @ generator @ half)
+    return np.where(np.abs(rates) <= 1e-12 * np.abs(rates).max(), 0.0, rates), half @ vectors
 
 
 def commuting_blow_up(
@@ -298,7 +300,9 @@ def rank_one(u0: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike, t: npt.Array
         return [float(x @ a @ x)]
 
     def escaped(_: float, tau: Real) -> float:
-        return 1e12 - float(np.linalg.norm(direction(float(tau[0])))) / float(np.linalg.norm(u) or 1)
+        return 1e12 - float(np.linalg.norm(direction(float(tau[0])))) / float(
+            np.linalg.norm(u) or 1
+        )
 
     escaped.terminal = True  # type: ignore[attr-defined]  # how SciPy wants it said
     end = float(times[-1])
@@ -306,12 +310,18 @@ def rank_one(u0: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike, t: npt.Array
         clock = np.zeros_like(times)
     else:
         found = solve_ivp(
-            q, (0.0, end), [0.0], "DOP853", times, events=escaped, rtol=1e-12, atol=1e-14
+            q,
+            (0.0, end),
+            [0.0],
+            "DOP853",
+            dense_output=True,
+            events=escaped,
+            rtol=1e-12,
+            atol=1e-14,
         )
         if found.status != 0:
-            stopped = float(found.t_events[0][0]) if found.status == 1 else float(found.t[-1])
             raise ValueError(
-                f"t: wanted times before the blow-up near {stopped:.6g}, got up to {end:.6g}"
+                f"t: wanted times before the blow-up near {found.t[-1]:.6g}, got up to {end:.6g}"
             )
-        clock = found.y[0]
+        clock = found.sol(times)[0]
     return RankOne(times, np.stack([direction(float(tau)) for tau in clock]), clock)

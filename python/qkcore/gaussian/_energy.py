@@ -92,7 +92,9 @@ def bures_rate(cov: npt.ArrayLike, gradient: npt.ArrayLike) -> Real:
     sigma = _checks.covariances("cov", cov)
     G = np.asarray(gradient)
     if G.shape[-2:] != sigma.shape[-2:]:
-        raise ValueError(f"gradient: wanted shape (..., {sigma.shape[-1]}, {sigma.shape[-1]}), got {G.shape}")
+        raise ValueError(
+            f"gradient: wanted shape (..., {sigma.shape[-1]}, {sigma.shape[-1]}), got {G.shape}"
+        )
     product = G @ sigma
     out: Real = -2 * (product + product.swapaxes(-1, -2))
     return out

@@ -160,7 +160,18 @@ def flow(
     times = t0 + (t1 - t0) * (index / steps)
     times[-1] = t1
     verdict = _judge(
-        p, arrays[0], arrays[1], means[-1], covs[-1], mean_rate, cov_rate, figures, counts, t0, t1 - t0, settings
+        p,
+        arrays[0],
+        arrays[1],
+        means[-1],
+        covs[-1],
+        mean_rate,
+        cov_rate,
+        figures,
+        counts,
+        t0,
+        t1 - t0,
+        settings,
     )
     verdict["blow_up_time"], verdict["blow_up_exact"] = _blow_up_times(
         p, sigma, batch, verdict.pop("extrapolated"), t0
@@ -269,22 +280,21 @@ def _judge(
     t_end, start, size, _, mark_t, mark_size, mark_growth, early_size, early_growth = figures.T
     end = counts[:, 0]
     values, vectors = np.linalg.eigh(cov.astype(np.float64))
-    slopes = np.einsum("nji,njk,nki->ni", vectors, cov_rate.astype(np.float64), vectors)
     elapsed = t_end - t0
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        slopes = np.einsum("nji,njk,nki->ni", vectors, cov_rate.astype(np.float64), vectors)
         decay = elapsed[:, None] * slopes / values
-    decay = np.where(values > 0, decay, 0.0)
+    decay = np.where((values > 0) & np.isfinite(decay), decay, 0.0)
     top = np.linalg.norm(cov0.astype(np.float64), 2, axis=(-2, -1))
     kept = (values > settings["rank_tol"] * top[:, None]) & (decay > -0.5)
 
-    # At the end of the span: how far would as much time again carry the law?
-    moves = np.linalg.norm(cov_rate.astype(np.float64), axis=(-2, -1)) * span
+    # At the end of the span: how far would as much time again carry the law? (Rates of blow-ups overflow.)
+    with np.errstate(over="ignore"):
+        moves = np.linalg.norm(cov_rate.astype(np.float64), axis=(-2, -1)) * span
     reference = np.linalg.norm(cov0.astype(np.float64), axis=(-2, -1))
     settled = moves <= settings["settle_tol"] * reference
     if settings["judge"] == "law":
-        first = np.maximum(
-            np.linalg.norm(mean0.astype(np.float64), axis=-1), np.sqrt(reference)
-        )
+        first = np.maximum(np.linalg.norm(mean0.astype(np.float64), axis=-1), np.sqrt(reference))
         drift = np.linalg.norm(mean_rate.astype(np.float64), axis=-1) * span
         settled &= drift <= settings["settle_tol"] * first
     status = np.where(settled, "converged", "not settled").astype("<U12")
@@ -300,8 +310,12 @@ def _judge(
     status[gone] = "diverged"
     status[explosive] = "blew up"
     status[end == _ENDS.index("step limit")] = "step limit"
+    # Steps that no longer resolve a blow-up may leave the cone, so there the resolved states count, and the
+    # sign of what blew up.
     scale = np.maximum(np.abs(values).max(axis=-1), top)
-    status[values[:, 0] < -_POSITIVITY * scale] = "indefinite"
+    lost = values[:, 0] < -_POSITIVITY * scale
+    lost[explosive] = (counts[explosive, 3] == 0) | (values[explosive, 0] < -values[explosive, -1])
+    status[lost] = "indefinite"
     blew = status == "blew up"
     with np.errstate(divide="ignore"):
         extrapolated = np.where(blew, mark_t + 1 / mark_growth, math.inf)

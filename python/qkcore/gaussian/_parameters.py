@@ -90,7 +90,11 @@ def check_parameters(
     v = _checks.real_array("V", V)
     _checks.same_dtype("V", v, dtype, "cov")
     wanted = f"(..., {d}, {d})" if n_heads == 1 else f"({d}, {d}) or (..., {n_heads}, {d}, {d})"
-    if v.ndim < 2 or v.shape[-2:] != (d, d) or (n_heads > 1 < v.ndim - 1 and v.shape[-3] != n_heads):
+    if (
+        v.ndim < 2
+        or v.shape[-2:] != (d, d)
+        or (n_heads > 1 < v.ndim - 1 and v.shape[-3] != n_heads)
+    ):
         raise ValueError(
             f"V: wanted shape {wanted}, got {v.shape}; it maps the space of the tokens into itself"
         )
@@ -99,7 +103,9 @@ def check_parameters(
         v = np.repeat(v[..., None, :, :], n_heads, axis=-3)
     eps = _checks.representable("epsilon", _checks.positive("epsilon", epsilon), dtype)
     found = Parameters(str(kind), q, k, v, eps)
-    _checks.broadcast("Q, K, V", q.shape[:-3], _checks.broadcast("K, V", k.shape[:-3], v.shape[:-3]))
+    _checks.broadcast(
+        "Q, K, V", q.shape[:-3], _checks.broadcast("K, V", k.shape[:-3], v.shape[:-3])
+    )
     return found
 
 

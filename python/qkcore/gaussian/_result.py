@@ -94,7 +94,10 @@ class GaussianFlow:
             at = status == name
             text = f"  {name:12s} {count}"
             if name == "converged":
-                ranks = ", ".join(f"{r}: {c}" for r, c in zip(*np.unique(rank[at], return_counts=True), strict=True))
+                ranks = ", ".join(
+                    f"{r}: {c}"
+                    for r, c in zip(*np.unique(rank[at], return_counts=True), strict=True)
+                )
                 text += f"  (rank of the limit {ranks})"
             elif name == "blew up":
                 text += f"  (at t = {blow_up[at].min():.4g} to {blow_up[at].max():.4g})"

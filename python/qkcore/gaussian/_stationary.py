@@ -89,7 +89,9 @@ def stationarity(
     """
     sigma = _checks.covariances("cov", cov).astype(np.float64)
     if sigma.ndim != 2:
-        raise ValueError(f"cov: wanted one covariance, got shape {sigma.shape}; take them one by one")
+        raise ValueError(
+            f"cov: wanted one covariance, got shape {sigma.shape}; take them one by one"
+        )
     d = sigma.shape[0]
     a, v = (_square(name, x, d) for name, x in (("A", A), ("V", V)))
     allowed = _checks.positive("tol", tol)

@@ -72,7 +72,9 @@ class EntropicPlan:
 
     def __str__(self) -> str:
         if np.ndim(self.value):
-            return f"{np.size(self.value)} entropic plans between Gaussians, epsilon {self.epsilon:g}"
+            return (
+                f"{np.size(self.value)} entropic plans between Gaussians, epsilon {self.epsilon:g}"
+            )
         top = float(self.correlations[0]) if self.correlations.size else 0.0
         return (
             f"entropic plan between Gaussians in {self.cross.shape[-2]} and {self.cross.shape[-1]} dimensions, "
