@@ -23,6 +23,7 @@ GROUPS = (
     "diffusion",
     "bridges",
     "low_rank",
+    "gaussian",
     "isa",
     "stages",
 )

@@ -1,4 +1,4 @@
-"""Naive float64 NumPy of the Gaussian part, written from the definitions rather than from the library's formulas."""
+"""Naive float64 NumPy of the Gaussian part, from the definitions rather than the library's formulas."""
 
 from __future__ import annotations
 

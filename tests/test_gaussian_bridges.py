@@ -22,7 +22,7 @@ def random_cov(rng: np.random.Generator, d: int, rank: int | None = None) -> Arr
 
 
 def grid(mean: float, sd: float, n: int) -> tuple[Array, Array]:
-    """A fine grid with the weights of N(mean, sd^2): the trapezoidal rule, exact to rounding for such integrands."""
+    """A fine grid with the weights of N(mean, sd^2), a trapezoidal rule: exact to rounding here."""
     x = np.linspace(mean - 8 * sd, mean + 8 * sd, n)
     w = np.exp(-0.5 * ((x - mean) / sd) ** 2)
     return x, w / w.sum()
@@ -34,15 +34,15 @@ def grid(mean: float, sd: float, n: int) -> tuple[Array, Array]:
 @pytest.mark.parametrize("epsilon", [0.03, 0.1, 0.5, 2.0, 20.0])
 @pytest.mark.parametrize(("q", "k"), [(1.0, 1.0), (0.7, -1.3)])
 def test_bridge_on_a_line(epsilon: float, q: float, k: float) -> None:
-    """DAC-7, TPDE-4: qk.bridge between two Gaussians on a grid is the closed form, ε/scale from 0.03 to 20."""
+    """DAC-7, TPDE-4: qk.bridge between Gaussians on a grid is the closed form, ε from 0.03 to 20."""
     (mx, sx), (my, sy) = (0.4, 0.8), (-0.3, 1.3)
     x, mu = grid(mx, sx, 400)
     y, nu = grid(my, sy, 401)
     cost = (q * x[:, None] - k * y) ** 2 / (2 * epsilon)
     b = qk.bridge(qk.scores.dense(-cost), mu, nu, tol=1e-13, max_iter=200_000)
     plan = entropic_ot(
-        np.array([mx]), sx**2 * np.eye(1), np.array([my]), sy**2 * np.eye(1), epsilon=epsilon, Q=q * np.eye(1),
-        K=k * np.eye(1),
+        np.array([mx]), sx**2 * np.eye(1), np.array([my]), sy**2 * np.eye(1), epsilon=epsilon,
+        Q=q * np.eye(1), K=k * np.eye(1),
     )  # fmt: skip
     P = b.plan()
     cross = (x - mx) @ P @ (y - my)
@@ -146,15 +146,14 @@ def test_theorem_a3_where_it_applies() -> None:
 
 @given(seed=st.integers(0, 10**6), rank=st.integers(0, 2), epsilon=st.floats(0.05, 5))
 def test_potentials(seed: int, rank: int, epsilon: float) -> None:
-    """TPDE-4, eqs A.2, A.6: e^(f+g-c) is the density of the plan, f is the soft transform of g; singular laws too."""
+    """TPDE-4, eqs A.2, A.6: f is the soft transform of g, for singular laws too; gauge and dual value."""
     rng = np.random.default_rng(seed)
     d = 2
     Q, K = rng.normal(size=(d, d)), rng.normal(size=(d, d))
     S, O = random_cov(rng, d) + 0.1 * np.eye(d), random_cov(rng, d, rank)
     a, b = rng.normal(size=(2, d))
     plan = entropic_ot(a, S, b, O, epsilon=epsilon, Q=Q, K=K)
-    # y = b + R eta, a Gauss-Hermite rule in the eigenbasis: exact enough for small exponents only, so by moments:
-    # -log E exp(g - c) is a Gaussian integral, done here in closed form from g's own coefficients.
+    # y = b + R eta: -log E exp(g - c) is a Gaussian integral in eta, here from g's own coefficients.
     R = root(O)
     for x in rng.normal(size=(3, d)):
         m = Q @ x - K @ b

@@ -1,4 +1,4 @@
-"""Formulas of Gaussian flows (TPDE-3): lines, commuting parameters, rank one, stationary points; energies (TPDE-4)."""
+"""Formulas of Gaussian flows (TPDE-3): lines, commuting, rank one, stationary; energies (TPDE-4)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_l2_line(s0: float, q: float, k: float, v: float, t: float) -> None:
     exact = scalar_ode(lambda s: 4 * q * k * v * s * s / (1 + 2 * k * k * s), s0, t)
     assert found == pytest.approx(exact, rel=1e-7)
     sol = gaussian.flow(
-        "l2", None, [[s0]] * np.eye(1), (0, t + 0.1), Q=[[q]] * np.eye(1), K=[[k]] * np.eye(1), V=[[v]] * np.eye(1),
+        "l2", None, s0 * np.eye(1), (0, t + 0.1), Q=q * np.eye(1), K=k * np.eye(1), V=v * np.eye(1),
         n_steps=1, method="dopri5", max_growth=1e60, rtol=1e-10,
     )  # fmt: skip
     assert sol.cov[-1, 0, 0] == pytest.approx(
@@ -100,7 +100,7 @@ def commuting_case(rng: np.random.Generator, d: int) -> tuple[Array, Array, Arra
 
 @pytest.mark.parametrize("d", [1, 2, 3, 4, 5])
 def test_commuting_parameters(d: int) -> None:
-    """TPDE-3, proposition 4.4: the formula is the solution of eq 4.1, and its blow-up time that of the flow."""
+    """TPDE-3, proposition 4.4: the formula solves eq 4.1, and its blow-up time is the flow's."""
     rng = np.random.default_rng(d)
     for _ in range(3):
         S, A, V = commuting_case(rng, d)
@@ -189,8 +189,8 @@ def test_rank_one(seed: int, d: int) -> None:
     )
     np.testing.assert_allclose(found.u, exact.y.T, atol=1e-8)
     sol = gaussian.flow(
-        "softmax", None, np.outer(u0, u0), (0, end), Q=A, K=np.eye(d), V=V, n_steps=200, method="rk4", store="final",
-        form="pushforward",
+        "softmax", None, np.outer(u0, u0), (0, end), Q=A, K=np.eye(d), V=V, n_steps=200, method="rk4",
+        store="final", form="pushforward",
     )  # fmt: skip
     np.testing.assert_allclose(sol.cov[-1], found.cov[-1], atol=1e-8)
     values = np.linalg.eigvalsh(sol.cov[-1])
@@ -198,7 +198,7 @@ def test_rank_one(seed: int, d: int) -> None:
 
 
 def test_rank_one_blow_up_and_input() -> None:
-    with pytest.raises(ValueError, match="t: wanted times before the blow-up near 0.5"):
+    with pytest.raises(ValueError, match=r"t: wanted times before the blow-up near 0\.5"):
         gaussian.rank_one(np.ones(1), np.eye(1), np.eye(1), [0.0, 1.0])
     with pytest.raises(ValueError, match="u0: wanted shape"):
         gaussian.rank_one(np.ones((1, 1)), np.eye(1), np.eye(1), [0.0])
@@ -249,7 +249,7 @@ def test_rank_one_stationary_points() -> None:
     seed=st.integers(0, 10**6), signs=st.lists(st.sampled_from([-1, 0, 1]), min_size=1, max_size=5)
 )
 def test_rank_bound_is_attained(seed: int, signs: list[int]) -> None:
-    """TPDE-3, proposition 4.8: an isotropic space of the largest dimension gives a stationary Σ of that rank."""
+    """TPDE-3, proposition 4.8: a largest isotropic space gives a stationary Σ of that rank."""
     rng = np.random.default_rng(seed)
     d = len(signs)
     R = np.linalg.qr(rng.normal(size=(d, d)))[0]

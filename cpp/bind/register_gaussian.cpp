@@ -16,7 +16,7 @@ struct FieldArguments {
     bool raw_moment = false;
 };
 
-// (means, covs, mean rates, cov rates, figures (n, 9), counts (n, 4))
+// (means, covs, mean rates, cov rates, figures (n, 12), counts (n, 4))
 template <class T>
 py::tuple flow_of(const FieldArguments& field, const py::array& mean, const py::array& cov,
                   const py::array& score, const py::array& query, const py::array& value,
@@ -44,13 +44,13 @@ py::tuple flow_of(const FieldArguments& field, const py::array& mean, const py::
         gaussian_flow(p, options, result, run);
         return true;
     });
-    py::array_t<double> figures({p.n, Index(9)});
+    py::array_t<double> figures({p.n, Index(12)});
     py::array_t<Index> counts({p.n, Index(4)});
     for (Index i = 0; i < p.n; ++i) {
         const GaussianOutcome& o = outcomes[static_cast<std::size_t>(i)];
         Index column = 0;
         for (const double x : {o.t, o.start_size, o.size, o.growth, o.mark_t, o.mark_size, o.mark_growth,
-                               o.earlier_size, o.earlier_growth})
+                               o.earlier_size, o.earlier_growth, o.first_t, o.first_size, o.earlier_t})
             figures.mutable_at(i, column++) = x;
         counts.mutable_at(i, 0) = static_cast<Index>(o.end);
         counts.mutable_at(i, 1) = o.n_steps;

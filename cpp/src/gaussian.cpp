@@ -203,7 +203,8 @@ private:
         last_error_[l] = 1;
     }
 
-    // After a step to time t, with the rates there: marks, and trajectories that have grown too large.
+    // After steps of h to time t, with the rates there: marks, and trajectories that have grown too large. No h: the
+    // steps are controlled, so that they resolve the growth.
     void judge(const double* t, const double* h) {
         measure();
         const Mask look = alive_ & ((square_ > next_mark_) | (square_ > limit_));
@@ -212,7 +213,12 @@ private:
             if (look[l] == 0) continue;
             GaussianOutcome& o = outcome_[static_cast<std::size_t>(l)];
             if (square_[l] > next_mark_[l]) {
-                if (growth(l) * h[l] <= resolved) {
+                if (h == nullptr || growth(l) * h[l] <= resolved) {
+                    if (o.first_size == 0) {
+                        o.first_t = t[l];
+                        o.first_size = size(l);
+                    }
+                    o.earlier_t = o.mark_t;
                     o.earlier_size = o.mark_size;
                     o.earlier_growth = o.mark_growth;
                     o.mark_t = t[l];
@@ -357,11 +363,13 @@ private:
             }
             if (!packs::any<T>(taken)) continue;
             accept(taken);
-            // The last stage was taken at the new state.
-            for (int x = 0; x < length(); ++x) rate_[x] = k_[x] = select(taken, stage(6)[x], k_[x]);
+            if (options_.pushforward)
+                first_stage();
+            else  // the last stage was taken at the new state
+                for (int x = 0; x < length(); ++x) rate_[x] = k_[x] = select(taken, stage(6)[x], k_[x]);
             for (int l = 0; l < n_here_; ++l)
                 if (taken[l] != 0) now[l] = h[l] == t_next - now[l] ? t_next : now[l] + h[l];
-            judge(now, h);
+            judge(now, nullptr);
         }
     }
 
@@ -398,6 +406,8 @@ private:
         return std::min(interval, guess);
     }
 
+    // In units of the tolerance. Pushed forward, the error is that of the map P, which moves every direction of the
+    // covariance in proportion to its size: small eigenvalues beside large ones keep their digits, and their sign.
     P error_square() {
         P weight[7];
         for (int j = 0; j < 7; ++j)
@@ -408,8 +418,9 @@ private:
         for (int e = 0; e < length(); ++e) {
             P x{};
             for (int j = 0; j < 7; ++j) x = fma(weight[j], stage(j)[e], x);
-            const P scale =
+            P scale =
                 fma(relative, max(packs::magnitude<T>(state_[e]), packs::magnitude<T>(trial_[e])), absolute);
+            if (options_.pushforward && e >= d()) scale = relative;
             x /= scale;
             sum = fma(x, x, sum);
         }

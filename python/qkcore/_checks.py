@@ -345,13 +345,12 @@ def covariances(name: str, value: npt.ArrayLike, d: int | None = None) -> Real:
 
 def time_span(name: str, value: object) -> tuple[float, float]:
     """(t0, t1) with t0 < t1."""
-    try:
-        t0, t1 = value  # type: ignore[misc]  # whatever unpacks into two numbers
-    except (TypeError, ValueError):
+    pair = list(value) if isinstance(value, (tuple, list, np.ndarray)) else []
+    if len(pair) != 2:
         raise ValueError(
             f"{name}: wanted a pair (t0, t1), got {value!r}; pass e.g. {name}=(0.0, 1.0)"
-        ) from None
-    first, last = number(f"{name}[0]", t0), number(f"{name}[1]", t1)
+        )
+    first, last = number(f"{name}[0]", pair[0]), number(f"{name}[1]", pair[1])
     if not first < last:
         raise ValueError(
             f"{name}: wanted t0 < t1, got ({first:g}, {last:g}); to run backwards flip the sign of V "

@@ -90,6 +90,18 @@ def chains(X: NDArray[np.float32], mu: NDArray[np.float32]) -> None:
     assert np.isfinite(cost)
 
 
+def gaussians(cov: NDArray[np.float64]) -> None:
+    sol = qk.gaussian.flow("softmax", None, cov, (0, 1), Q=cov, K=-cov, V=cov, n_steps=3)
+    assert_type(sol, qk.gaussian.GaussianFlow)
+    mean, last = sol.final()
+    plan = qk.gaussian.entropic_ot(mean, last, None, cov, epsilon=0.5)
+    assert_type(plan, qk.gaussian.EntropicPlan)
+    projected: NDArray[Any] = plan.project(mean)
+    assert projected.shape == mean.shape
+    counts: dict[str, int] = sol.counts()
+    assert sum(counts.values()) == 1
+
+
 def settings() -> None:
     qk.set_num_threads(qk.get_num_threads())
     version = qk.config()["version"]
@@ -104,6 +116,7 @@ def main() -> None:
     reductions(s)
     operators(s, Y, X[:, 0].copy())
     chains(X, np.full(5, 0.2, np.float32))
+    gaussians(np.eye(2))
     settings()
 
 

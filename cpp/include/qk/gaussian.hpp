@@ -43,7 +43,7 @@ enum class GaussianMethod { euler, heun, rk4, dopri5 };
 struct GaussianOptions {
     GaussianMethod method = GaussianMethod::euler;
     // The covariance of what the method does to particles, P cov P^T, rather than the method applied to the ODE of
-    // the covariance; not with dopri5.
+    // the covariance.
     bool pushforward = false;
     double t0 = 0, t1 = 1;
     Index n_steps = 1;      // steps, or, for dopri5, intervals between the times that may be stored
@@ -58,13 +58,14 @@ struct GaussianOptions {
 enum class GaussianEnd : std::int64_t { reached_t1, too_large, not_finite, step_underflow, step_limit };
 
 // How one trajectory ended. A mark is a state whose growth per step was still resolved (at most a tenth); `mark`
-// is the last, `earlier` one at half its size or less. growth = d log(size) / dt.
+// is the last, `earlier` one at half its size or less, `first` the first at twice the size of the start. growth = d log(size) / dt.
 struct GaussianOutcome {
     GaussianEnd end = GaussianEnd::reached_t1;
     double t = 0;  // of the last state, which is finite
     double start_size = 0, size = 0, growth = 0;
     double mark_t = 0, mark_size = 0, mark_growth = 0;
-    double earlier_size = 0, earlier_growth = 0;
+    double earlier_t = 0, earlier_size = 0, earlier_growth = 0;
+    double first_t = 0, first_size = 0;
     bool positive = true;  // no eigenvalue of cov below minus a tenth of its size, at any mark
     Index n_steps = 0, n_rejected = 0;
 };

@@ -91,7 +91,8 @@ def sinkhorn_line(
 
     :math:`\\dot s = \\frac{v}{a\\varepsilon}(\\sqrt{4a^2s^2 + \\varepsilon^2} - \\varepsilon)`. With
     :math:`2|a|s = \\varepsilon\\sinh\\theta`, :math:`\\theta - \\coth(\\theta/2)` grows at the rate
-    :math:`2v\\,\\mathrm{sign}(a)/\\varepsilon`; θ is found by bisection and Newton steps. Arguments broadcast.
+    :math:`2v\\,\\mathrm{sign}(a)/\\varepsilon`; θ is found by bisection and Newton steps.
+    Arguments broadcast.
 
     >>> from qkcore.gaussian import sinkhorn_line
     >>> round(float(sinkhorn_line(1.0, 1.0, -1.0, 2.0)), 6)
@@ -198,8 +199,8 @@ def commuting(cov: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike) -> Commuti
 
 
 def _growth_rates(cov: Real, generator: Real) -> tuple[Real, Real]:
-    """Eigenvalues of :math:`\\Sigma^{1/2}B\\Sigma^{1/2}`, rounding set to 0, and :math:`\\Sigma^{1/2}` times its
-    eigenvectors: :math:`\\Sigma(t)` is the sum of their squares over 1 - t rate."""
+    """Eigenvalues of :math:`\\Sigma^{1/2}B\\Sigma^{1/2}`, rounding set to 0, and its eigenvectors times
+    :math:`\\Sigma^{1/2}`: :math:`\\Sigma(t)` is the sum of their squares over 1 - t rate."""
     half = root(cov)
     rates, vectors = np.linalg.eigh(half @ generator @ half)
     return np.where(np.abs(rates) <= 1e-12 * np.abs(rates).max(), 0.0, rates), half @ vectors
@@ -251,7 +252,7 @@ def _square(name: str, value: npt.ArrayLike, d: int) -> Real:
 
 @dataclass(frozen=True, eq=False)
 class RankOne:
-    """:math:`\\Sigma(t) = u(t)u(t)^\\top`: the direction runs along :math:`e^{\\tau V}u_0`, on its own clock."""
+    """:math:`\\Sigma(t) = u(t)u(t)^\\top`: u runs along :math:`e^{\\tau V}u_0`, on a clock of its own."""
 
     t: npt.NDArray[np.float64]
     u: Real = field(repr=False)
@@ -323,5 +324,5 @@ def rank_one(u0: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike, t: npt.Array
             raise ValueError(
                 f"t: wanted times before the blow-up near {found.t[-1]:.6g}, got up to {end:.6g}"
             )
-        clock = found.sol(times)[0]
+        clock = found.sol(times)[0]  # type: ignore[misc]  # dense_output was asked for
     return RankOne(times, np.stack([direction(float(tau)) for tau in clock]), clock)

@@ -25,17 +25,17 @@ def sinkhorn_energy(
     epsilon: float = 1.0,
     as_printed: bool = False,
 ) -> float:
-    """:math:`F_\\varepsilon`, which the Sinkhorn flow descends when :math:`A = A^\\top = -V` (TPDE-4, 5.11-5.12).
+    """:math:`F_\\varepsilon`; the Sinkhorn flow descends it if :math:`A = A^\\top = -V` (TPDE-4, 5.11-5.12).
 
-    :math:`F_\\varepsilon = -\\frac12 OT_\\varepsilon(\\mu, \\mu) + \\frac{1}{4\\varepsilon}\\int(|Qx|^2 + |Kx|^2)d\\mu`,
-    for a Gaussian
+    :math:`F_\\varepsilon = -\\frac12 OT_\\varepsilon(\\mu, \\mu) +
+    \\frac{1}{4\\varepsilon}\\int(|Qx|^2 + |Kx|^2)d\\mu`, for a Gaussian
 
-    .. math:: \\tfrac{1}{4\\varepsilon}\\left(-\\mathfrak{B}_\\varepsilon^2(\\Sigma, \\Sigma) + \\mathrm{Tr}\\,Q\\Sigma Q^\\top
-       + \\mathrm{Tr}\\,K\\Sigma K^\\top + 2\\alpha^\\top A\\alpha\\right).
+    .. math:: \\tfrac{1}{4\\varepsilon}\\left(-\\mathfrak{B}_\\varepsilon^2(\\Sigma, \\Sigma)
+       + \\mathrm{Tr}\\,Q\\Sigma Q^\\top + \\mathrm{Tr}\\,K\\Sigma K^\\top + 2\\alpha^\\top A\\alpha\\right).
 
     Eq 5.12 has :math:`\\alpha^\\top(Q^\\top Q + K^\\top K)\\alpha` for the last term, which forgets that
-    :math:`OT_\\varepsilon` contains :math:`|Q\\alpha - K\\alpha|^2/2\\varepsilon`; its gradient is not the Sinkhorn flow
-    unless :math:`Q\\alpha = K\\alpha` (erratum 22). ``as_printed=True`` gives that reading.
+    :math:`OT_\\varepsilon` contains :math:`|Q\\alpha - K\\alpha|^2/2\\varepsilon`; its gradient is not
+    the Sinkhorn flow unless :math:`Q\\alpha = K\\alpha` (erratum 22). ``as_printed=True`` gives that reading.
 
     >>> import numpy as np
     >>> from qkcore.gaussian import sinkhorn_energy
@@ -59,7 +59,8 @@ def sinkhorn_gradient(
 ) -> Real:
     """:math:`\\nabla_\\Sigma F_\\varepsilon`, the symmetric Euclidean gradient in the covariance (TPDE-4).
 
-    :math:`\\frac{1}{4\\varepsilon^2}(A^\\top\\mathrm{Cov}(y|x)A + A\\,\\mathrm{Cov}(x|y)A^\\top)`, from the potentials.
+    :math:`\\frac{1}{4\\varepsilon^2}(A^\\top\\mathrm{Cov}(y|x)A + A\\,\\mathrm{Cov}(x|y)A^\\top)`, from the
+    potentials of the coupling.
 
     >>> import numpy as np
     >>> from qkcore.gaussian import sinkhorn_gradient
@@ -76,11 +77,12 @@ def sinkhorn_gradient(
 
 
 def bures_rate(cov: npt.ArrayLike, gradient: npt.ArrayLike) -> Real:
-    """:math:`\\dot\\Sigma = -2(G\\Sigma + \\Sigma G)`: steepest descent in the Bures-Wasserstein metric (TPDE-4).
+    """:math:`\\dot\\Sigma = -2(G\\Sigma + \\Sigma G)`: Bures-Wasserstein steepest descent (TPDE-4, 5.3).
 
     G is the Euclidean gradient of an energy of the covariance. Eq 5.9 and the line after it print
-    :math:`+(G\\Sigma + \\Sigma G)`, without the sign and without the 2 that :math:`W_2^2 \\approx d\\sigma^2/4\\sigma`
-    brings (erratum 23). With :func:`sinkhorn_gradient` and :math:`A = A^\\top = -V` this is the Sinkhorn flow.
+    :math:`+(G\\Sigma + \\Sigma G)`, without the sign and without the 2 that the metric brings (on a line
+    :math:`W_2^2 \\approx ds^2/4s`; erratum 23). With :func:`sinkhorn_gradient` and :math:`A = A^\\top = -V`
+    this is the Sinkhorn flow.
 
     >>> import numpy as np
     >>> from qkcore.gaussian import bures_rate, sinkhorn_gradient, velocity
@@ -103,9 +105,9 @@ def bures_rate(cov: npt.ArrayLike, gradient: npt.ArrayLike) -> Real:
 def twisted_energy(mean: npt.ArrayLike | None, cov: npt.ArrayLike, A: npt.ArrayLike) -> float:
     """:math:`\\frac12\\iint e^{Ax\\cdot y}d\\mu\\,d\\mu` of a Gaussian law (TPDE-4, 5.4, D.2).
 
-    The softmax flow descends it when :math:`-VA^{-\\top}` is symmetric and positive definite. It is infinite as
-    soon as the largest singular value of :math:`\\Sigma^{1/2}A\\Sigma^{1/2}` reaches 1; the absolute value in the
-    paper's determinant hides that (erratum 24).
+    The softmax flow descends it when :math:`-VA^{-\\top}` is symmetric and positive definite. It is
+    infinite as soon as the largest singular value of :math:`\\Sigma^{1/2}A\\Sigma^{1/2}` reaches 1; the
+    absolute value in the paper's determinant hides that (erratum 24).
 
     >>> import numpy as np
     >>> from qkcore.gaussian import twisted_energy

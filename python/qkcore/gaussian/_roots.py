@@ -2,8 +2,9 @@
 
 With :math:`\\Sigma = LL^\\top` and :math:`\\Omega = RR^\\top` (x = Lξ, y = Rη) only :math:`T = R^\\top A L`
 couples ξ and η. In the coordinates of its singular vectors, :math:`T = U\\,\\mathrm{diag}(t)\\,W^\\top`, the
-problem falls apart into lines with correlation :math:`\\rho = 2t/(\\varepsilon + \\sqrt{\\varepsilon^2 + 4t^2})`,
-the solution of :math:`\\rho/(1 - \\rho^2) = t/\\varepsilon`. Nothing is inverted: Σ, Ω and A may be singular.
+problem falls apart into lines with correlation
+:math:`\\rho = 2t/(\\varepsilon + \\sqrt{\\varepsilon^2 + 4t^2})`, the solution of
+:math:`\\rho/(1 - \\rho^2) = t/\\varepsilon`. Nothing is inverted: Σ, Ω and A may be singular.
 """
 
 from __future__ import annotations

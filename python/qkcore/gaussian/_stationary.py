@@ -32,7 +32,7 @@ class Stationarity:
     in_kernel: float | None
     """|Vu| / (|V| |u|) for Σ = uuᵀ of rank one, else None; 0: stationary (lemma 4.7)"""
     isotropy: float | None
-    """:math:`u^\\top(A + A^\\top)u` over its largest possible size, for rank one; 0: stationary (lemma 4.7)"""
+    """:math:`u^\\top(A + A^\\top)u` over its largest size, for rank one; 0: stationary (lemma 4.7)"""
     direction: Real | None = field(repr=False)
     """u"""
 

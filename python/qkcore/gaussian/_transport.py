@@ -38,7 +38,7 @@ class EntropicPlan:
     """The optimal coupling of two Gaussians, itself Gaussian, and its potentials."""
 
     value: Any
-    """:math:`OT_\\varepsilon = \\int c\\,d\\pi + KL(\\pi\\|\\mu\\otimes\\nu)`, :math:`c = |Qx - Ky|^2/2\\varepsilon`"""
+    """:math:`\\int c\\,d\\pi + KL(\\pi\\|\\mu\\otimes\\nu)` for :math:`c = |Qx - Ky|^2/2\\varepsilon`"""
     cost: Any
     """:math:`\\int c\\,d\\pi`"""
     kl: Any
@@ -77,9 +77,10 @@ class EntropicPlan:
             )
         top = float(self.correlations[0]) if self.correlations.size else 0.0
         return (
-            f"entropic plan between Gaussians in {self.cross.shape[-2]} and {self.cross.shape[-1]} dimensions, "
-            f"epsilon {self.epsilon:g}\n"
-            f"  value {self.value:.6g} = cost {self.cost:.6g} + KL {self.kl:.6g}; largest correlation {top:.6g}"
+            f"entropic plan between Gaussians in {self.cross.shape[-2]} and {self.cross.shape[-1]} "
+            f"dimensions, epsilon {self.epsilon:g}\n"
+            f"  value {self.value:.6g} = cost {self.cost:.6g} + KL {self.kl:.6g}; "
+            f"largest correlation {top:.6g}"
         )
 
 
@@ -95,7 +96,7 @@ def entropic_ot(
 ) -> EntropicPlan:
     """Entropic transport between N(mean_x, cov_x) and N(mean_y, cov_y) (TPDE-4, theorem A.3).
 
-    Minimises :math:`\\int\\frac{1}{2\\varepsilon}|Qx - Ky|^2 d\\pi + KL(\\pi\\|\\mu\\otimes\\nu)` over couplings.
+    Minimises :math:`\\int|Qx - Ky|^2/2\\varepsilon\\,d\\pi + KL(\\pi\\|\\mu\\otimes\\nu)` over couplings.
     ``Q`` (k, d_x), ``K`` (k, d_y), the identity when None; means None for 0; leading axes of the laws
     are a batch. Singular covariances and singular :math:`A = K^\\top Q` are fine (the paper's formula
     inverts both): square roots by eigh, then one SVD, and a formula for each singular value.
@@ -176,11 +177,11 @@ def entropic_bures(
     Q: npt.ArrayLike | None = None,
     K: npt.ArrayLike | None = None,
 ) -> Any:
-    """:math:`\\mathfrak{B}^2_\\varepsilon = 2\\varepsilon\\,OT_\\varepsilon` of the centred laws (TPDE-4, eq 5.13).
+    """:math:`\\mathfrak{B}^2_\\varepsilon = 2\\varepsilon\\,OT_\\varepsilon` of centred laws (TPDE-4, 5.13).
 
     Eq 5.13 subtracts :math:`|\\alpha_1 - \\alpha_2|^2`, which is the part of the means only for Q = K = I
-    (erratum 22); here it is the covariances' part for any Q and K. Its limit for :math:`\\varepsilon\\to0` and Q = K = I is
-    :func:`bures`.
+    (erratum 22); here it is the covariances' part for any Q and K. Its limit for
+    :math:`\\varepsilon\\to0` and Q = K = I is :func:`bures`.
 
     >>> import numpy as np
     >>> from qkcore.gaussian import bures, entropic_bures
