@@ -299,11 +299,13 @@ def _judge(
 
     gone = np.isin(end, [_ENDS.index(x) for x in ("too large", "not finite", "step underflow")])
     explosive = np.zeros(len(end), bool)
+    rate = np.zeros(len(end))
     if p.kind in _QUADRATIC:
-        # The rate of the last doubling over the rate since the first one: 1 for an exponential, less for a power
-        # of t, about (r - 1) / log r for a blow-up like 1 / (T - t) that has grown r-fold; the geometric mean
-        # of 1 and that divides them. When the steps resolved less than r = 6: the exponent p of growth ~ size^(p-1)
-        # over the last doubling (1 exponential, 2 blow-up); none at all: only a square outruns them.
+        # The rate of the last doubling over the rate since the first one: 1 for an exponential, less for a
+        # power of t, about (r - 1) / log r for a blow-up like 1 / (T - t) that has grown r-fold; the geometric
+        # mean of 1 and that divides them. When the steps resolved less than r = 6: the exponent p of
+        # growth ~ size^(p-1) over the last doubling (1 exponential, 2 blow-up); none at all: only a square
+        # outruns them.
         with np.errstate(divide="ignore", invalid="ignore"):
             r = mark_size / first_size
             last_rate = np.log(mark_size / early_size) / (mark_t - early_t)
@@ -314,7 +316,9 @@ def _judge(
                 surge > np.sqrt((r - 1) / np.log(r)),
                 (early_growth <= 0) | (power > 0.5),
             )
-        explosive = gone & (mark_growth > 0) & sudden
+        # A trajectory that turns while it grows may shrink for a moment, just at the mark.
+        rate = np.where((mark_growth > 0) | (early_size == 0), mark_growth, last_rate)
+        explosive = gone & (rate > 0) & sudden
     status[gone] = "diverged"
     status[explosive] = "blew up"
     status[end == _ENDS.index("step limit")] = "step limit"
@@ -326,7 +330,7 @@ def _judge(
     status[lost] = "indefinite"
     blew = status == "blew up"
     with np.errstate(divide="ignore"):
-        extrapolated = np.where(blew, mark_t + 1 / mark_growth, math.inf)
+        extrapolated = np.where(blew, mark_t + 1 / rate, math.inf)
     return {
         "status": status,
         "t_end": t_end.copy(),
