@@ -384,6 +384,25 @@ def test_l2_and_sinkhorn_diverge_but_never_blow_up() -> None:
         assert np.isfinite(sol.cov).all()
 
 
+@pytest.mark.parametrize("method", ["euler", "rk4", "dopri5"])
+def test_l2_blows_up_when_the_keys_are_singular(method: str) -> None:
+    """Erratum 26: lemma 4.12 needs an invertible K; with K = (1, 0) a cross covariance obeys b' = b^2."""
+    K, Q, V = np.array([[1.0, 0.0]]), np.array([[0.0, 1.0]]), np.diag([0.0, 1.0])
+    cov = np.array([[0.5, 0.8], [0.8, 2.0]])  # a = 1/2: b' = b^2, so b = 1 / (1/0.8 - t)
+    short = flow("l2", None, cov, (0, 1), Q=Q, K=K, V=V, n_steps=2000, method="rk4")
+    np.testing.assert_allclose(short.cov[:, 0, 1], 1 / (1.25 - short.t), rtol=1e-8)
+    x, w = ref.gauss_hermite(np.zeros(2), cov, 40)
+    v = ref.particle_velocity("l2", x, x, w, Q=Q, K=K, V=V, epsilon=1.0)
+    assert ref.moment_rates(x, w, v)[1][0, 1] == pytest.approx(0.64, abs=1e-8)
+    sol = flow("l2", None, cov, (0, 2), Q=Q, K=K, V=V, n_steps=4000, method=method, store="final")
+    assert sol.status == "blew up"
+    assert sol.blow_up_time == pytest.approx(1.25, rel=1e-2 if method == "euler" else 1e-3)
+    full = flow(
+        "l2", None, cov, (0, 60), Q=np.eye(2), K=np.eye(2), V=V, n_steps=10, method="dopri5"
+    )
+    assert full.status == "diverged"
+
+
 def test_exponential_growth_of_softmax_is_not_called_a_blow_up() -> None:
     """V nilpotent: the covariance grows like a power of t; with a constant field like an exponential."""
     # Sigma = diag(s, 1), A = diag(0, 1) e_2 e_2': V = [[1, 0], [0, 0]] moves nothing but the cross terms.
@@ -405,7 +424,7 @@ def test_exponential_growth_of_softmax_is_not_called_a_blow_up() -> None:
 
 
 def test_convergence_and_rank_of_the_limit() -> None:
-    """TPDE-3, proposition 4.4: K = -Q of rank 1 or 2, V = I: the limit has rank d - rank A."""
+    """TPDE-3, proposition 4.4, erratum 27: K = -Q of rank k, V = I: the limit has rank d - k, not k."""
     rng = np.random.default_rng(11)
     for d, k in ((3, 1), (4, 2), (5, 2)):
         _, cov = law(rng, d, (20,))

@@ -24,8 +24,6 @@ _FORMS = ("covariance", "pushforward")
 _JUDGES = ("covariance", "law")
 _RTOL = {4: 1e-5, 8: 1e-8}
 _ENDS = ("reached", "too large", "not finite", "step underflow", "step limit")
-# Fields that grow like the square of the covariance; the others grow linearly (lemma 4.12, 4.17).
-_QUADRATIC = ("softmax", "linear", "linear_epsilon")
 # An eigenvalue below this fraction of the size is not rounding or the error of a step, but a step too long.
 _POSITIVITY = 1e-3
 
@@ -157,7 +155,7 @@ def flow(
     times = t0 + (t1 - t0) * (index / steps)
     times[-1] = t1
     verdict = _judge(
-        p,
+        _growth_exponent(p, batch),
         arrays[0],
         arrays[1],
         means[-1],
@@ -259,8 +257,26 @@ def _bar(progress: bool) -> Any:
     return Bar()
 
 
+def _growth_exponent(p: Parameters, batch: tuple[int, ...]) -> npt.NDArray[np.float64]:
+    """q such that the rate of log |Σ| is bounded by a multiple of :math:`|\\Sigma|^q`, of the flat batch.
+
+    Softmax and linear attention: 1. L2: 0 when every head's K has full column rank, else 1/2 (erratum 26).
+    Sinkhorn: 0, as correlations are at most 1.
+    """
+    if p.kind == "sinkhorn":
+        q: npt.NDArray[np.float64] = np.zeros(())
+    elif p.kind == "l2":
+        values = np.linalg.svd(p.K.astype(np.float64), compute_uv=False)
+        cut = 10 * p.d * float(np.finfo(p.K.dtype).eps) * values[..., :1]
+        full = (values > cut).sum(axis=-1) == p.d
+        q = np.where(full.all(axis=-1), 0.0, 0.5)
+    else:
+        q = np.ones(())
+    return np.broadcast_to(q, batch).ravel()
+
+
 def _judge(
-    p: Parameters,
+    exponent: npt.NDArray[np.float64],
     mean0: Real,
     cov0: Real,
     mean: Real,
@@ -298,27 +314,25 @@ def _judge(
     status = np.where(settled, "converged", "not settled").astype("<U12")
 
     gone = np.isin(end, [_ENDS.index(x) for x in ("too large", "not finite", "step underflow")])
-    explosive = np.zeros(len(end), bool)
-    rate = np.zeros(len(end))
-    if p.kind in _QUADRATIC:
-        # The rate of the last doubling over the rate since the first one: 1 for an exponential, less for a
-        # power of t, about (r - 1) / log r for a blow-up like 1 / (T - t) that has grown r-fold; the geometric
-        # mean of 1 and that divides them. When the steps resolved less than r = 6: the exponent p of
-        # growth ~ size^(p-1) over the last doubling (1 exponential, 2 blow-up); none at all: only a square
-        # outruns them.
-        with np.errstate(divide="ignore", invalid="ignore"):
-            r = mark_size / first_size
-            last_rate = np.log(mark_size / early_size) / (mark_t - early_t)
-            surge = last_rate * (mark_t - first_t) / np.log(r)
-            power = np.log(mark_growth / early_growth) / np.log(mark_size / early_size)
-            sudden = np.where(
-                (first_size > 0) & (r > 6),
-                surge > np.sqrt((r - 1) / np.log(r)),
-                (early_growth <= 0) | (power > 0.5),
-            )
-        # A trajectory that turns while it grows may shrink for a moment, just at the mark.
-        rate = np.where((mark_growth > 0) | (early_size == 0), mark_growth, last_rate)
-        explosive = gone & (rate > 0) & sudden
+    # Where growth ~ size^q with q > 0 is possible, a blow-up like (T - t)^(-1/q) is. The rate of the last
+    # doubling over the rate since the first one: 1 for an exponential, less for a power of t, about
+    # (r^q - 1) / (q log r) for a blow-up that has grown r-fold; their geometric mean divides the two.
+    # When the steps resolved less than r = 6: q as measured over the last doubling; none at all: only a
+    # superlinear field outruns them.
+    q = np.where(exponent > 0, exponent, 1.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        r = mark_size / first_size
+        last_rate = np.log(mark_size / early_size) / (mark_t - early_t)
+        surge = last_rate * (mark_t - first_t) / np.log(r)
+        measured = np.log(mark_growth / early_growth) / np.log(mark_size / early_size)
+        sudden = np.where(
+            (first_size > 0) & (r > 6),
+            surge > np.sqrt((r**q - 1) / (q * np.log(r))),
+            (early_growth <= 0) | (measured > 0.5 * q),
+        )
+    # A trajectory that turns while it grows may shrink for a moment, just at the mark.
+    rate = np.where((mark_growth > 0) | (early_size == 0), mark_growth, last_rate)
+    explosive = gone & (exponent > 0) & (rate > 0) & sudden
     status[gone] = "diverged"
     status[explosive] = "blew up"
     status[end == _ENDS.index("step limit")] = "step limit"
@@ -330,7 +344,7 @@ def _judge(
     status[lost] = "indefinite"
     blew = status == "blew up"
     with np.errstate(divide="ignore"):
-        extrapolated = np.where(blew, mark_t + 1 / rate, math.inf)
+        extrapolated = np.where(blew, mark_t + 1 / (q * rate), math.inf)
     return {
         "status": status,
         "t_end": t_end.copy(),
