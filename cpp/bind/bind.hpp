@@ -14,6 +14,7 @@ void register_bridge(py::module_& m);
 void register_low_rank(py::module_& m);
 void register_symmetric(py::module_& m);
 void register_gaussian(py::module_& m);
+void register_isb(py::module_& m);
 
 namespace qk::bind {
 

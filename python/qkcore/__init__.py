@@ -9,6 +9,7 @@
 """
 
 from . import diffusion, divergence, gaussian, magnetic, scores
+from . import diffusion, divergence, isb, magnetic, scores
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
@@ -58,6 +59,7 @@ __all__ = [
     "divergence",
     "gaussian",
     "get_num_threads",
+    "isb",
     "kernel",
     "low_rank",
     "magnetic",

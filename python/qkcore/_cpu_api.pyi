@@ -111,3 +111,13 @@ def gaussian_flow(
     report: Callable[[float], object] | None,
     n_threads: int,
 ) -> tuple[_Real, _Real, _Real, _Real, npt.NDArray[np.float64], npt.NDArray[np.int64]]: ...
+def triangle_size(n: int, float32: bool) -> int: ...
+def solve_self_bridge(
+    spec: tuple[Any, ...],
+    mu: _Real,
+    g: _Real,
+    tol: float,
+    max_visits: int,
+    scratch: _Real | None,
+    n_threads: int,
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], int, int]: ...

@@ -1,0 +1,170 @@
+"""What a flow of bridges gives back, and how it is recorded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from .._lazy_scores import Real
+from ._barycentric import BarycentricMap
+
+__all__ = ["BridgeFlow", "Recorder"]
+
+
+@dataclass(frozen=True, eq=False)
+class BridgeFlow:
+    """A trajectory of particles and how each of its bridges was solved."""
+
+    kind: str
+    t: npt.NDArray[np.float64] = field(repr=False)
+    """times of the states kept; a step advances by epsilon"""
+    x: Real = field(repr=False)
+    """states kept (times, N, d), the first being the start"""
+    weights: npt.NDArray[np.float64] = field(repr=False)
+    """masses of the particles (N,), the same all along"""
+    epsilon: float
+    status: str
+    """"completed", or at which step the flow ended and why"""
+    converged: bool
+    """every bridge was solved to its tolerance"""
+    n_steps: int
+    """steps taken (all good)"""
+    n_iter: npt.NDArray[np.int64] = field(repr=False)
+    """visits of all entries, for each step"""
+    errors: npt.NDArray[np.float64] = field(repr=False)
+    """marginal error of each step's bridge at its final check"""
+    theta: npt.NDArray[np.float64] = field(repr=False)
+    """theta of each step; infinite where the particles were at the target and stood still"""
+    map: BarycentricMap | None = field(repr=False)
+    """the last bridge, converged or not"""
+
+    @property
+    def X(self) -> Real:
+        """The last good state (N, d)."""
+        last: Real = self.x[-1]
+        return last
+
+    def mean(self) -> Real:
+        """Means of the states kept (times, d)."""
+        return np.einsum("n,tnd->td", self.weights, self.x)
+
+    def covariance(self) -> Real:
+        """Covariances of the states kept (times, d, d)."""
+        centred = self.x - self.mean()[:, None]
+        return np.einsum("n,tnd,tne->tde", self.weights, centred, centred)
+
+    def __str__(self) -> str:
+        _, n, d = self.x.shape
+        visits = f"{self.n_iter.mean():.1f} visits per step" if self.n_steps else "no steps"
+        return (
+            f"{self.kind}, {n} particles in dimension {d}: {self.status}\n"
+            f"  {self.n_steps} steps of {self.epsilon:g} to t = {self.t[-1]:g}, {visits}, largest "
+            f"marginal error {self.errors.max(initial=0.0):.3g}"
+        )
+
+
+class Recorder:
+    """Keeps states and figures while a flow runs, and its progress bar."""
+
+    def __init__(
+        self,
+        kind: str,
+        x: Real,
+        w: npt.NDArray[np.float64],
+        epsilon: float,
+        n_steps: int,
+        save_every: int,
+        progress: bool,
+    ) -> None:
+        self.ended = False
+        self._kind, self._w, self._epsilon, self._n = kind, w, epsilon, n_steps
+        self._every = _checks.integer("save_every", save_every)
+        if self._every < 0:
+            raise ValueError(f"save_every: wanted 0 (ends only) or more, got {save_every}")
+        self._now = x
+        self._done = 0
+        self._t, self._x = [0.0], [np.array(x)]
+        self._visits: list[int] = []
+        self._errors: list[float] = []
+        self._theta: list[float] = []
+        self._map: BarycentricMap | None = None
+        self._status = "completed"
+        self._progress = progress
+        self._bar: Any = None
+
+    def __enter__(self) -> Recorder:
+        if self._progress:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(total=self._n, desc=self._kind, unit="step")
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def step(self, found: BarycentricMap, theta: float, new: Real) -> Real:
+        """Takes a step if its bridge converged and its result is finite; else the flow ends."""
+        self._map = found
+        problem = None if found.converged else f"bridge not converged ({found.status})"
+        if problem is None and not np.isfinite(new).all():
+            problem = "particles left the range of the dtype"
+        if problem is not None:
+            self.end(problem)
+            return self._now
+        self._visits.append(found.n_iter)
+        self._errors.append(found.error)
+        return self._advance(theta, new)
+
+    def end(self, problem: str) -> None:
+        """Stops the flow before the next step, and says why."""
+        self.ended = True
+        self._status = f"ended at step {self._done + 1} of {self._n}: {problem}"
+
+    def rest(self, x: Real) -> Real:
+        """A step that moves nothing."""
+        self._visits.append(0)
+        self._errors.append(0.0)
+        return self._advance(np.inf, x)
+
+    def _advance(self, theta: float, new: Real) -> Real:
+        self._theta.append(theta)
+        self._done += 1
+        self._now = new
+        if self._every and self._done % self._every == 0:
+            self._t.append(self._done * self._epsilon)
+            self._x.append(new)
+        if self._bar is not None:
+            self._bar.set_postfix_str(f"{self._visits[-1]} visits", refresh=False)
+            self._bar.update(1)
+        return new
+
+    def result(self) -> BridgeFlow:
+        last = self._done * self._epsilon
+        if self._t[-1] != last:
+            self._t.append(last)
+            self._x.append(self._now)
+        return BridgeFlow(
+            kind=self._kind,
+            t=np.array(self._t),
+            x=np.stack(self._x),
+            weights=self._w,
+            epsilon=self._epsilon,
+            status=self._status,
+            converged=not self.ended,
+            n_steps=self._done,
+            n_iter=np.array(self._visits, np.int64),
+            errors=np.array(self._errors),
+            theta=np.array(self._theta),
+            map=self._map,
+        )

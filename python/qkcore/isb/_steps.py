@@ -1,0 +1,134 @@
+"""One step: the Schrödinger-bridge step and the explicit Euler step beside it (ISB-2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from .._lazy_scores import Real
+from ._barycentric import BarycentricMap, Init, cloud, masses, solve, solver_options, start
+from ._density import nonzero_theta
+
+__all__ = ["Step", "euler_step", "step"]
+
+Surrogate = npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike] | BarycentricMap | None
+Velocity = npt.ArrayLike | Callable[[Any], npt.ArrayLike]
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """Particles after one step, and the map that moved them."""
+
+    X: Real = field(repr=False)
+    """the particles (N, d) after the step"""
+    time: float
+    """the time that the step advances: epsilon"""
+    theta: float
+    map: BarycentricMap = field(repr=False)
+    """:math:`B_{\\sigma,\\varepsilon}`, always converged; ``init=step.map`` starts the next from it"""
+
+    def __str__(self) -> str:
+        n, d = self.X.shape
+        return (
+            f"Bridge step of {n} particles in dimension {d}: time {self.time:g}, theta {self.theta:g}\n"
+            f"  {self.map.n_iter} visits, marginal error {self.map.error:.3g}"
+        )
+
+
+def step(
+    X: npt.ArrayLike,
+    epsilon: float,
+    *,
+    theta: float = -1.0,
+    surrogate: Surrogate = None,
+    weights: npt.ArrayLike | None = None,
+    init: Init = None,
+    tol: float | None = None,
+    max_iter: int = 1000,
+    max_memory: float | None = None,
+    n_threads: int | None = None,
+) -> Step:
+    """The Schrödinger-bridge step of particles X (N, d) (ISB-2).
+
+    .. math:: x \\leftarrow (1 - \\theta^{-1})\\,x + \\theta^{-1} B_{\\sigma,\\varepsilon}(x)
+       = x + \\varepsilon\\nabla\\psi(x) + o(\\varepsilon), \\qquad \\sigma \\propto e^{2\\theta\\psi}.
+
+    It advances the flow :math:`\\partial_t\\rho + \\nabla\\cdot(\\rho\\nabla\\psi) = 0` by the time
+    ``epsilon`` (erratum 6: with the kernel :math:`e^{-|x-y|^2/2\\varepsilon}`; without the ½ it would be
+    epsilon/2). ``surrogate``: None for the particles themselves with their ``weights`` (theta = -1:
+    the heat flow); weights (N,) on the particles (:func:`surrogate_weights`); a pair (Z, w) for a
+    support of its own; or a solved :class:`BarycentricMap`. A bridge that does not converge raises.
+
+    >>> import numpy as np, qkcore as qk
+    >>> x, w = qk.isb.Mixture.gaussian(0.0, 1.0).grid(200)
+    >>> moved = qk.isb.step(x, 0.1, weights=w)
+    >>> bool(np.isclose(w @ moved.X[:, 0] ** 2, 1.1, atol=1e-3))  # variance grows by the time
+    True
+    """
+    x, epsilon = cloud(X, epsilon)
+    theta = nonzero_theta(theta)
+    if isinstance(surrogate, BarycentricMap):
+        if surrogate.epsilon != epsilon:
+            raise ValueError(
+                f"surrogate: wanted a map for epsilon {epsilon:g}, got one for {surrogate.epsilon:g}"
+            )
+        found, own = surrogate, surrogate.X is x
+    else:
+        support, w, own = x, None, True
+        if isinstance(surrogate, tuple):
+            if len(surrogate) != 2:
+                raise ValueError(f"surrogate: wanted a pair (Z, w), got {len(surrogate)} things")
+            support, own = _checks.points("surrogate[0]", surrogate[0])[0], False
+            _checks.one_problem("surrogate[0]", support.shape[:-2])
+            _checks.same_dtype("surrogate[0]", support, x.dtype, "X")
+            w = masses("surrogate[1]", surrogate[1], support)
+        elif surrogate is not None:
+            w = masses("surrogate", surrogate, x)
+        if w is None:
+            w = masses("weights", weights, x)
+        options = solver_options(support, tol, max_iter, max_memory, n_threads)
+        found = solve(support, epsilon, w, start(init, w), options)
+    if not found.converged:
+        raise RuntimeError(
+            f"step: the bridge did not converge ({found.status}, marginal error {found.error:.3g}, "
+            f"wanted {found.tol:.3g}); raise max_iter or tol, or use float64"
+        )
+    return Step(moved(x, found.values if own else found(x), theta), epsilon, theta, found)
+
+
+def moved(x: Real, values: Real, theta: float) -> Real:
+    """x + (B - x) / theta: the same as the convex combination, and exact where B = x."""
+    out: Real = x + (values - x) / x.dtype.type(theta)
+    return out
+
+
+def euler_step(X: npt.ArrayLike, epsilon: float, velocity: Velocity) -> Real:
+    """The explicit Euler step :math:`x + \\varepsilon v(x)` (ISB-2), which the bridge step approximates.
+
+    ``velocity``: an array (N, d), or a function of the particles. For the heat flow
+    :math:`v = -\\tfrac12\\nabla\\log\\rho`, for the KL flow :math:`v = -\\tfrac12\\nabla\\log(\\rho/\\nu)`.
+
+    >>> import numpy as np, qkcore as qk
+    >>> qk.isb.euler_step(np.array([[2.0]]), 0.1, lambda x: x / 2)  # heat flow at N(0, 1)
+    array([[2.1]])
+    """
+    x, epsilon = cloud(X, epsilon)
+    return x + x.dtype.type(epsilon) * field_values("velocity", velocity, x)
+
+
+def field_values(name: str, field_: Velocity, x: Real) -> Real:
+    """A vector field at the particles, from an array or a function, checked."""
+    given = field_(x) if callable(field_) else field_
+    values = np.asarray(given)
+    if values.shape != x.shape:
+        raise ValueError(
+            f"{name}: wanted one vector per particle, shape {x.shape}, got {values.shape}"
+        )
+    values = _checks.real_array(name, values.astype(x.dtype, copy=False))
+    _checks.finite(name, values)
+    return values
