@@ -58,6 +58,15 @@ class BarycentricMap:
         """The conditional law of Y given X = x_i as a Markov operator (N x N), nothing formed."""
         return softmax(_scores(self.X, self.epsilon).shift(columns=self._columns))
 
+    @property
+    def self_weight(self) -> float:
+        """:math:`\\sum_i\\Pi_{ii}`: the mass that stays on its own point, 1 when no point sees another.
+
+        For particles drawn from a law it tells how far their map is from the law's: the displacement
+        :math:`B - x` falls short by about this fraction.
+        """
+        return float(np.exp(2 * self.potential).sum())
+
     def __call__(self, Y: npt.ArrayLike) -> Real:
         """B at new points (M, d): the mean of the support under :math:`e^{g_j-|y-x_j|^2/2\\varepsilon}`."""
         points, _ = _checks.points("Y", Y)

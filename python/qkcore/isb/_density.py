@@ -16,6 +16,8 @@ __all__ = ["auto_theta", "kde_log_density", "silverman", "surrogate_weights"]
 
 Float64 = npt.NDArray[np.float64]
 
+_LEAST_THETA = 0.25
+
 
 def silverman(X: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
     """Silverman's bandwidth of a Gaussian kernel estimate: :math:`\\sigma\\,(4/((d+2)n))^{1/(d+4)}`.
@@ -73,7 +75,8 @@ def auto_theta(
 
     :math:`-\\mathrm{Cov}(\\log\\rho, \\log\\rho/\\nu) / \\mathrm{Var}(\\log\\rho/\\nu)`: least squares for
     :math:`-\\theta\\log(\\rho/\\nu) \\approx \\log\\rho`. -1 for the heat flow, exactly
-    :math:`1/(s^2 - 1)` from N(0, s²) to N(0, 1); infinite once rho is nu.
+    :math:`1/(s^2 - 1)` from N(0, s²) to N(0, 1); infinite once rho is nu. Kept at 1/4 or more in
+    size: the step divides by theta what the bridge of a support gets wrong at its edge.
 
     >>> import numpy as np, qkcore as qk
     >>> x = np.linspace(-3, 3, 50)
@@ -92,7 +95,7 @@ def auto_theta(
         raise ValueError(
             "log_ratio: wanted a ratio that varies with the density, got uncorrelated ones; choose theta"
         )
-    return theta
+    return math.copysign(max(abs(theta), _LEAST_THETA), theta)
 
 
 def surrogate_weights(

@@ -12,14 +12,14 @@ import numpy.typing as npt
 from .. import _checks
 from .._lazy_scores import Real
 from ._barycentric import BarycentricMap, Options, cloud, masses, solve, solver_options, start
-from ._density import auto_theta, kde_log_density, nonzero_theta, surrogate_weights
 from ._result import BridgeFlow, Recorder
 from ._steps import Velocity, field_values, moved
+from ._surrogate import LogDensity, SurrogateDensity, SurrogateSteps, per_point
 
 __all__ = ["heat_flow", "kl_flow", "ornstein_uhlenbeck", "steps_for"]
 
 Float64 = npt.NDArray[np.float64]
-Scalar = npt.ArrayLike | Callable[[Any], npt.ArrayLike]
+Field = Callable[[Any], npt.ArrayLike] | None
 
 
 def steps_for(T: float, epsilon: float) -> int:
@@ -91,9 +91,10 @@ def kl_flow(
     T: float | None = None,
     score: Callable[[Any], npt.ArrayLike] | None = None,
     potential: Callable[[Any], npt.ArrayLike] | None = None,
-    method: str = "auto",
+    method: str = "split",
     theta: float | None = None,
-    log_density: npt.ArrayLike | Callable[[Any, int], npt.ArrayLike] | None = None,
+    support: npt.ArrayLike | None = None,
+    log_density: LogDensity = None,
     bandwidth: float | None = None,
     weights: npt.ArrayLike | None = None,
     save_every: int = 1,
@@ -111,19 +112,20 @@ def kl_flow(
     the Fokker-Planck equation of :math:`dX = -\\tfrac12\\nabla U\\,dt + dB`. Each step advances the time
     by ``epsilon``; ``n_steps``, or ``T`` for :math:`\\lceil T/\\varepsilon\\rceil`.
 
-    ``method``:
+    The target comes by its ``score`` :math:`\\nabla\\log\\nu` (a function of points (N, d): (N, d)) or its
+    ``potential`` U (a function: (N,)). ``method``:
 
-    - "surrogate": the poster's step with :math:`\\sigma = (\\rho/\\nu)^{-\\theta}`, held by the particles with
-      weights :math:`\\sigma/\\rho`. Needs ``potential`` (U at points (N, d): (N,)) and the density of
-      the particles: ``log_density`` at the start (N,), carried along by the Jacobians of the steps; a
-      function ``log_density(X, k)`` of the particles after k steps; or None for a kernel estimate with
-      ``bandwidth`` (default :func:`silverman`'s, at every step). ``theta``: fixed, or None for :func:`auto_theta` at every step, so that the
-      surrogate is as wide as the particles; a theta of the wrong sign has a surrogate that cannot be
-      normalised, and weights that pile up at the edge.
     - "split": :math:`x - (B_{\\rho,\\varepsilon}(x) - x) + \\tfrac{\\varepsilon}{2}\\nabla\\log\\nu(x)`: the bridge
-      of the particles themselves for :math:`-\\tfrac12\\nabla\\log\\rho`, and the target's ``score`` (N, d) as it is.
-      No density is estimated. Not in the poster; same order, and the better choice for particles.
-    - "auto": "split" if there is a score, else "surrogate".
+      of the particles themselves for :math:`-\\tfrac12\\nabla\\log\\rho`, and the target's score as it is (by
+      central differences of the potential when only that is given). No density is estimated. Not in
+      the poster; of the same order, and the one to use for particles.
+    - "surrogate": the poster's step with :math:`\\sigma = (\\rho/\\nu)^{-\\theta}`. Needs the potential, and the
+      density of the particles: ``log_density`` at the start (N,), carried along by the Jacobians of the
+      steps; a function ``log_density(points, k)`` after k steps; or None for a kernel estimate with
+      ``bandwidth`` (default :func:`silverman`'s, at every step). ``theta``: fixed, or None for
+      :func:`auto_theta` at every step. The surrogate is held by the particles, with weights
+      :math:`\\sigma/\\rho`, or by ``support`` (M, d), points of equal cells. Meant for supports that resolve
+      the kernel: random particles with a positive theta draw together (docs/isb.md).
 
     >>> import numpy as np, qkcore as qk
     >>> x, w = qk.isb.Mixture.gaussian(0.0, 4.0).grid(300)
@@ -135,47 +137,28 @@ def kl_flow(
     x, epsilon = cloud(X, epsilon)
     n = _n_steps(n_steps, T, epsilon)
     w = masses("weights", weights, x)
-    options = solver_options(x, tol, max_iter, max_memory, n_threads)
-    method = _method(method, score, potential)
+    score = _checked_target(method, score, potential)
     record = Recorder(f"KL flow ({method})", x, w, epsilon, n, save_every, progress)
     if method == "split":
-        assert score is not None
+        options = solver_options(x, tol, max_iter, max_memory, n_threads)
         return _split(x, epsilon, n, w, score, options, record)
     assert potential is not None
-    fixed = None if theta is None else nonzero_theta(theta)
-    if bandwidth is not None:
-        bandwidth = _checks.positive("bandwidth", bandwidth)
-    carried = None
-    if log_density is not None and not callable(log_density):
-        carried = _per_point("log_density", log_density, x)
-    previous: BarycentricMap | None = None
+    density = SurrogateDensity(x, w, log_density, bandwidth, support)
+    where = x if density.support is None else density.support
+    options = solver_options(where, tol, max_iter, max_memory, n_threads)
+    surrogate = SurrogateSteps(epsilon, potential, density, theta, options)
     with record:
         for k in range(n):
-            energy = _per_point("potential", potential(x), x)
-            if carried is not None:
-                logs = carried
-            elif callable(log_density):
-                logs = _per_point("log_density", log_density(x, k), x)
-            else:
-                logs = kde_log_density(x, bandwidth, w.astype(x.dtype))
-            ratio = logs + energy
-            now = auto_theta(logs, ratio, w) if fixed is None else fixed
-            if math.isinf(now):  # at the target: the velocity is 0
+            found, now, new = surrogate.step(x, k)
+            if found is None:  # at the target: the velocity is 0
                 x = record.rest(x)
                 continue
-            sigma = w * surrogate_weights(-ratio / 2, now, log_density=logs)
-            sigma /= sigma.sum()
-            found = solve(x, epsilon, sigma, start(previous, sigma), options)
-            growth = None if carried is None else _log_jacobian(found, now)
-            if growth is not None and not np.isfinite(growth).all():
-                record.end("a step folds the particles; their density cannot be carried")
+            if not density.carry(found, now):
+                record.end("the step folds the particles; their density cannot be carried")
                 break
-            x = record.step(found, now, moved(x, found.values, now))
+            x = record.step(found, now, new)
             if record.ended:
                 break
-            if growth is not None:
-                carried = logs - growth
-            previous = found
     return record.result()
 
 
@@ -238,21 +221,6 @@ def _split(
     return record.result()
 
 
-def _log_jacobian(found: BarycentricMap, theta: float) -> Float64:
-    """log det of the step's derivative, :math:`(1-\\theta^{-1})I + \\mathrm{Cov}(Y|x)/\\theta\\varepsilon`;
-    -inf or NaN where the step turns space over."""
-    n, d = found.X.shape
-    y = (found.X - found.X.mean(axis=0)).astype(np.float64)
-    products = (y[:, :, None] * y[:, None, :]).reshape(n, d * d).astype(found.X.dtype)
-    second = found.operator.apply(products).astype(np.float64).reshape(n, d, d)
-    first = found.values - found.X.mean(axis=0)
-    covariance = second - first[:, :, None] * first[:, None, :]
-    derivative = (1 - 1 / theta) * np.eye(d) + covariance / (theta * found.epsilon)
-    sign, logs = np.linalg.slogdet(derivative)
-    out: Float64 = np.where(sign > 0, logs, -np.inf)
-    return out
-
-
 class _WarmStart:
     """Potentials of the next step, extrapolated along the particles from the last three."""
 
@@ -290,31 +258,37 @@ def _n_steps(n_steps: int | None, T: float | None, epsilon: float) -> int:
     return n
 
 
-def _method(method: str, score: object, potential: object) -> str:
-    if method not in ("auto", "split", "surrogate"):
-        raise ValueError(f'method: wanted "auto", "split" or "surrogate", got {method!r}')
+def _checked_target(method: str, score: Field, potential: Field) -> Callable[[Any], npt.ArrayLike]:
+    """The target's score, by differences of its potential if need be."""
+    if method not in ("split", "surrogate"):
+        raise ValueError(f'method: wanted "split" or "surrogate", got {method!r}')
     for name, given in (("score", score), ("potential", potential)):
         if given is not None and not callable(given):
             raise TypeError(f"{name}: wanted a function of the particles (N, d), got {given!r}")
-    if method == "auto":
-        if score is None and potential is None:
-            raise ValueError(
-                "score: wanted the target's score or its potential, got neither; pass "
-                "score=lambda x: -x for N(0, I)"
-            )
-        method = "surrogate" if score is None else "split"
-    if method == "split" and score is None:
-        raise ValueError('score: wanted the target\'s score for "split", got None')
     if method == "surrogate" and potential is None:
-        raise ValueError('potential: wanted the target\'s potential for "surrogate", got None')
-    return method
-
-
-def _per_point(name: str, value: npt.ArrayLike, x: Real) -> Float64:
-    array = np.asarray(value, np.float64)
-    if array.shape != (len(x),):
         raise ValueError(
-            f"{name}: wanted one value per particle, shape ({len(x)},), got {array.shape}"
+            'potential: wanted the target\'s potential for "surrogate", got None; pass '
+            "potential=lambda x: (x**2).sum(1) / 2 for N(0, I)"
         )
-    _checks.finite(name, array)
-    return array
+    if score is not None:
+        return score
+    if potential is None:
+        raise ValueError(
+            "score: wanted the target's score or its potential, got neither; pass "
+            "score=lambda x: -x for N(0, I)"
+        )
+    return lambda x: _minus_gradient(potential, x)
+
+
+def _minus_gradient(potential: Callable[[Any], npt.ArrayLike], x: Real) -> Float64:
+    at = x.astype(np.float64)
+    out = np.empty_like(at)
+    for k in range(at.shape[1]):
+        h = 6e-6 * np.maximum(1.0, np.abs(at[:, k]))  # the cube root of the rounding error
+        ends = []
+        for sign in (1, -1):
+            shifted = at.copy()
+            shifted[:, k] += sign * h
+            ends.append((shifted[:, k], per_point("potential", potential(shifted), x)))
+        out[:, k] = (ends[1][1] - ends[0][1]) / (ends[0][0] - ends[1][0])
+    return out

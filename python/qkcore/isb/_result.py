@@ -38,6 +38,9 @@ class BridgeFlow:
     """visits of all entries, for each step"""
     errors: npt.NDArray[np.float64] = field(repr=False)
     """marginal error of each step's bridge at its final check"""
+    self_weight: npt.NDArray[np.float64] = field(repr=False)
+    """mass that stays on its own point in each step's bridge: about the fraction by which particles drawn
+    from a law move too little (0 at rest)"""
     theta: npt.NDArray[np.float64] = field(repr=False)
     """theta of each step; infinite where the particles were at the target and stood still"""
     map: BarycentricMap | None = field(repr=False)
@@ -64,7 +67,8 @@ class BridgeFlow:
         return (
             f"{self.kind}, {n} particles in dimension {d}: {self.status}\n"
             f"  {self.n_steps} steps of {self.epsilon:g} to t = {self.t[-1]:g}, {visits}, largest "
-            f"marginal error {self.errors.max(initial=0.0):.3g}"
+            f"marginal error {self.errors.max(initial=0.0):.3g}, largest self weight "
+            f"{self.self_weight.max(initial=0.0):.3g}"
         )
 
 
@@ -91,6 +95,7 @@ class Recorder:
         self._t, self._x = [0.0], [np.array(x)]
         self._visits: list[int] = []
         self._errors: list[float] = []
+        self._alone: list[float] = []
         self._theta: list[float] = []
         self._map: BarycentricMap | None = None
         self._status = "completed"
@@ -124,6 +129,7 @@ class Recorder:
             return self._now
         self._visits.append(found.n_iter)
         self._errors.append(found.error)
+        self._alone.append(found.self_weight)
         return self._advance(theta, new)
 
     def end(self, problem: str) -> None:
@@ -135,6 +141,7 @@ class Recorder:
         """A step that moves nothing."""
         self._visits.append(0)
         self._errors.append(0.0)
+        self._alone.append(0.0)
         return self._advance(np.inf, x)
 
     def _advance(self, theta: float, new: Real) -> Real:
@@ -165,6 +172,7 @@ class Recorder:
             n_steps=self._done,
             n_iter=np.array(self._visits, np.int64),
             errors=np.array(self._errors),
+            self_weight=np.array(self._alone),
             theta=np.array(self._theta),
             map=self._map,
         )
