@@ -26,10 +26,10 @@ py::tuple solve_of(const ScoreTuple& scores, const Doubles& mu, const Doubles& g
         solve_self_bridge(problem, weights, options, room, state, run);
         return true;
     });
-    return py::make_tuple(py::array_t<double>(static_cast<py::ssize_t>(state.g.size()), state.g.data()),
-                          py::array_t<double>(static_cast<py::ssize_t>(state.errors.size()),
-                                              state.errors.data()),
-                          state.n_visits, static_cast<int>(state.status));
+    return py::make_tuple(
+        py::array_t<double>(static_cast<py::ssize_t>(state.g.size()), state.g.data()),
+        py::array_t<double>(static_cast<py::ssize_t>(state.errors.size()), state.errors.data()),
+        state.n_visits, static_cast<int>(state.status));
 }
 
 }  // namespace

@@ -81,8 +81,7 @@ public:
     OnTheFlySums(const Problem<T>& problem, const Run& run) : sweep_(sweep_on_the_fly(problem, run)) {}
 
     Status operator()(const std::vector<double>& g, std::vector<double>& lse, const Run& run) override {
-        return sweep_->rows(
-            g.data(), [](Index, double) { return 0.0; }, lse.data(), nullptr, run);
+        return sweep_->rows(g.data(), [](Index, double) { return 0.0; }, lse.data(), nullptr, run);
     }
 
 private:
@@ -324,8 +323,8 @@ void solve_self_bridge(const Problem<T>& problem, const std::vector<double>& mu,
     }
 }
 
-#define QK_INSTANTIATE(T)                                                                                   \
-    template Index triangle_size<T>(Index);                                                                 \
+#define QK_INSTANTIATE(T)                                                                                    \
+    template Index triangle_size<T>(Index);                                                                  \
     template void solve_self_bridge(const Problem<T>&, const std::vector<double>&, const SelfBridgeOptions&, \
                                     T*, BridgeState&, const Run&);
 QK_INSTANTIATE(float)

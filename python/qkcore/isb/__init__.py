@@ -3,7 +3,7 @@
 ================================= ================================================================
 ``barycentric(X, epsilon)``       :math:`B_{\\rho,\\varepsilon}`, the mean of Y given X = x under the bridge
 ``step(X, epsilon, theta=)``      :math:`x + (B_{\\sigma,\\varepsilon}(x) - x)/\\theta`, beside ``euler_step``
-``heat_flow(X, epsilon, n)``      :math:`x \\leftarrow 2x - B`: :math:`\\partial_t\\rho = \\tfrac12\\Delta\\rho`
+``heat_flow(X, epsilon, n)``      2x - B for x: :math:`\\partial_t\\rho = \\tfrac12\\Delta\\rho`
 ``kl_flow``, ``ornstein_uhlenbeck`` to a log-concave target given by its score or potential
 ``Mixture``, ``gaussian_w2``      laws known exactly, and distances to them
 ``one_step_rate``, ``uniform_rate`` errors against exact solutions, with fitted exponents

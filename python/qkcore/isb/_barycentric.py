@@ -27,7 +27,7 @@ _STORED_BYTES = 256 * 2**20
 
 @dataclass(frozen=True, eq=False)
 class BarycentricMap:
-    """:math:`B_{\\rho,\\varepsilon}` of a weighted cloud: its values there, anywhere, and how the solve went."""
+    """:math:`B_{\\rho,\\varepsilon}` of a weighted cloud: its values, and how the solve went."""
 
     X: Real = field(repr=False)
     """the support (N, d)"""
@@ -82,7 +82,7 @@ class BarycentricMap:
         return values
 
     def score(self, Y: npt.ArrayLike | None = None) -> Real:
-        """:math:`2(B(x) - x)/\\varepsilon`, which tends to :math:`\\nabla\\log\\rho(x)` as epsilon does to 0."""
+        """:math:`2(B(x) - x)/\\varepsilon`, near :math:`\\nabla\\log\\rho(x)` for small epsilon."""
         at = self.X if Y is None else _checks.points("Y", Y)[0]
         values = self.values if Y is None else self(Y)
         found: Real = (values - at) * self.X.dtype.type(2 / self.epsilon)
@@ -244,10 +244,11 @@ def solve(
         if status == "overflow":
             raise OverflowError("X: scores overflow while solving; scale the points or use float64")
         columns = s.shift(columns=g.astype(x.dtype))
-        lse, values, _, _ = cpu.reduce_rows(
+        lse, means, _, _ = cpu.reduce_rows(
             columns._spec, _SOFTMAX, x, True, False, options.n_threads
         )
-        assert lse is not None and values is not None
+        assert lse is not None and means is not None
+        values: Real = means
         live = w > 0
         rows = np.exp(g[live] + lse[live].astype(np.float64))
         error = float(np.abs(rows - w[live]).sum())

@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._lazy_scores import Real
 from ._density import auto_theta, nonzero_theta, surrogate_weights
-from ._flows import heat_flow, kl_flow, steps_for
+from ._flows import heat_flow, ornstein_uhlenbeck, steps_for
 from ._laws import Mixture
 from ._steps import step
 
@@ -144,7 +145,9 @@ def gaussian_variances(
 
 
 def gaussian_entropy_gap(variance: float, epsilon: float) -> float:
-    """:math:`H(\\ell|\\pi) + H(\\pi|\\ell)` for N(0, s²): Langevin's law of :math:`(X_0, X_\\varepsilon)` and the bridge.
+    """:math:`H(\\ell|\\pi) + H(\\pi|\\ell)` for N(0, s²).
+
+    :math:`\\ell` is the law of :math:`(X_0, X_\\varepsilon)` under Langevin's equation, :math:`\\pi` the bridge.
 
     Theorem 1 of the poster bounds it by :math:`\\varepsilon^2 C(\\varepsilon)` with
     :math:`C = O(\\varepsilon^2)` for normal laws; it is :math:`a^4/72 + \\dots` with
@@ -234,6 +237,7 @@ def uniform_rate(
     *,
     target: float | None = None,
     method: str = "surrogate",
+    theta: float | None = None,
     n: int = 1000,
 ) -> Rate:
     """:math:`\\sup_k W_2(\\rho^\\varepsilon_k, \\rho_{k\\varepsilon})` over [0, T] at each epsilon (ISB-4).
@@ -254,15 +258,14 @@ def uniform_rate(
         if target is None:
             flow = heat_flow(x, epsilon, count, weights=w)
         else:
-            variance = target
-            flow = kl_flow(
+            flow = ornstein_uhlenbeck(
                 x,
                 epsilon,
                 count,
+                variance=target,
                 weights=w,
                 method=method,
-                score=lambda y: -y / variance,
-                potential=lambda y: y[:, 0] ** 2 / (2 * variance),
+                theta=theta,
                 log_density=law.log_pdf(x[:, 0]) if method == "surrogate" else None,
             )
         if not flow.converged:
@@ -275,5 +278,5 @@ def uniform_rate(
     return fit_rate(epsilons, errors)
 
 
-def _w2_of_maps(first: Float64, second: Float64, w: Float64) -> float:
+def _w2_of_maps(first: Real, second: Real, w: Float64) -> float:
     return math.sqrt(float(w @ (first - second) ** 2))

@@ -64,8 +64,9 @@ def kde_log_density(
     with np.errstate(divide="ignore"):
         logs: Real = np.log(w).astype(x.dtype)
     s = distance(x if at is None else at, x, beta=1 / (2 * h * h)).shift(columns=logs)
-    found: Float64 = s.logsumexp(1).astype(np.float64)
-    return found - x.shape[1] * (0.5 * math.log(2 * math.pi) + math.log(h))
+    constant = x.shape[1] * (0.5 * math.log(2 * math.pi) + math.log(h))
+    found: Float64 = s.logsumexp(1).astype(np.float64) - constant
+    return found
 
 
 def auto_theta(

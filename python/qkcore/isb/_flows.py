@@ -115,12 +115,12 @@ def kl_flow(
     The target comes by its ``score`` :math:`\\nabla\\log\\nu` (a function of points (N, d): (N, d)) or its
     ``potential`` U (a function: (N,)). ``method``:
 
-    - "split": :math:`x - (B_{\\rho,\\varepsilon}(x) - x) + \\tfrac{\\varepsilon}{2}\\nabla\\log\\nu(x)`: the bridge
-      of the particles themselves for :math:`-\\tfrac12\\nabla\\log\\rho`, and the target's score as it is (by
+    - "split": :math:`2x - B_{\\rho,\\varepsilon}(x) + \\tfrac{\\varepsilon}{2}\\nabla\\log\\nu(x)`: the
+      bridge of the particles themselves for :math:`-\\tfrac12\\nabla\\log\\rho`, and the target's score as it is (by
       central differences of the potential when only that is given). No density is estimated. Not in
       the poster; of the same order, and the one to use for particles.
-    - "surrogate": the poster's step with :math:`\\sigma = (\\rho/\\nu)^{-\\theta}`. Needs the potential, and the
-      density of the particles: ``log_density`` at the start (N,), carried along by the Jacobians of the
+    - "surrogate": the poster's step with :math:`\\sigma = (\\rho/\\nu)^{-\\theta}`. Needs the potential, and
+      the density of the particles: ``log_density`` at the start (N,), carried along by the Jacobians of the
       steps; a function ``log_density(points, k)`` after k steps; or None for a kernel estimate with
       ``bandwidth`` (default :func:`silverman`'s, at every step). ``theta``: fixed, or None for
       :func:`auto_theta` at every step. The surrogate is held by the particles, with weights
@@ -248,7 +248,9 @@ class _WarmStart:
 def _n_steps(n_steps: int | None, T: float | None, epsilon: float) -> int:
     if (n_steps is None) == (T is None):
         got = "both" if T is not None else "neither"
-        raise ValueError(f"n_steps: wanted n_steps or T, got {got}; T makes ceil(T / epsilon) steps")
+        raise ValueError(
+            f"n_steps: wanted n_steps or T, got {got}; T makes ceil(T / epsilon) steps"
+        )
     if n_steps is None:
         assert T is not None
         return steps_for(T, epsilon)

@@ -126,7 +126,7 @@ class Mixture:
     # ---- supports
 
     def grid(self, n: int, width: float = 9.0) -> tuple[Float64, Float64]:
-        """A weighted support (n, 1) and its weights (n,): equal cells over ``width`` deviations of every component.
+        """A support (n, 1) and its weights (n,): equal cells over ``width`` deviations of every component.
 
         Sums over it are trapezoidal sums of smooth functions: exact to rounding once the spacing is
         below the scales of the density and of the kernel.
@@ -203,7 +203,7 @@ class Mixture:
         ends = np.where(upper[..., None], means - z, means + z)
         lo, hi = ends.min(axis=-1), ends.max(axis=-1)  # the quantile of a mixture lies between
         if len(means) == 1:
-            return lo
+            return np.asarray(lo)
         finite = np.isfinite(lo) & np.isfinite(hi)
         lo, hi = np.where(finite, lo, 0.0), np.where(finite, hi, 0.0)
         for _ in range(100):

@@ -54,12 +54,15 @@ class BridgeFlow:
 
     def mean(self) -> Real:
         """Means of the states kept (times, d)."""
-        return np.einsum("n,tnd->td", self.weights, self.x)
+        means: Real = np.einsum("n,tnd->td", self.weights, self.x)
+        return means
 
     def covariance(self) -> Real:
         """Covariances of the states kept (times, d, d)."""
         centred = self.x - self.mean()[:, None]
-        return np.einsum("n,tnd,tne->tde", self.weights, centred, centred)
+        weighted = centred * self.weights[:, None]
+        covariances: Real = np.swapaxes(weighted, 1, 2) @ centred
+        return covariances
 
     def __str__(self) -> str:
         _, n, d = self.x.shape

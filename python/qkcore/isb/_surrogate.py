@@ -1,4 +1,4 @@
-"""Surrogate measures along a flow: the density of the particles, and the step that it gives (ISB-2, ISB-3)."""
+"""Surrogates along a flow: the density of the particles, and the step that it gives (ISB-2, ISB-3)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SurrogateDensity:
     ) -> None:
         self.w = w
         self.support: Real | None = None
-        self._given = log_density if callable(log_density) else None
+        self._given: Callable[[Any, int], npt.ArrayLike] | None = None
         self._carried: Float64 | None = None
         self._bandwidth = None if bandwidth is None else _checks.positive("bandwidth", bandwidth)
         if support is not None:
@@ -49,7 +49,9 @@ class SurrogateDensity:
                     f"support: wanted points (M, {x.shape[1]}) as the particles, got shape "
                     f"{self.support.shape}"
                 )
-        if log_density is not None and self._given is None:
+        if callable(log_density):
+            self._given = log_density
+        elif log_density is not None:
             if support is not None:
                 raise ValueError(
                     "log_density: wanted a function of points for a support of its own, got an array; "
