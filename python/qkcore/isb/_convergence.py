@@ -147,7 +147,8 @@ def gaussian_variances(
 def gaussian_entropy_gap(variance: float, epsilon: float) -> float:
     """:math:`H(\\ell|\\pi) + H(\\pi|\\ell)` for N(0, s²).
 
-    :math:`\\ell` is the law of :math:`(X_0, X_\\varepsilon)` under Langevin's equation, :math:`\\pi` the bridge.
+    :math:`\\ell`: the law of :math:`(X_0, X_\\varepsilon)` under Langevin's equation; :math:`\\pi`: the
+    bridge.
 
     Theorem 1 of the poster bounds it by :math:`\\varepsilon^2 C(\\varepsilon)` with
     :math:`C = O(\\varepsilon^2)` for normal laws; it is :math:`a^4/72 + \\dots` with

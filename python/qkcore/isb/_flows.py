@@ -116,9 +116,9 @@ def kl_flow(
     ``potential`` U (a function: (N,)). ``method``:
 
     - "split": :math:`2x - B_{\\rho,\\varepsilon}(x) + \\tfrac{\\varepsilon}{2}\\nabla\\log\\nu(x)`: the
-      bridge of the particles themselves for :math:`-\\tfrac12\\nabla\\log\\rho`, and the target's score as it is (by
-      central differences of the potential when only that is given). No density is estimated. Not in
-      the poster; of the same order, and the one to use for particles.
+      bridge of the particles themselves for :math:`-\\tfrac12\\nabla\\log\\rho`, and the target's score
+      as it is (by central differences of the potential when only that is given). No density is
+      estimated. Not in the poster; of the same order, and the one to use for particles.
     - "surrogate": the poster's step with :math:`\\sigma = (\\rho/\\nu)^{-\\theta}`. Needs the potential, and
       the density of the particles: ``log_density`` at the start (N,), carried along by the Jacobians of the
       steps; a function ``log_density(points, k)`` after k steps; or None for a kernel estimate with
@@ -214,7 +214,9 @@ def _split(
         for _ in range(n):
             found = solve(x, epsilon, w, warm.guess(), options)
             drift = field_values("score", score, x)
-            x = record.step(found, -1.0, moved(x, found.values, -1.0) + half * drift)
+            with np.errstate(over="ignore", invalid="ignore"):  # the record looks at what came out
+                new = moved(x, found.values, -1.0) + half * drift
+            x = record.step(found, -1.0, new)
             if record.ended:
                 break
             warm.keep(found)

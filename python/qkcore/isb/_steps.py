@@ -98,12 +98,18 @@ def step(
             f"step: the bridge did not converge ({found.status}, marginal error {found.error:.3g}, "
             f"wanted {found.tol:.3g}); raise max_iter or tol, or use float64"
         )
-    return Step(moved(x, found.values if own else found(x), theta), epsilon, theta, found)
+    new = moved(x, found.values if own else found(x), theta)
+    if not np.isfinite(new).all():
+        raise OverflowError(
+            f"X: particles leave the range of {x.dtype}; scale them, or use float64"
+        )
+    return Step(new, epsilon, theta, found)
 
 
 def moved(x: Real, values: Real, theta: float) -> Real:
     """x + (B - x) / theta: the same as the convex combination, and exact where B = x."""
-    out: Real = x + (values - x) / x.dtype.type(theta)
+    with np.errstate(over="ignore", invalid="ignore"):  # callers look at what came out
+        out: Real = x + (values - x) / x.dtype.type(theta)
     return out
 
 
