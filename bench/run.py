@@ -24,6 +24,7 @@ GROUPS = (
     "bridges",
     "low_rank",
     "gaussian",
+    "isb",
     "isa",
     "stages",
 )
