@@ -58,6 +58,9 @@ def check_operators() -> None:
                     qk.scores.distance(X, beta=0.3), rho, rho[::-1].copy(), max_memory=memory
                 )
                 assert b.converged, str(b)
+                B = qk.isb.barycentric(X, 1 / 0.6, max_memory=memory)
+                same = qk.bridge(qk.scores.distance(X, beta=0.3), rho, rho).project(X)
+                assert np.abs(B.values - same).max() <= 1e3 * max(eps, 1e-12), str(B)
 
 
 def check_gaussian_flows() -> None:

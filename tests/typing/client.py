@@ -100,6 +100,15 @@ def gaussians(cov: NDArray[np.float64]) -> None:
     assert projected.shape == mean.shape
     counts: dict[str, int] = sol.counts()
     assert sum(counts.values()) == 1
+def iterated_bridges(X: NDArray[np.float32]) -> None:
+    B = qk.isb.barycentric(X, 0.5)
+    assert_type(B, qk.isb.BarycentricMap)
+    assert_type(qk.isb.step(X, 0.5, init=B), qk.isb.Step)
+    flow = qk.isb.heat_flow(X, 0.5, 2)
+    assert_type(flow, qk.isb.BridgeFlow)
+    assert_type(qk.isb.kl_flow(X, 0.1, T=0.2, score=lambda x: -x), qk.isb.BridgeFlow)
+    assert_type(flow.converged, bool)
+    assert_type(qk.isb.Mixture.gaussian(0.0, 1.0).w2(X[:, :1]), float)
 
 
 def settings() -> None:
@@ -117,6 +126,7 @@ def main() -> None:
     operators(s, Y, X[:, 0].copy())
     chains(X, np.full(5, 0.2, np.float32))
     gaussians(np.eye(2))
+    iterated_bridges(X)
     settings()
 
 
