@@ -342,6 +342,37 @@ def test_isb3_kl_flow_of_particles(law: isb.Mixture) -> None:
     assert exact.w2(surrogate.X) < max(start, bound)
 
 
+def test_isb3_kl_flows_in_float32() -> None:
+    X = OU_START.quantile_grid(300)
+    Z = np.linspace(-16, 16, 400)[:, None]
+    for options in ({}, {"method": "surrogate", "support": Z}):
+        wide = isb.ornstein_uhlenbeck(X, 0.1, 5, **options)
+        if options:
+            options["support"] = Z.astype(np.float32)
+        flow = isb.ornstein_uhlenbeck(X.astype(np.float32), 0.1, 5, **options)
+        assert flow.converged and flow.x.dtype == np.float32
+        np.testing.assert_allclose(flow.X, wide.X, atol=2e-3)
+    psi = np.linspace(-1, 0, 300, dtype=np.float32)
+    w = isb.surrogate_weights(psi, 1.0)
+    assert w.dtype == np.float32
+    assert isb.step(X.astype(np.float32), 0.1, theta=1.0, surrogate=w).X.dtype == np.float32
+
+
+def test_isb3_interrupt_ends_a_flow() -> None:
+    """Ctrl-C during a long flow is heard within a fraction of a second."""
+    import signal
+    import threading
+    import time
+
+    timer = threading.Timer(0.3, signal.raise_signal, (signal.SIGINT,))
+    began = time.perf_counter()
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        isb.heat_flow(cloud(2000, 3), 0.05, 10**6, save_every=0, max_memory=0)
+    timer.join()
+    assert time.perf_counter() - began < 30
+
+
 def test_isb3_kl_flow_comes_to_rest_at_the_target() -> None:
     x, w = GAUSS.grid(300)
     still = isb.ornstein_uhlenbeck(

@@ -169,7 +169,7 @@ private:
     // the order of the parts, so the result is the same for the same number of threads.
     bool multiply(const Run& run) {
         const Run scaled = scaled_run(run, static_cast<double>(n_) * static_cast<double>(n_));
-        const Index n_blocks = static_cast<Index>(blocks_.size());
+        const auto n_blocks = static_cast<Index>(blocks_.size());
         const Index n_parts = std::max<Index>(1, std::min<Index>(scaled.n_threads, n_blocks));
         std::vector<Index> cuts(static_cast<std::size_t>(n_parts) + 1, n_blocks);
         double all = 0, before = 0;

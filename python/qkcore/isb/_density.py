@@ -101,12 +101,12 @@ def auto_theta(
 
 def surrogate_weights(
     psi: npt.ArrayLike, theta: float, *, log_density: npt.ArrayLike | None = None
-) -> Float64:
+) -> Real:
     """Weights on a support for the surrogate :math:`\\sigma \\propto e^{2\\theta\\psi}` (ISB-2).
 
     ``psi`` (N,): :math:`\\psi` at the support, the velocity being :math:`\\nabla\\psi`. ``log_density``
     (N,): log of the density that the support was drawn from (weights
-    :math:`\\sigma/\\rho`); None for a grid of equal cells.
+    :math:`\\sigma/\\rho`); None for a grid of equal cells. Of sum 1, in the dtype of ``psi``.
 
     >>> import numpy as np, qkcore as qk
     >>> x = np.linspace(-8, 8, 401)
@@ -123,7 +123,7 @@ def surrogate_weights(
             raise ValueError(f"log_density: wanted shape {logs.shape} as psi, got {density.shape}")
         logs = logs - density
     w = np.exp(logs - logs.max())
-    found: Float64 = w / w.sum()
+    found: Real = (w / w.sum()).astype(_checks.real_array("psi", psi).dtype)
     return found
 
 

@@ -108,7 +108,8 @@ class SurrogateSteps:
         theta = auto_theta(logs, ratio, share) if self._theta is None else self._theta
         if math.isinf(theta):
             return None, theta, x
-        sigma = surrogate_weights(-ratio / 2, theta, log_density=logs if own is None else None)
+        weights = surrogate_weights(-ratio / 2, theta, log_density=logs if own is None else None)
+        sigma = weights.astype(np.float64)
         if own is None:
             sigma *= self._density.w
             sigma /= sigma.sum()
