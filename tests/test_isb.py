@@ -287,6 +287,19 @@ def test_isb3_heat_flow_gaussian_closed_form() -> None:
         assert got == pytest.approx(step_by_step, rel=1e-13)
 
 
+def test_isb3_heat_flow_of_a_gaussian_in_the_plane() -> None:
+    """Every axis for itself, and W2 to N(0, S + tI) by the moments."""
+    x, v = isb.Mixture.gaussian(0.0, 1.0).grid(44, 7.0)
+    y, u = isb.Mixture.gaussian(0.0, 0.5).grid(44, 7.0)
+    turn = np.linalg.qr(cloud(2, 2, 5))[0]
+    X = np.stack(np.meshgrid(x[:, 0], y[:, 0], indexing="ij"), axis=-1).reshape(-1, 2) @ turn.T
+    flow = isb.heat_flow(X, 0.2, 4, weights=np.outer(v, u).ravel())
+    moments = [isb.gaussian_variances(s, 0.2, 4)[-1] for s in (1.0, 0.5)]
+    np.testing.assert_allclose(turn.T @ flow.covariance()[-1] @ turn, np.diag(moments), atol=1e-6)
+    exact = turn @ np.diag([1.8, 1.3]) @ turn.T
+    assert isb.gaussian_w2(flow.mean()[-1], flow.covariance()[-1], [0.0, 0.0], exact) < 5e-3
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_isb3_heat_flow_of_a_mixture(dtype: str) -> None:
     """Particles at quantiles of ½N(-2,1)+½N(2,1) follow the exact law as closely as they began."""
@@ -579,6 +592,12 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (lambda: isb.barycentric(np.array([[np.nan]]), 1.0), ValueError, r"X: wanted finite"),
     (lambda: isb.barycentric(ONE, 0.0), ValueError, r"epsilon: wanted a finite number > 0"),
     (lambda: isb.barycentric(ONE, "1"), TypeError, r"epsilon: wanted"),  # type: ignore[arg-type]
+    (lambda: isb.barycentric(1e200 * ONE, 1.0), OverflowError, r"epsilon: .* overflows float64"),
+    (
+        lambda: isb.barycentric(ONE.astype(np.float32) * np.float32(1e10), 1e-25),
+        OverflowError,
+        r"epsilon: .* or use float64",
+    ),
     (lambda: isb.barycentric(ONE, 1.0, np.ones(4)), ValueError, r"weights: wanted one weight per"),
     (lambda: isb.barycentric(ONE, 1.0, -np.ones(3)), ValueError, r"weights: wanted weights >= 0"),
     (lambda: isb.barycentric(ONE, 1.0, np.zeros(3)), ValueError, r"weights: wanted some mass"),

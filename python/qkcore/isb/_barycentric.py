@@ -181,9 +181,16 @@ def solver_options(
 
 def cloud(X: npt.ArrayLike, epsilon: float) -> tuple[Real, float]:
     """One cloud of points (N, d), and the temperature."""
-    x, _ = _checks.points("X", X)
+    x, largest = _checks.points("X", X)
     _checks.one_problem("X", x.shape[:-2])
-    return x, _checks.representable("epsilon", _checks.positive("epsilon", epsilon), x.dtype)
+    epsilon = _checks.representable("epsilon", _checks.positive("epsilon", epsilon), x.dtype)
+    top = 2 * x.shape[1] * largest * largest / epsilon  # of |x - y|² / 2 epsilon
+    if not top <= float(np.finfo(x.dtype).max):
+        raise OverflowError(
+            f"epsilon: |x - y|²/2 epsilon can reach {top:.1e}, which overflows {x.dtype}; raise epsilon "
+            "or scale the points down" + (", or use float64" if x.dtype == np.float32 else "")
+        )
+    return x, epsilon
 
 
 def masses(name: str, weights: npt.ArrayLike | None, x: Real) -> npt.NDArray[np.float64]:
