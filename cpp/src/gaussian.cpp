@@ -94,8 +94,8 @@ public:
         state_ = at;
         trial_ = at + length();
         map_ = at + 2 * length();
-        rate_ = at + 3 * length();
         k_ = at + 4 * length();
+        rate_ = options.pushforward ? at + 3 * length() : k_;
         read();
     }
 
@@ -103,6 +103,7 @@ public:
     bool run(const Run& run, int worker, Progress& progress) {
         first_stage();
         measure();
+        measure_slope();
         for (int l = 0; l < lanes; ++l) start(l);
         write(0);
         const bool adaptive = options_.method == GaussianMethod::dopri5;
@@ -162,25 +163,20 @@ private:
         scatter(state_, result_.mean + slot * n * d(), result_.cov + slot * n * d() * d());
     }
 
-    // Squares of the sizes of cov and mean, and their inner products with their rates.
+    // The square of the size.
     void measure() {
-        P cov{}, cov_rate{}, mean{}, mean_rate{};
-        const P* k = rate_;
-        for (int e = 0; e < d(); ++e) {
-            mean = fma(state_[e], state_[e], mean);
-            mean_rate = fma(state_[e], k[e], mean_rate);
+        square_ = packs::dot<T>(d() * d(), state_ + d(), state_ + d());
+        if (options_.judge_mean) {  // the size of the mean is |mean|^2
+            const P mean = packs::dot<T>(d(), state_, state_);
+            square_ = max(square_, mean * mean);
         }
-        for (int e = d(); e < length(); ++e) {
-            cov = fma(state_[e], state_[e], cov);
-            cov_rate = fma(state_[e], k[e], cov_rate);
-        }
-        if (options_.judge_mean) {  // the size of the mean is |mean|^2, its growth twice that of |mean|
-            const Mask larger = mean * mean > cov;
-            square_ = select(larger, mean * mean, cov);
-            slope_ = select(larger, broadcast(T(2)) * mean * mean_rate, cov_rate);
-        } else {
-            square_ = cov;
-            slope_ = cov_rate;
+    }
+    // Half its derivative; the growth is their quotient.
+    void measure_slope() {
+        slope_ = packs::dot<T>(d() * d(), state_ + d(), rate_ + d());
+        if (options_.judge_mean) {
+            const P mean = packs::dot<T>(d(), state_, state_), drift = packs::dot<T>(d(), state_, rate_);
+            slope_ = select(mean * mean == square_, broadcast(T(2)) * mean * drift, slope_);
         }
     }
 
@@ -209,6 +205,7 @@ private:
         measure();
         const Mask look = alive_ & ((square_ > next_mark_) | (square_ > limit_));
         if (!packs::any<T>(look)) return;
+        measure_slope();
         for (int l = 0; l < n_here_; ++l) {
             if (look[l] == 0) continue;
             GaussianOutcome& o = outcome_[static_cast<std::size_t>(l)];
@@ -267,8 +264,9 @@ private:
     // The rates at the state, and from them the first stage.
     void first_stage() {
         rates_(state_, rate_);
-        std::copy(rate_, rate_ + length(), k_);
-        if (options_.pushforward) std::copy(rates_.matrix(), rates_.matrix() + d() * d(), k_ + d());
+        if (!options_.pushforward) return;  // they are the same
+        std::copy(rate_, rate_ + d(), k_);
+        std::copy(rates_.matrix(), rates_.matrix() + d() * d(), k_ + d());
     }
 
     // Stage s from the state of that stage. Pushed forward, the second part of a stage is M_s P_s.
@@ -283,14 +281,22 @@ private:
     void combine(const double* weights, int n) {
         P weight[7];
         for (int j = 0; j < n; ++j) weight[j] = h_pack_ * broadcast(static_cast<T>(weights[j]));
-        for (int e = 0; e < length(); ++e) {
-            P x = state_[e];
-            if (options_.pushforward && e >= d()) x = broadcast(T((e - d()) % (d() + 1) == 0 ? 1 : 0));
-            for (int j = 0; j < n; ++j) x = fma(weight[j], stage(j)[e], x);
-            trial_[e] = x;
+        const int straight = options_.pushforward ? d() : length();
+        if (n == 1) {
+            for (int e = 0; e < straight; ++e) trial_[e] = fma(weight[0], k_[e], state_[e]);
+        } else {
+            for (int e = 0; e < straight; ++e) {
+                P x = state_[e];
+                for (int j = 0; j < n; ++j) x = fma(weight[j], stage(j)[e], x);
+                trial_[e] = x;
+            }
         }
         if (!options_.pushforward) return;
-        std::copy(trial_ + d(), trial_ + length(), map_ + d());
+        for (int e = d(); e < length(); ++e) {
+            P x = broadcast(T((e - d()) % (d() + 1) == 0 ? 1 : 0));
+            for (int j = 0; j < n; ++j) x = fma(weight[j], stage(j)[e], x);
+            map_[e] = x;
+        }
         auto* product = reinterpret_cast<P*>(product_.data());
         packs::multiply<T, D>(d_, map_ + d(), state_ + d(), product);
         P* cov = trial_ + d();
@@ -303,9 +309,7 @@ private:
     }
 
     Mask finite_trial() const {
-        P sum{};
-        for (int e = 0; e < length(); ++e) sum = fma(trial_[e], trial_[e], sum);
-        return sum <= broadcast(std::numeric_limits<T>::max());
+        return packs::dot<T>(length(), trial_, trial_) <= broadcast(std::numeric_limits<T>::max());
     }
 
     void accept(Mask lanes_taken) {
@@ -366,7 +370,7 @@ private:
             if (options_.pushforward)
                 first_stage();
             else  // the last stage was taken at the new state
-                for (int x = 0; x < length(); ++x) rate_[x] = k_[x] = select(taken, stage(6)[x], k_[x]);
+                for (int x = 0; x < length(); ++x) k_[x] = select(taken, stage(6)[x], k_[x]);
             for (int l = 0; l < n_here_; ++l)
                 if (taken[l] != 0) now[l] = h[l] == t_next - now[l] ? t_next : now[l] + h[l];
             judge(now, nullptr);
@@ -430,6 +434,7 @@ private:
     void finish() {
         rates_(state_, rate_);
         measure();
+        measure_slope();
         scatter(rate_, result_.mean_rate, result_.cov_rate);
         for (int l = 0; l < n_here_; ++l) {
             GaussianOutcome& o = outcome_[static_cast<std::size_t>(l)];

@@ -92,6 +92,17 @@ QK_INLINE void multiply_vector(int d, const Pack<T>* left, const Pack<T>* x, Pac
     }
 }
 
+// sum_i x_i y_i, in four chains that do not wait for each other
+template <class T>
+QK_INLINE Pack<T> dot(int n, const Pack<T>* x, const Pack<T>* y) {
+    Pack<T> sum[4] = {};
+    int i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (int c = 0; c < 4; ++c) sum[c] = fma(x[i + c], y[i + c], sum[c]);
+    for (; i < n; ++i) sum[0] = fma(x[i], y[i], sum[0]);
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
 // In place: the lower triangle of a positive definite matrix becomes L of L diag L^T (unit diagonal, not stored),
 // the diagonal holds the inverses of diag.
 template <class T, int D>
@@ -150,52 +161,57 @@ QK_INLINE void factor_cholesky(int d, const Pack<T>* a, Pack<T>* out) {
     }
 }
 
+// Turns the rows x and y of one array, and z and w of another, by the angle that makes x and y orthogonal.
+template <class T, int D>
+QK_INLINE bool orthogonalize_pair(int d, Pack<T>* x, Pack<T>* y, Pack<T>* z, Pack<T>* w, Pack<T>& xx,
+                                  Pack<T>& yy) {
+    const int n = size_of<D>(d);
+    const Pack<T> one = broadcast(T(1));
+    const Pack<T> xy = dot<T>(n, x, y);
+    // |xy| > 2 eps |x| |y|, without roots and without squares that could overflow; 0 / 0 turns nothing
+    const Pack<T> bound =
+        broadcast(T(4) * std::numeric_limits<T>::epsilon() * std::numeric_limits<T>::epsilon());
+    const Mask<T> turn = (xy / xx) * xy > bound * yy;
+    if (!any<T>(turn)) return false;
+    // tan of the angle: 2 xy sign(delta) / (|delta| + sqrt(delta^2 + 4 xy^2)), scaled against overflow
+    const Pack<T> delta = yy - xx, twice = xy + xy;
+    const Pack<T> p = magnitude<T>(delta), q = magnitude<T>(twice);
+    const Pack<T> inverse = one / select(turn, max(p, q), one);
+    const Pack<T> u = p * inverse, v = q * inverse;
+    const Pack<T> slope = twice * inverse / select(turn, u + root(u * u + v * v), one);
+    const Pack<T> t = select(turn, select(delta >= Pack<T>{}, slope, -slope), Pack<T>{});
+    const Pack<T> c = one / root(fma(t, t, one)), s = c * t;
+    for (int k = 0; k < n; ++k) {
+        const Pack<T> xk = x[k], yk = y[k], zk = z[k], wk = w[k];
+        x[k] = fnma(s, yk, c * xk);
+        y[k] = fma(s, xk, c * yk);
+        z[k] = fnma(s, wk, c * zk);
+        w[k] = fma(s, zk, c * wk);
+    }
+    xx = dot<T>(n, x, x);
+    yy = dot<T>(n, y, y);
+    return true;
+}
+
 // One-sided Jacobi: the rows of `a` (columns of a matrix) become orthogonal by rotations of pairs, which are
-// applied to the rows of `b` as well. The squared norms of the rows of `a` go to `squares`.
+// applied to the rows of `b` as well. The squared norms of the rows of `a` go to `squares`. The pairs come in
+// rounds of a tournament: within one no two share a row, so that the long divisions and roots of one overlap with
+// those of the next.
 template <class T, int D>
 void orthogonalize_rows(int d, Pack<T>* a, Pack<T>* b, Pack<T>* squares) {
-    const int n = size_of<D>(d);
+    const int n = size_of<D>(d), even = n + n % 2;
     constexpr int most_sweeps = 30;
-    const Pack<T> tolerance = broadcast(T(2) * std::numeric_limits<T>::epsilon());
-    const auto dot = [n](const Pack<T>* x, const Pack<T>* y) {
-        Pack<T> sum{};
-        for (int k = 0; k < n; ++k) sum = fma(x[k], y[k], sum);
-        return sum;
-    };
-    for (int i = 0; i < n; ++i) squares[i] = dot(a + i * n, a + i * n);
+    for (int i = 0; i < n; ++i) squares[i] = dot<T>(n, a + i * n, a + i * n);
     for (int sweep = 0; sweep < most_sweeps; ++sweep) {
         bool turned = false;
-        for (int i = 0; i + 1 < n; ++i)
-            for (int j = i + 1; j < n; ++j) {
-                Pack<T>*x = a + i * n, *y = a + j * n;
-                const Pack<T> xy = dot(x, y);
-                const Pack<T> allowed = tolerance * root(squares[i]) * root(squares[j]);
-                const Mask<T> turn = magnitude<T>(xy) > allowed;
-                if (!any<T>(turn)) continue;
-                turned = true;
-                // tan of the angle: 2 xy sign(delta) / (|delta| + sqrt(delta^2 + 4 xy^2)), scaled against overflow
-                const Pack<T> delta = squares[j] - squares[i], twice = xy + xy;
-                const Pack<T> p = magnitude<T>(delta), q = magnitude<T>(twice);
-                const Pack<T> larger = max(p, q);
-                const Pack<T> inverse = broadcast(T(1)) / select(turn, larger, broadcast(T(1)));
-                const Pack<T> u = p * inverse, v = q * inverse;
-                const Pack<T> slope =
-                    twice * inverse / select(turn, u + root(u * u + v * v), broadcast(T(1)));
-                const Pack<T> t = select(turn, select(delta >= Pack<T>{}, slope, -slope), Pack<T>{});
-                const Pack<T> c = broadcast(T(1)) / root(fma(t, t, broadcast(T(1)))), s = c * t;
-                for (int k = 0; k < n; ++k) {
-                    const Pack<T> xk = x[k], yk = y[k];
-                    x[k] = fnma(s, yk, c * xk);
-                    y[k] = fma(s, xk, c * yk);
-                }
-                Pack<T>*z = b + i * n, *w = b + j * n;
-                for (int k = 0; k < n; ++k) {
-                    const Pack<T> zk = z[k], wk = w[k];
-                    z[k] = fnma(s, wk, c * zk);
-                    w[k] = fma(s, zk, c * wk);
-                }
-                squares[i] = dot(x, x);
-                squares[j] = dot(y, y);
+        for (int round = 0; round + 1 < even; ++round)
+            for (int k = 0; k < even / 2; ++k) {
+                const int i = k == 0 ? even - 1 : (round + k) % (even - 1);
+                const int j = (round + even - 1 - k) % (even - 1);
+                if (i >= n || j >= n) continue;  // an odd row has no partner in this round
+                const bool moved = orthogonalize_pair<T, D>(d, a + i * n, a + j * n, b + i * n, b + j * n,
+                                                            squares[i], squares[j]);
+                turned = turned || moved;
             }
         if (!turned) return;
     }
