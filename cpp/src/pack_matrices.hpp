@@ -52,14 +52,15 @@ QK_INLINE int size_of(int d) {
 // out[j] (+)= sum_k left[k * left_stride] right[k, j] for `C` columns j
 template <class T, int D, int C, bool Add>
 QK_INLINE void row_times(int d, const Pack<T>* left, int left_stride, const Pack<T>* right, Pack<T>* out) {
+    const int n = size_of<D>(d);
     Pack<T> sum[C];
 #pragma GCC unroll 8
     for (int j = 0; j < C; ++j) sum[j] = Add ? out[j] : Pack<T>{};
 #pragma GCC unroll 8
-    for (int k = 0; k < size_of<D>(d); ++k) {
+    for (int k = 0; k < n; ++k) {
         const Pack<T> x = left[k * left_stride];
 #pragma GCC unroll 8
-        for (int j = 0; j < C; ++j) sum[j] = fma(x, right[k * size_of<D>(d) + j], sum[j]);
+        for (int j = 0; j < C; ++j) sum[j] = fma(x, right[k * n + j], sum[j]);
     }
 #pragma GCC unroll 8
     for (int j = 0; j < C; ++j) out[j] = sum[j];
