@@ -466,6 +466,15 @@ def test_overflow_ends_with_the_last_finite_state() -> None:
         assert sol.t_end < 10
 
 
+def test_a_large_mean_does_not_end_a_flow() -> None:
+    """Its square would overflow single precision; it is finite all the same."""
+    I = np.eye(1, dtype=np.float32)
+    args: dict[str, Any] = {"Q": I, "K": -I, "V": I, "n_steps": 6000, "store": "final"}
+    sol = flow("softmax", np.ones(1, np.float32), I, (0, 60), **args)
+    assert sol.t_end == 60 and 1e20 < sol.mean[-1, 0] < np.inf
+    assert sol.cov[-1, 0, 0] == pytest.approx(1 / 121, rel=1e-2)
+
+
 def test_step_limit() -> None:
     I = np.eye(2)
     sol = flow("sinkhorn", None, I, (0, 10), Q=I, K=I, V=I, n_steps=1, method="dopri5", max_steps=3)

@@ -309,7 +309,9 @@ private:
     }
 
     Mask finite_trial() const {
-        return packs::dot<T>(length(), trial_, trial_) <= broadcast(std::numeric_limits<T>::max());
+        P sum[2] = {};  // 0 x is 0 for every finite x, NaN for the others
+        for (int e = 0; e < length(); ++e) sum[e % 2] = fma(trial_[e], P{}, sum[e % 2]);
+        return sum[0] + sum[1] == P{};
     }
 
     void accept(Mask lanes_taken) {
