@@ -15,6 +15,7 @@ void register_low_rank(py::module_& m);
 void register_symmetric(py::module_& m);
 void register_gaussian(py::module_& m);
 void register_isb(py::module_& m);
+void register_particles(py::module_& m);
 
 namespace qk::bind {
 

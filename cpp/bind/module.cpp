@@ -30,4 +30,5 @@ PYBIND11_MODULE(QK_MODULE_NAME, m, py::mod_gil_not_used()) {
     register_symmetric(m);
     register_gaussian(m);
     register_isb(m);
+    register_particles(m);
 }

@@ -10,6 +10,7 @@
 
 from . import diffusion, divergence, gaussian, magnetic, scores
 from . import diffusion, divergence, isb, magnetic, scores
+from . import diffusion, divergence, magnetic, observables, scores
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
@@ -19,6 +20,8 @@ from ._markov import Composition
 from .bridges import SchrodingerBridge, bridge, semi_relaxed, sinkhorn
 from .chains import BridgeChain, bridge_chain
 from .experts import DirectionalExperts, directional_experts, poe, total_variation
+from .fields import AttentionField
+from .flows import ParticleFlow, flow
 from .ipf import AdaptiveIPF, adaptive_ipf
 from .low_rank import (
     FactoredBridge,
@@ -34,6 +37,7 @@ from .operators import KernelOperator, MarkovOperator, kernel, softmax
 
 __all__ = [
     "AdaptiveIPF",
+    "AttentionField",
     "BridgeChain",
     "Composition",
     "CurrentNorms",
@@ -43,6 +47,7 @@ __all__ = [
     "LowRank",
     "MarkovOperator",
     "NegativeEntries",
+    "ParticleFlow",
     "ProductOfFactors",
     "ReducibleChainError",
     "Regime",
@@ -58,12 +63,14 @@ __all__ = [
     "directional_experts",
     "divergence",
     "gaussian",
+    "flow",
     "get_num_threads",
     "isb",
     "kernel",
     "low_rank",
     "magnetic",
     "nystrom",
+    "observables",
     "poe",
     "positive_features",
     "scores",

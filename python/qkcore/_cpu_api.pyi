@@ -17,6 +17,10 @@ WEIGHTS: tuple[str, ...]
 BRIDGE_METHODS: tuple[str, ...]
 GAUSSIAN_METHODS: tuple[str, ...]
 BRIDGE_STATUS: tuple[str, ...]
+FIELD_KINDS: tuple[str, ...]
+FLOW_METHODS: tuple[str, ...]
+FLOW_STATUS: tuple[str, ...]
+VELOCITY_STATUS: tuple[str, ...]
 
 _Real = npt.NDArray[np.floating[Any]]
 
@@ -121,3 +125,13 @@ def solve_self_bridge(
     scratch: _Real | None,
     n_threads: int,
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], int, int]: ...
+def velocity(
+    field: tuple[Any, ...] | Callable[[_Real, float], _Real], x: _Real, t: float, n_threads: int
+) -> tuple[int, _Real]: ...
+def integrate(
+    field: tuple[Any, ...] | Callable[[_Real, float], _Real],
+    x0: _Real,
+    options: dict[str, Any],
+    n_threads: int,
+) -> tuple[npt.NDArray[np.float64], _Real, int, int, int, int]: ...
+def cluster_labels(x: _Real, linkage: float) -> npt.NDArray[np.int64]: ...

@@ -1,0 +1,181 @@
+"""Checks of what describes a flow of particles: parameters, masks, weights, time spans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _checks
+from ._checks import Real
+
+Doubles = npt.NDArray[np.float64]
+Parameter = npt.ArrayLike | Callable[[float], npt.ArrayLike]
+
+
+def _matrix(name: str, value: npt.ArrayLike) -> Doubles:
+    array = _checks.real_array(name, value)
+    _checks.not_empty(name, array)
+    _checks.finite(name, array)
+    return np.ascontiguousarray(array, dtype=np.float64)
+
+
+def query_key(name: str, value: npt.ArrayLike, heads: int, layers: int | None) -> Doubles:
+    """Q or K, heads stacked as in TPDE 2.9, as (layers or 1, heads, k, d)."""
+    array = _matrix(name, value)
+    wanted = "(heads*k, d)" if layers is None else f"(heads*k, d) or ({layers}, heads*k, d)"
+    if array.ndim == 3 and layers is not None:
+        layer_axis(name, array, layers)
+    elif array.ndim != 2:
+        hint = "" if layers is not None else "; layers need times="
+        raise ValueError(f"{name}: wanted shape {wanted}, got {array.shape}{hint}")
+    rows, d = array.shape[-2:]
+    if rows % heads:
+        raise ValueError(
+            f"heads: wanted a divisor of the {rows} rows of {name}, got {heads}; "
+            "heads are stacked row-wise, k rows each (TPDE 2.9)"
+        )
+    return array.reshape(-1, heads, rows // heads, d)
+
+
+def values(value: npt.ArrayLike, heads: int, d: int, layers: int | None) -> Doubles:
+    """V as (layers or 1, heads or 1, d, d)."""
+    array = _matrix("V", value)
+    shapes = f"({d}, {d})" if heads == 1 else f"({d}, {d}) or ({heads}, {d}, {d})"
+    if array.ndim < 2 or array.shape[-1] != array.shape[-2] or array.shape[-1] != d:
+        raise ValueError(
+            f"V: wanted square matrices {shapes} for points of dimension {d}, got shape "
+            f"{array.shape}; absorb an output projection W as W @ V"
+        )
+    if array.ndim == 2:
+        return array.reshape(1, 1, d, d)
+    if array.ndim == 4 and layers is not None:
+        layer_axis("V", array, layers)
+        if array.shape[1] not in (1, heads):
+            raise ValueError(f"V: wanted {heads} heads on axis 1, got shape {array.shape}")
+        return array
+    if array.ndim == 3:
+        first = array.shape[0]
+        if layers is not None and heads > 1 and first == layers == heads:
+            raise ValueError(
+                f"V: shape {array.shape} can mean layers or heads; "
+                "pass V[:, None] (layers) or np.broadcast_to(V, (layers, *V.shape)) (heads)"
+            )
+        if first == heads:
+            return array[None]
+        if layers is not None and first == layers:
+            return array[:, None]
+    also = "" if layers is None else f", or with {layers} layers in front"
+    raise ValueError(f"V: wanted shape {shapes}{also}, got {array.shape}")
+
+
+def layer_axis(name: str, array: Doubles, layers: int) -> None:
+    if array.shape[0] != layers:
+        raise ValueError(
+            f"{name}: wanted {layers} layers on axis 0 as times has, got shape {array.shape}"
+        )
+
+
+def layer_times(value: npt.ArrayLike) -> Doubles:
+    times = _matrix("times", value)
+    if times.ndim != 1 or (np.diff(times) <= 0).any():
+        raise ValueError(
+            f"times: wanted a rising 1-D array of the times at which layers begin, got shape "
+            f"{times.shape}; e.g. np.arange(n_layers) * dt"
+        )
+    return times
+
+
+def positions(value: npt.ArrayLike) -> Doubles:
+    array = _matrix("mask", value)
+    if array.ndim != 1:
+        raise ValueError(
+            f"mask: wanted positions of shape (N,), got {array.shape}; one number per particle"
+        )
+    low, high = float(array.min()), float(array.max())
+    if low < 0 or high > 1:
+        raise ValueError(
+            f"mask: wanted positions in [0, 1], got values from {low:.3g} to {high:.3g}; "
+            "rescale them, only their order matters"
+        )
+    return array
+
+
+def weights(value: npt.ArrayLike) -> Doubles:
+    array = _matrix("weights", value)
+    if array.ndim != 1:
+        raise ValueError(f"weights: wanted shape (N,), got {array.shape}; one number per particle")
+    if (array < 0).any() or not array.sum() > 0:
+        raise ValueError(
+            f"weights: wanted numbers >= 0 with a positive sum, got a minimum of {array.min():.3g} "
+            f"and a sum of {array.sum():.3g}"
+        )
+    return array / array.sum()
+
+
+def one_cloud(name: str, value: npt.ArrayLike, d: int | None = None) -> Real:
+    """Particles (N, d), finite, contiguous."""
+    array, _ = _checks.points(name, value)
+    if array.ndim != 2:
+        raise ValueError(f"{name}: wanted particles of shape (N, d), got {array.shape}")
+    if d is not None and array.shape[1] != d:
+        raise ValueError(
+            f"{name}: wanted particles of dimension {d} as the columns of Q, got shape {array.shape}"
+        )
+    return np.ascontiguousarray(array)
+
+
+def count_matches(name: str, got: int, n: int) -> None:
+    if got != n:
+        raise ValueError(f"{name}: wanted {n} entries, one per particle, got {got}")
+
+
+def on_sphere(name: str, X: Real) -> None:
+    off = float(np.abs(np.linalg.norm(X.astype(np.float64), axis=1) - 1).max())
+    if off > 1e-3 if X.dtype == np.float32 else off > 1e-6:
+        raise ValueError(
+            f"{name}: wanted unit rows for a field on the sphere, got norms off by {off:.2g}; "
+            f"pass {name} / np.linalg.norm({name}, axis=1, keepdims=True)"
+        )
+
+
+def time_span(value: object) -> tuple[float, float]:
+    try:
+        first, last = value  # type: ignore[misc]  # whatever unpacks to two
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"t_span: wanted a pair (t0, t1), got {value!r}; pass e.g. (0.0, 1.0)"
+        ) from None
+    t0, t1 = _checks.number("t_span[0]", first), _checks.number("t_span[1]", last)
+    if not t1 > t0:
+        raise ValueError(
+            f"t_span: wanted t0 < t1, got ({t0}, {t1}); to go back in time, negate V"
+        )
+    return t0, t1
+
+
+def output_times(value: npt.ArrayLike, span: tuple[float, float]) -> Doubles:
+    times = _matrix("t_eval", value)
+    if times.ndim != 1 or (np.diff(times) < 0).any():
+        raise ValueError(f"t_eval: wanted a rising 1-D array, got shape {times.shape}; sort it")
+    if times[0] < span[0] or times[-1] > span[1]:
+        raise ValueError(
+            f"t_eval: wanted times within t_span {span}, got {times[0]:.6g} to {times[-1]:.6g}"
+        )
+    return times
+
+
+def choice(name: str, value: object, allowed: Sequence[str]) -> int:
+    if not isinstance(value, str) or value not in allowed:
+        raise ValueError(f"{name}: wanted one of {', '.join(allowed)}, got {value!r}")
+    return list(allowed).index(value)
+
+
+def velocity_like(X: Real, value: Any) -> Real:
+    """What a Python field returned, as the stepper needs it."""
+    v = np.asarray(value)
+    if v.shape != X.shape:
+        raise ValueError(f"field: wanted a velocity of shape {X.shape}, got {v.shape}")
+    return np.ascontiguousarray(v, dtype=X.dtype)

@@ -1,0 +1,297 @@
+"""Velocity fields of attention: particles that move by attending to one another (TPDE-1)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _checks, _config
+from . import _particle_checks as checks
+from ._checks import Real
+from ._native import cpu
+from ._particle_checks import Doubles, Parameter
+
+__all__ = ["AttentionField"]
+
+KINDS = ("softmax", "l2", "linear", "sinkhorn", "exp", "relu", "sigmoid")
+_WITH_EPSILON = ("sinkhorn", "linear")
+_SINKHORN_TOL = {4: 1e-5, 8: 1e-10}
+# Sinkhorn keeps the N x N kernel below this size, and computes its entries anew above.
+_STORED_BYTES = 2**28
+
+
+class AttentionField:
+    r"""The velocity :math:`\dot x_i = \sum_h \Gamma^{(h)}_\mu(x_i)` of N particles in d dimensions (TPDE-1).
+
+    With :math:`\mu = \sum_j w_j\delta_{x_j}` (``weights``; default 1/N each) and :math:`A = K^\top Q`:
+
+    ============  ======================================================================  =====
+    kind          :math:`\Gamma_\mu(x)`                                                   TPDE
+    ============  ======================================================================  =====
+    softmax       :math:`V\,\sum_j w_j e^{Qx\cdot Kx_j}x_j / \sum_j w_j e^{Qx\cdot Kx_j}`   2.1
+    linear        :math:`V\,\sum_j w_j x_j x_j^\top A x`; ``centred=True``:
+                  :math:`\frac1\varepsilon V\bar x + V\,\mathrm{Cov}(\mu)\,A x`             2.2
+    l2            softmax with the score :math:`-|Qx-Kx_j|^2`                             2.3
+    sinkhorn      :math:`\frac1\varepsilon V\sum_j w_j\kappa^\infty(x,x_j)x_j`, bistochastic
+                  kernel of :math:`e^{-|Qx-Ky|^2/2\varepsilon}`                             2.4
+    exp           :math:`V\sum_j w_j e^{Qx\cdot Kx_j}x_j`                                  2.5
+    relu          :math:`V\sum_j w_j \max(Qx\cdot Kx_j,0)\,x_j`                            2.5
+    sigmoid       :math:`V\sum_j w_j \sigma(Qx\cdot Kx_j)\,x_j`                            2.5
+    ============  ======================================================================  =====
+
+    Parameters
+    ----------
+    kind : one of the above.
+    Q, K : (heads*k, d), the heads stacked row-wise (TPDE 2.9), or callables of t that return such.
+        No :math:`1/\sqrt k` is added: absorb it.
+    V : (d, d), shared by the heads, or (heads, d, d); or a callable. Heads are summed (2.7).
+    mask : None; "causal" (particle i sees j <= i); or positions (N,) in [0, 1]: particle i sees j when
+        ``mask[j] <= mask[i]``, so ties see each other. A masked particle moves as the last of those
+        that it sees would in the unmasked field of these alone (2.6); for sinkhorn this is one bridge
+        per position, O(N^3) work.
+    epsilon : of sinkhorn, and of the centred linear form.
+    weights : (N,), not all zero; scaled to sum 1.
+    times : (L,) rising: Q, K, V may then have L layers in front, layer l in force from ``times[l]`` on
+        (the first also before). Steps of :func:`qkcore.flow` never cross a change of layer.
+    centred : the second linear form, the expansion of softmax for small A.
+    sphere : project velocities on the tangent space, :math:`v - \langle x, v\rangle x`, for unit x;
+        :func:`qkcore.flow` then also scales rows to norm 1 after each step.
+    renormalise : for exp, relu, sigmoid, linear under a mask: True gives the particles that are seen
+        mass 1 (2.6); False integrates over :math:`[0, s]` against the measure as it is (2.7).
+    sinkhorn_tol, sinkhorn_max_iter : L1 error of the marginals (1e-10; float32: 1e-5) and visits of all
+        entries. Along a flow the potentials start from those of the stage before.
+
+    >>> import numpy as np, qkcore as qk
+    >>> X = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
+    >>> field = qk.AttentionField("softmax", Q=np.zeros((2, 2)), K=np.eye(2), V=np.eye(2))
+    >>> field(X)[0] * 3  # equal weights: everything moves along the mean
+    array([1., 2.])
+    """
+
+    def __init__(
+        self,
+        kind: str,
+        *,
+        Q: Parameter,
+        K: Parameter,
+        V: Parameter,
+        heads: int = 1,
+        mask: str | npt.ArrayLike | None = None,
+        epsilon: float = 1.0,
+        weights: npt.ArrayLike | None = None,
+        times: npt.ArrayLike | None = None,
+        centred: bool = False,
+        sphere: bool = False,
+        renormalise: bool = True,
+        sinkhorn_tol: float | None = None,
+        sinkhorn_max_iter: int = 10_000,
+    ) -> None:
+        checks.choice("kind", kind, KINDS)
+        self.kind = kind
+        self.heads = _checks.integer("heads", heads)
+        if self.heads < 1:
+            raise ValueError(f"heads: wanted at least 1, got {heads}")
+        self.epsilon = _checks.positive("epsilon", epsilon)
+        if self.epsilon != 1.0 and (
+            kind not in _WITH_EPSILON or (kind == "linear" and not centred)
+        ):
+            raise ValueError(
+                f"epsilon: {kind} attention{' (not centred)' if kind == 'linear' else ''} has none, "
+                f"got {epsilon}; absorb it in Q, K and V"
+            )
+        if centred and kind != "linear":
+            raise ValueError(f"centred: only linear attention has two forms, got kind {kind!r}")
+        self.centred = bool(centred)
+        self.sphere = bool(sphere)
+        self.renormalise = bool(renormalise)
+        self.weights = None if weights is None else checks.weights(weights)
+        self.times = None if times is None else checks.layer_times(times)
+        self._sinkhorn_tol = (
+            None if sinkhorn_tol is None else _checks.positive("sinkhorn_tol", sinkhorn_tol)
+        )
+        self._sinkhorn_visits = _checks.integer_within(
+            "sinkhorn_max_iter", sinkhorn_max_iter, 1, 10**9, "visits of all entries"
+        )
+        self._order: npt.NDArray[np.int64] | None = None
+        self._ends: npt.NDArray[np.int64] | None = None
+        self.mask = self._read_mask(mask)
+        if self.weights is not None and self._ends is not None:
+            self._check_visible(self.weights[self._order], self._ends)
+
+        self._given = (Q, K, V)
+        self.time_dependent = any(callable(p) for p in self._given)
+        if self.time_dependent and self.times is not None:
+            raise ValueError("times: layers and callables of t exclude each other; pass one of them")
+        layers = None if self.times is None else len(self.times)
+        t0 = 0.0 if self.times is None else float(self.times[0])
+        self._Q, self._K, self._V = self._read(*(_at(p, t0) for p in self._given), layers)
+        self.d = int(self._Q.shape[-1])
+        """dimension of the particles"""
+
+    # ---- arguments -----------------------------------------------------------------------------
+
+    def _read(
+        self, Q: npt.ArrayLike, K: npt.ArrayLike, V: npt.ArrayLike, layers: int | None
+    ) -> tuple[Doubles, Doubles, Doubles]:
+        q = checks.query_key("Q", Q, self.heads, layers)
+        k = checks.query_key("K", K, self.heads, layers)
+        if q.shape[1:] != k.shape[1:]:
+            raise ValueError(
+                f"K: wanted the shape of Q, got {np.shape(K)} for Q of {np.shape(Q)}; "
+                "both map points of dimension d to k coordinates per head"
+            )
+        v = checks.values(V, self.heads, q.shape[-1], layers)
+        n = 1 if layers is None else layers
+        return tuple(  # type: ignore[return-value]  # three of them
+            np.ascontiguousarray(np.broadcast_to(p, (n, *p.shape[1:]))) for p in (q, k, v)
+        )
+
+    def _read_mask(self, mask: str | npt.ArrayLike | None) -> str | Doubles | None:
+        if mask is None:
+            return None
+        if isinstance(mask, str):
+            if mask != "causal":
+                raise ValueError(
+                    f'mask: wanted None, "causal" or positions (N,) in [0, 1], got {mask!r}'
+                )
+            return mask
+        positions = checks.positions(mask)
+        self._order = np.argsort(positions, kind="stable")
+        ranked = positions[self._order]
+        self._ends = np.searchsorted(ranked, ranked, side="right").astype(np.int64)
+        return positions
+
+    @staticmethod
+    def _check_visible(weights: Doubles, ends: npt.NDArray[np.int64]) -> None:
+        if not (np.cumsum(weights)[ends - 1] > 0).all():
+            raise ValueError(
+                "weights: wanted every particle to see a positive mass under the mask, got zeros "
+                "only for the first positions; give these particles a weight or leave them out"
+            )
+
+    def parameters(self, t: float = 0.0) -> tuple[Doubles, Doubles, Doubles]:
+        """Q and K as (heads, k, d), V as (heads or 1, d, d), in force at time t (float64)."""
+        if self.time_dependent:
+            q, k, v = self._read(*(_at(p, t) for p in self._given), None)
+            if q.shape[-1] != self.d:
+                raise ValueError(f"Q: wanted {self.d} columns at t = {t}, got {q.shape[-1]}")
+            return q[0], k[0], v[0]
+        layer = 0
+        if self.times is not None:
+            layer = max(0, int(np.searchsorted(self.times, t, side="right")) - 1)
+        return self._Q[layer], self._K[layer], self._V[layer]
+
+    def interaction(self, t: float = 0.0) -> Doubles:
+        """:math:`A_h = K_h^\\top Q_h`, (heads, d, d): the score is :math:`A_h x \\cdot y`."""
+        Q, K, _ = self.parameters(t)
+        return np.asarray(np.einsum("hka,hkb->hab", K, Q))
+
+    # ---- use -----------------------------------------------------------------------------------
+
+    def __call__(self, X: npt.ArrayLike, t: float = 0.0, *, n_threads: int | None = None) -> Real:
+        """The velocities (N, d) of particles X (N, d) at time t, in the dtype of X."""
+        X = self._particles("X", X)
+        t = _checks.number("t", t)
+        threads = _config.resolve_threads(n_threads)
+        order = self._order
+        code, out = cpu.velocity(self._spec(X), X if order is None else X[order], t, threads)
+        status = cpu.VELOCITY_STATUS[code]
+        if status == "not finite":
+            raise OverflowError(
+                f"X: velocities of {self.kind} attention overflow {X.dtype}; scale the points or "
+                "the parameters down" + (", or use float64" if X.dtype == np.float32 else "")
+            )
+        if status == "no convergence":
+            raise RuntimeError(
+                "sinkhorn: the marginals did not reach sinkhorn_tol; raise sinkhorn_tol, "
+                "sinkhorn_max_iter or epsilon"
+            )
+        if order is None:
+            return out
+        back = np.empty_like(out)
+        back[order] = out
+        return back
+
+    def __repr__(self) -> str:
+        parts = [repr(self.kind), f"d={self.d}", f"heads={self.heads}"]
+        if self.mask is not None:
+            parts.append("causal" if isinstance(self.mask, str) else "masked by position")
+        if self.kind in _WITH_EPSILON and (self.centred or self.kind == "sinkhorn"):
+            parts.append(f"epsilon={self.epsilon:g}")
+        if self.weights is not None:
+            parts.append("weighted")
+        if self.times is not None:
+            parts.append(f"{len(self.times)} layers")
+        if self.time_dependent:
+            parts.append("time-dependent")
+        if self.sphere:
+            parts.append("on the sphere")
+        return f"AttentionField({', '.join(parts)})"
+
+    def _particles(self, name: str, X: npt.ArrayLike) -> Real:
+        array = checks.one_cloud(name, X, self.d)
+        n = len(array)
+        if self.weights is not None:
+            checks.count_matches("weights", len(self.weights), n)
+        if self._order is not None:
+            checks.count_matches("mask", len(self._order), n)
+        if isinstance(self.mask, str) and self.weights is not None:
+            self._check_visible(self.weights, np.arange(1, n + 1))
+        if self.sphere:
+            checks.on_sphere(name, array)
+        return array
+
+    def _spec(self, X: Real) -> tuple[Any, ...]:
+        """What the engine reads; particles in the order of their positions."""
+        n = len(X)
+        ends = self._ends if self._ends is not None else np.empty(0, np.int64)
+        if isinstance(self.mask, str):
+            ends = np.arange(1, n + 1, dtype=np.int64)
+        weights = np.empty(0) if self.weights is None else self.weights
+        if self._order is not None and self.weights is not None:
+            weights = weights[self._order]
+        kind = "linear centred" if self.centred else self.kind
+        tol = self._sinkhorn_tol or _SINKHORN_TOL[X.itemsize]
+        return (
+            cpu.FIELD_KINDS.index(kind),
+            self._Q,
+            self._K,
+            self._V,
+            np.zeros(1) if self.times is None else self.times,
+            ends,
+            weights,
+            self.renormalise,
+            self.sphere,
+            self.epsilon,
+            tol,
+            self._sinkhorn_visits,
+            n * n * X.itemsize <= _STORED_BYTES,
+            self.parameters if self.time_dependent else None,
+        )
+
+    def reversed(self) -> AttentionField:
+        """The field with -V: its flow undoes this one's (constant parameters)."""
+        if self.time_dependent or self.times is not None:
+            raise ValueError("field: wanted constant parameters to reverse time")
+        out = object.__new__(AttentionField)
+        out.__dict__.update(self.__dict__)
+        out._V = -self._V
+        out._given = (self._given[0], self._given[1], -np.asarray(self._given[2]))
+        return out
+
+
+def _at(parameter: Parameter, t: float) -> npt.ArrayLike:
+    return parameter(t) if callable(parameter) else parameter
+
+
+@dataclasses.dataclass(frozen=True)
+class _PythonField:
+    """Any function (X, t) -> velocity, checked at every stage."""
+
+    function: Any
+
+    def __call__(self, X: Real, t: float) -> Real:
+        return checks.velocity_like(X, self.function(X, t))
