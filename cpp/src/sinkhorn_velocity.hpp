@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cmath>
-#include <optional>
 #include <vector>
 
 #include "attention_sums.hpp"
@@ -42,6 +41,13 @@ private:
     static bool same_kernel(const Head::Matrix& Q, const Head::Matrix& K) {
         const Head::Matrix A = K.transpose() * Q;
         return Q == K || (A - A.transpose()).cwiseAbs().maxCoeff() == 0.0;
+    }
+
+    // Stagnation is the precision of the type: good enough when it is near the tolerance.
+    static bool good(const BridgeState& state, double tol) {
+        const double error = state.errors.empty() ? infinity<double>() : state.errors.back();
+        return state.status == BridgeStatus::converged ||
+               (state.status == BridgeStatus::stagnated && error <= 100 * tol);
     }
 
     void project(const Head::Matrix& rows, const Head::Matrix& cols, const T* x) {
@@ -93,13 +99,15 @@ private:
         state.n_visits = 0;
         const auto sweep = spec_.stored ? sweep_stored(problem, run) : sweep_on_the_fly(problem, run);
         solve_bridge(*sweep, mu, mu, options, state, run);
+        if (!good(state, options.tol) && state.status != BridgeStatus::interrupted) {
+            options.method = BridgeMethod::newton;
+            state.n_visits = 0;
+            solve_bridge(*sweep, mu, mu, options, state, run);
+        }
         if (state.status == BridgeStatus::interrupted) return VelocityStatus::interrupted;
-        const double error = state.errors.empty() ? infinity<double>() : state.errors.back();
-        // Stagnation is the precision of the type: good enough when it is near the tolerance.
-        const bool good = state.status == BridgeStatus::converged ||
-                          (state.status == BridgeStatus::stagnated && error <= 100 * options.tol);
-        if (!good) return state.status == BridgeStatus::overflow ? VelocityStatus::not_finite
-                                                                 : VelocityStatus::no_convergence;
+        if (!good(state, options.tol))
+            return state.status == BridgeStatus::overflow ? VelocityStatus::not_finite
+                                                          : VelocityStatus::no_convergence;
         // The row softmax of s + g: rows of the bistochastic kernel, normalised exactly.
         g_.reserve(n);
         for (Index j = 0; j < n; ++j) g_[j] = static_cast<T>(state.g[static_cast<std::size_t>(j)]);

@@ -1,1 +1,372 @@
-"""tmp"""
+"""What to look at in a flow of particles: radius, clusters, angles, energies, distances, stability (TPDE-2)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _checks, scores
+from . import _particle_checks as checks
+from ._checks import Real
+from ._native import cpu
+from ._transport import conditional_wasserstein, wasserstein
+from .bridges import bridge
+from .fields import AttentionField
+from .flows import flow
+
+__all__ = [
+    "AngleStatistics",
+    "Clusters",
+    "MeanFieldConvergence",
+    "Stability",
+    "angles",
+    "clusters",
+    "conditional_wasserstein",
+    "field_lipschitz_bound",
+    "interaction_energy",
+    "mean_field_convergence",
+    "radius",
+    "radius_bound",
+    "sinkhorn_energy",
+    "stability",
+    "wasserstein",
+]
+
+_BOUNDED = ("softmax", "l2", "sinkhorn", "sigmoid")
+
+
+# ---- radius -------------------------------------------------------------------------------------
+
+
+def radius(x: npt.ArrayLike) -> npt.NDArray[np.float64]:
+    """The largest distance of a particle from 0, for each state of x (..., N, d)."""
+    array, _ = _checks.points("x", x)
+    return np.asarray(np.sqrt((array.astype(np.float64) ** 2).sum(-1)).max(-1))
+
+
+def radius_bound(
+    field: AttentionField, R0: float, t: npt.ArrayLike, t0: float = 0.0
+) -> npt.NDArray[np.float64]:
+    r""":math:`R(t) = R_0\exp\int_{t_0}^t \|V(s)\|_2\,ds` (TPDE-2, theorems 3.1 and 3.4).
+
+    Particles that start within R0 of 0 stay within R(t). With several heads :math:`\|V\|` is
+    :math:`\sum_h\|V_h\|` (lemma B.4), for sinkhorn it is :math:`\|V\|/\varepsilon`. Only for softmax, l2,
+    sinkhorn and sigmoid; the other kinds have no such bound, and this raises. Callables of t are
+    integrated by Simpson's rule on 1001 nodes, layers exactly.
+
+    >>> import numpy as np, qkcore as qk
+    >>> f = qk.AttentionField("softmax", Q=np.eye(2), K=np.eye(2), V=2 * np.eye(2))
+    >>> bool(qk.observables.radius_bound(f, 1.0, 0.5) == np.exp(1.0))
+    True
+    """
+    if field.kind not in _BOUNDED:
+        raise ValueError(
+            f"field: no radius bound holds for {field.kind} attention (TPDE 3.1); "
+            f"wanted one of {', '.join(_BOUNDED)}"
+        )
+    R0 = _checks.positive("R0", R0)
+    ends = np.asarray(t, dtype=np.float64)
+    if (ends < t0).any():
+        raise ValueError(f"t: wanted times from t0 = {t0} on, got {ends.min()}")
+    grown = [_integral(lambda s: _speed(field, s), field, t0, float(end)) for end in ends.flat]
+    return R0 * np.exp(np.array(grown).reshape(ends.shape))
+
+
+def _speed(field: AttentionField, t: float) -> float:
+    _, _, V = field.parameters(t)
+    norms = np.linalg.norm(np.broadcast_to(V, (field.heads, *V.shape[1:])), 2, axis=(1, 2))
+    return float(norms.sum()) / (field.epsilon if field.kind == "sinkhorn" else 1.0)
+
+
+def _integral(f: Callable[[float], float], field: AttentionField, t0: float, t1: float) -> float:
+    if t1 == t0:
+        return 0.0
+    if field.time_dependent:
+        nodes = np.linspace(t0, t1, 1001)
+        weights = np.ones(1001)
+        weights[1:-1:2], weights[2:-1:2] = 4, 2
+        return float(np.dot(weights, [f(s) for s in nodes])) * (t1 - t0) / 3000
+    cuts = [t0, t1]
+    if field.times is not None:
+        cuts[1:1] = [s for s in field.times if t0 < s < t1]
+    return sum(
+        f((a + b) / 2) * (b - a) for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+    )
+
+
+# ---- clusters and angles ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Clusters:
+    """Clusters by single linkage at a stated threshold."""
+
+    count: int
+    sizes: npt.NDArray[np.int64]
+    """largest first"""
+    labels: npt.NDArray[np.int64] = field(repr=False)
+    """(N,), counting from 0 in the order of each cluster's first particle"""
+    threshold: float
+    """particles at this distance or nearer are joined"""
+
+
+def clusters(X: npt.ArrayLike, threshold: float) -> Clusters:
+    """The connected components of particles joined when at most ``threshold`` apart (single linkage).
+
+    >>> import numpy as np, qkcore as qk
+    >>> qk.observables.clusters(np.array([[0.0], [0.1], [5.0]]), 0.2)
+    Clusters(count=2, sizes=array([2, 1]), threshold=0.2)
+    """
+    cloud = checks.one_cloud("X", X)
+    threshold = _checks.positive("threshold", threshold)
+    labels = cpu.cluster_labels(cloud, threshold)
+    sizes = np.bincount(labels)
+    return Clusters(len(sizes), np.sort(sizes)[::-1], labels, threshold)
+
+
+@dataclass(frozen=True)
+class AngleStatistics:
+    """Cosines of the angles between all pairs of distinct particles."""
+
+    mean: float
+    std: float
+    smallest: float
+    largest: float
+    aligned: float
+    """fraction of pairs with a cosine of at least ``tolerance``"""
+    tolerance: float
+
+
+def angles(X: npt.ArrayLike, tolerance: float = 0.99) -> AngleStatistics:
+    """Cosines of all pairs, seen from 0, in blocks of O(N) memory; particles at 0 are refused.
+
+    >>> import numpy as np, qkcore as qk
+    >>> a = qk.observables.angles(np.array([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
+    >>> a.mean, a.smallest
+    (-0.3333333333333333, -1.0)
+    """
+    cloud = checks.one_cloud("X", X).astype(np.float64)
+    n = len(cloud)
+    if n < 2:
+        raise ValueError(f"X: wanted at least two particles, got {n}")
+    norms = np.linalg.norm(cloud, axis=1, keepdims=True)
+    if not norms.all():
+        raise ValueError("X: wanted particles away from 0, got one at 0, which has no direction")
+    u = cloud / norms
+    total = squares = 0.0
+    low, high, count = math.inf, -math.inf, 0
+    for start in range(0, n, 256):
+        block = np.clip(u[start : start + 256] @ u.T, -1.0, 1.0)
+        pairs = block[np.arange(n) > np.arange(start, start + len(block))[:, None]]
+        if pairs.size:
+            total += float(pairs.sum())
+            squares += float((pairs**2).sum())
+            low, high = min(low, float(pairs.min())), max(high, float(pairs.max()))
+            count += int((pairs >= tolerance).sum())
+    m = n * (n - 1) / 2
+    mean = total / m
+    return AngleStatistics(
+        mean, math.sqrt(max(0.0, squares / m - mean**2)), low, high, count / m, tolerance
+    )
+
+
+# ---- energies -----------------------------------------------------------------------------------
+
+
+def interaction_energy(
+    X: npt.ArrayLike, A: npt.ArrayLike, weights: npt.ArrayLike | None = None
+) -> float:
+    r""":math:`\mathcal F(\mu) = \frac12\iint e^{Ax\cdot y}\,d\mu(x)\,d\mu(y)` (TPDE 5.4).
+
+    The softmax flow decreases it when A is symmetric and :math:`B = -VA^{-\top}` is symmetric positive
+    definite. Symmetry of A is needed beside the conditions of the paper: see docs/errata.
+
+    >>> import numpy as np, qkcore as qk
+    >>> qk.observables.interaction_energy(np.zeros((3, 2)), np.eye(2))
+    0.5
+    """
+    cloud = checks.one_cloud("X", X)
+    d = cloud.shape[1]
+    matrix = _checks.real_array("A", A).astype(cloud.dtype)
+    if matrix.shape != (d, d):
+        raise ValueError(f"A: wanted shape ({d}, {d}), got {matrix.shape}; A = K.T @ Q")
+    w = _weights(weights, len(cloud))
+    with np.errstate(divide="ignore"):
+        log_w = np.log(w).astype(cloud.dtype)
+    rows = scores.dot(cloud, W=np.ascontiguousarray(matrix.T)).shift(columns=log_w).logsumexp(1)
+    return 0.5 * float(np.dot(w, np.exp(rows.astype(np.float64))))
+
+
+def sinkhorn_energy(
+    X: npt.ArrayLike, field: AttentionField, weights: npt.ArrayLike | None = None, t: float = 0.0
+) -> float:
+    r""":math:`\mathcal F_\varepsilon(\mu)` of TPDE 5.11, which the Sinkhorn flow decreases if A = Aᵀ = −V.
+
+    :math:`-\frac12 OT_\varepsilon(\mu,\mu) + \frac1{4\varepsilon}\int(|Qx|^2+|Kx|^2)\,d\mu`, one head.
+    """
+    if field.kind != "sinkhorn" or field.heads != 1:
+        raise ValueError(f"field: wanted a sinkhorn field with one head, got {field!r}")
+    cloud = checks.one_cloud("X", X, field.d).astype(np.float64)
+    w = _weights(weights, len(cloud))
+    Q, K, _ = field.parameters(t)
+    q, k = cloud @ Q[0].T, cloud @ K[0].T
+    found = bridge(scores.distance(q, k, beta=0.5 / field.epsilon), w, w, tol=1e-11)
+    if not found.converged:
+        raise RuntimeError(f"sinkhorn: {found.status} with a marginal error of {found.error:.3g}")
+    # kappa = e^{f + s + g} / (w w): its log over kappa^0 = e^s is f + g - log w_i - log w_j.
+    live = w > 0
+    ot = float(np.dot(w[live], (found.f + found.g - 2 * np.log(np.where(live, w, 1)))[live]))
+    second = float(np.dot(w, (q**2).sum(1) + (k**2).sum(1)))
+    return -0.5 * ot + second / (4 * field.epsilon)
+
+
+def _weights(weights: npt.ArrayLike | None, n: int) -> npt.NDArray[np.float64]:
+    if weights is None:
+        return np.full(n, 1 / n)
+    w = checks.weights(weights)
+    checks.count_matches("weights", len(w), n)
+    return w
+
+
+# ---- stability and mean field -------------------------------------------------------------------
+
+
+def field_lipschitz_bound(field: AttentionField, R: float, t: float = 0.0) -> float:
+    r"""A bound of :math:`\|D_x\Gamma_\mu\|_2` for measures within R of 0 (TPDE 3.1, estimate ii).
+
+    :math:`\sum_h\|V_h\|\|A_h\|R^2` for softmax and sinkhorn (there over :math:`\varepsilon^2`), a quarter of
+    it for sigmoid, twice for l2: the paper prints 1 for l2, which does not hold (docs/errata).
+    """
+    if field.kind not in _BOUNDED:
+        raise ValueError(f"field: no such bound for {field.kind} attention (TPDE 3.1)")
+    R = _checks.positive("R", R)
+    A = np.linalg.norm(field.interaction(t), 2, axis=(1, 2))
+    _, _, V = field.parameters(t)
+    v = np.linalg.norm(np.broadcast_to(V, (field.heads, *V.shape[1:])), 2, axis=(1, 2))
+    factor = {"softmax": 1.0, "l2": 2.0, "sigmoid": 0.25, "sinkhorn": field.epsilon**-2}[field.kind]
+    return factor * float(np.dot(A, v)) * R**2
+
+
+@dataclass(frozen=True, eq=False)
+class Stability:
+    """Measured :math:`W_p(\\mu(t),\\nu(t)) / W_p(\\mu_0,\\nu_0)` over perturbations (TPDE 3.1, 3.4)."""
+
+    t: npt.NDArray[np.float64] = field(repr=False)
+    ratios: npt.NDArray[np.float64] = field(repr=False)
+    """(trials, times)"""
+    constant: npt.NDArray[np.float64]
+    """(times,): the largest ratio seen: a lower bound of C(t, R0)"""
+    p: float
+    conditional: bool
+    """whether distances are conditional on the positions of the mask (definition 3.2)"""
+
+
+def stability(
+    field: AttentionField,
+    X0: npt.ArrayLike,
+    t: npt.ArrayLike,
+    *,
+    size: float = 1e-3,
+    n_trials: int = 5,
+    p: float = 2.0,
+    rng: np.random.Generator | int | None = 0,
+    **flow_options: Any,
+) -> Stability:
+    """How far two flows that start close have come apart, relative to how far they were (TPDE-2).
+
+    Each trial adds normal noise of standard deviation ``size`` to X0. Under a mask by positions the
+    distance is the conditional one. ``flow_options`` go to :func:`qkcore.flow`.
+
+    >>> import numpy as np, qkcore as qk
+    >>> f = qk.AttentionField("softmax", Q=np.zeros((1, 1)), K=np.eye(1), V=np.eye(1))
+    >>> s = qk.observables.stability(f, np.linspace(-1, 1, 5)[:, None], [1.0])
+    >>> bool(s.constant[0] <= np.e)
+    True
+    """
+    cloud = field._particles("X0", X0)
+    times = np.atleast_1d(np.asarray(t, dtype=np.float64))
+    size = _checks.positive("size", size)
+    n_trials = _checks.integer_within("n_trials", n_trials, 1, 10**6, "perturbed starts")
+    generator = np.random.default_rng(rng)
+    positions = field.mask if isinstance(field.mask, np.ndarray) else None
+    if isinstance(field.mask, str):
+        positions = np.arange(1, len(cloud) + 1) / len(cloud)
+
+    def distance(x: Real, y: Real) -> float:
+        if positions is not None:
+            return conditional_wasserstein(x, y, positions, positions, p=p, weights=field.weights)
+        return wasserstein(x, y, field.weights, field.weights, p=p)
+
+    options = {"t_eval": times, **flow_options}
+    span = (0.0, float(times[-1]))
+    base = flow(field, cloud, span, **options)
+    ratios = np.empty((n_trials, len(times)))
+    for trial in range(n_trials):
+        moved = (cloud + size * generator.standard_normal(cloud.shape)).astype(cloud.dtype)
+        if field.sphere:
+            moved /= np.linalg.norm(moved, axis=1, keepdims=True)
+        other = flow(field, moved, span, **options)
+        if not (base.success and other.success):
+            status = base.status if not base.success else other.status
+            raise RuntimeError(f"stability: the flow {status} before t = {span[1]}; shorten t")
+        start = distance(cloud, moved)
+        ratios[trial] = [distance(a, b) / start for a, b in zip(base.x, other.x, strict=True)]
+    return Stability(times, ratios, ratios.max(axis=0), p, positions is not None)
+
+
+@dataclass(frozen=True, eq=False)
+class MeanFieldConvergence:
+    """:math:`W_p` between flows of n particles and of a large reference, and its rate in n."""
+
+    n: npt.NDArray[np.int64]
+    distances: npt.NDArray[np.float64]
+    """(len(n),): mean over the trials at the last time"""
+    rate: float
+    """slope of log distance against log n"""
+    p: float
+    n_reference: int
+
+
+def mean_field_convergence(
+    field: AttentionField,
+    sample: Callable[[int, np.random.Generator], npt.ArrayLike],
+    n: Sequence[int],
+    t: float,
+    *,
+    n_reference: int = 2000,
+    n_trials: int = 4,
+    p: float = 2.0,
+    rng: np.random.Generator | int | None = 0,
+    **flow_options: Any,
+) -> MeanFieldConvergence:
+    r"""Measures :math:`W_p(\mu^n(t), \mu(t))` for empirical starts of n particles (TPDE-2, theorem 3.1).
+
+    ``sample(n, rng)`` draws n particles of :math:`\mu_0`; :math:`\mu(t)` is a flow of ``n_reference``
+    particles drawn apart, whose own error is a floor. The rate is that of :math:`W_p(\mu^n_0,\mu_0)`:
+    about :math:`n^{-1/2}` in one dimension, :math:`n^{-1/d}` for d > 2p.
+    """
+    generator = np.random.default_rng(rng)
+    sizes = np.array([_checks.integer_within("n", m, 2, 10**9, "particles") for m in n])
+    if len(sizes) < 2:
+        raise ValueError(f"n: wanted at least two sizes for a rate, got {len(sizes)}")
+    t = _checks.positive("t", t)
+    if field.weights is not None or isinstance(field.mask, np.ndarray):
+        raise ValueError("field: wanted no weights and no positions, which fix the number of particles")
+
+    def final(m: int) -> Real:
+        sol = flow(field, np.asarray(sample(m, generator)), (0.0, t), t_eval=[t], **flow_options)
+        if not sol.success:
+            raise RuntimeError(f"mean_field_convergence: the flow {sol.status} at t = {sol.t[-1]}")
+        return np.asarray(sol.x[-1])
+
+    reference = final(n_reference)
+    distances = np.array(
+        [np.mean([wasserstein(final(int(m)), reference, p=p) for _ in range(n_trials)]) for m in sizes]
+    )
+    rate = float(np.polyfit(np.log(sizes), np.log(distances), 1)[0])
+    return MeanFieldConvergence(sizes, distances, rate, p, n_reference)
