@@ -294,10 +294,8 @@ private:
         return accept(h, to, status) ? FlowStatus::finished : status;
     }
 
-    double smallest_step() const {
-        if (options_.min_step > 0) return options_.min_step;
-        return 10 * (std::nextafter(std::abs(t_), infinity_) - std::abs(t_));
-    }
+    double resolution() const { return 10 * (std::nextafter(std::abs(t_), infinity_) - std::abs(t_)); }
+    double smallest_step() const { return options_.min_step > 0 ? options_.min_step : resolution(); }
 
     // Root mean square of v relative to the tolerance at the larger of two states.
     double scaled_norm(const std::vector<T>& v, const std::vector<T>& x, const std::vector<T>& y) const {
@@ -346,14 +344,14 @@ private:
         return scaled_norm(middle_, x_, next_);
     }
 
-    // At this speed the state changes by its own size within a thousand of the smallest steps.
+    // At this speed the state changes by its own size within a thousand of the steps that time can resolve.
     bool escaping() const {
         double size = 0, speed = 0;
         for (std::size_t i = 0; i < x_.size(); ++i) {
             size = std::max(size, std::abs(static_cast<double>(x_[i])));
             speed = std::max(speed, std::abs(static_cast<double>(k_[0][i])));
         }
-        return speed * 1000 * smallest_step() >= size;
+        return speed * 1000 * resolution() >= size;
     }
 
     FlowStatus adaptive() {

@@ -61,7 +61,9 @@ class ParticleFlow:
 
     def __str__(self) -> str:
         times, n, d = self.x.shape
-        radius = float(np.linalg.norm(self.x[-1].astype(np.float64), axis=1).max())
+        last = self.x[-1].astype(np.float64)
+        size = max(float(np.abs(last).max()), 1e-300)  # taken out, for squares not to overflow
+        radius = size * float(np.linalg.norm(last / size, axis=1).max())
         return (
             f"{self.status}: {self.message}\n"
             f"  {n} particles in {d} dimensions, {self.x.dtype}, {times} times from {self.t[0]:g} "
@@ -106,7 +108,7 @@ def flow(
     is farther than R from 0, ``clusters=(m, r)`` when there are m clusters or fewer, particles nearer than
     r being joined (single linkage); the time is found by bisection on the interpolant. Without ``blow_up``
     a flow that leaves the range of the dtype, or that changes by its own size within 1000 of the smallest
-    steps, has blown up. ``min_step`` is 10 spacings of t unless given.
+    steps that t can resolve (10 spacings each), has blown up. ``min_step`` is 10 spacings of t unless given.
 
     A field on the sphere has its rows scaled to norm 1 after each step.
 

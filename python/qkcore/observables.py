@@ -46,7 +46,8 @@ _BOUNDED = ("softmax", "l2", "sinkhorn", "sigmoid")
 def radius(x: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """The largest distance of a particle from 0, for each state of x (..., N, d)."""
     array, _ = _checks.points("x", x)
-    return np.asarray(np.sqrt((array.astype(np.float64) ** 2).sum(-1)).max(-1))
+    size = max(float(np.abs(array).max()), 1e-300)  # taken out, for squares not to overflow
+    return np.asarray(size * np.sqrt(((array.astype(np.float64) / size) ** 2).sum(-1)).max(-1))
 
 
 def radius_bound(
