@@ -25,6 +25,7 @@ GROUPS = (
     "low_rank",
     "gaussian",
     "isb",
+    "particles",
     "isa",
     "stages",
 )

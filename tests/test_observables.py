@@ -295,8 +295,8 @@ def test_mean_field_convergence_rate() -> None:
         lambda n, rng: rng.uniform(-1, 1, size=(n, 1)),
         [25, 100, 400],
         0.5,
-        n_reference=20_000,
-        n_trials=12,
+        n_reference=4000,
+        n_trials=8,
         rtol=1e-6,
     )
     assert (np.diff(found.distances) < 0).all()
