@@ -16,21 +16,33 @@ constexpr Index block_rows = 48, tile_cols = 256;
 template <class T>
 constexpr double safe_exponent = std::is_same_v<T, float> ? 80.0 : 900.0;
 
+// Weights of the first `seen` of `padded` scores, in place; zeros beyond. Returns their sum.
 template <class T, class Weigh>
-double weigh_tile_row(T* s, Index padded, const T* mass) {
+double weigh_tile_row(T* s, Index seen, Index padded, const T* mass) {
     constexpr Index width = SimdTraits<T>::width;
+    constexpr int packs = 4;
     Pack<T> sum[2] = {};
-    for (Index j = 0; j < padded; j += 2 * width) {
-        Pack<T> w[2] = {load(s + j), load(s + j + width)};
-        Weigh::template of<T, 2>(w);
-        if (mass != nullptr) {
-            w[0] *= load(mass + j);
-            w[1] *= load(mass + j + width);
+    Index j = 0;
+    for (; j + packs * width <= seen; j += packs * width) {
+        Pack<T> w[packs];
+#pragma GCC unroll 4
+        for (int h = 0; h < packs; ++h) w[h] = load(s + j + h * width);
+        Weigh::template of<T, packs>(w);
+        if (mass != nullptr)
+            for (int h = 0; h < packs; ++h) w[h] *= load(mass + j + h * width);
+#pragma GCC unroll 4
+        for (int h = 0; h < packs; ++h) {
+            sum[h % 2] += w[h];
+            store(s + j + h * width, w[h]);
         }
+    }
+    for (; j < padded; j += width) {
+        Pack<T> w[1] = {load(s + j)};
+        Weigh::template of<T, 1>(w);
+        if (mass != nullptr) w[0] *= load(mass + j);
+        w[0] = select(detail::lanes_below<T>(j, seen), w[0], Pack<T>{});
         sum[0] += w[0];
-        sum[1] += w[1];
         store(s + j, w[0]);
-        store(s + j + width, w[1]);
     }
     return static_cast<double>(reduce_add<T>(sum[0] + sum[1]));
 }
@@ -195,12 +207,19 @@ void AttentionSums<T>::few_rows(Index first, Index last, const T* x, const doubl
         T features[D];
         row_features(x, i, features);
         double shift = safe_shift(features);
-        if (std::isnan(shift)) shift = static_cast<double>(cloud_max<T, D, Bias>(features, cloud, end(i)));
         CloudSums sums;
-        if (cloud.mass == nullptr)
-            cloud_sums<T, D, Weigh, Bias, false>(features, static_cast<T>(shift), cloud, end(i), sums);
-        else
-            cloud_sums<T, D, Weigh, Bias, true>(features, static_cast<T>(shift), cloud, end(i), sums);
+        const auto add = [&]<class Function>() {
+            if (cloud.mass == nullptr)
+                cloud_sums<T, D, Function, Bias, false>(features, static_cast<T>(shift), cloud, end(i), sums);
+            else
+                cloud_sums<T, D, Function, Bias, true>(features, static_cast<T>(shift), cloud, end(i), sums);
+        };
+        if (std::isnan(shift)) {
+            shift = static_cast<double>(cloud_max<T, D, Bias>(features, cloud, end(i)));
+            add.template operator()<Clamped<Weigh>>();
+        } else {
+            add.template operator()<Weigh>();
+        }
         finish(i, shift, sums.mass, sums.moment, factors, means);
     }
 }
@@ -251,16 +270,11 @@ void AttentionSums<T>::many_rows(Index first, Index last, const T* x, const doub
     }
     const Index last_col = end(last - 1);
     const FeatureDims dims{0, 0, dim_};
-    // Scores of columns [j, j + padded), -inf where a row does not see.
+    // Scores of columns [j, j + padded), whether a row sees them or not.
     const auto score = [&](Index j) {
         const Index padded = round_up(std::min(tile_cols, last_col - j), cols);
         score_tile(scratch.features.data(), rows, points_.data() + j * dim_, padded / cols, dims, T(1),
                    scratch.row_bias.data(), bias_.data() + j, scratch.scores.data(), ld);
-        for (Index r = 0; r < rows; ++r) {
-            T* s = scratch.scores.data() + r * ld;
-            const Index seen = std::clamp<Index>(end(first + r) - j, 0, padded);
-            std::fill(s + seen, s + padded, -infinity<T>());
-        }
         return padded;
     };
     const auto set_shifts = [&](bool use) {
@@ -275,8 +289,10 @@ void AttentionSums<T>::many_rows(Index first, Index last, const T* x, const doub
         for (Index j = 0; j < last_col; j += tile_cols) {
             const Index padded = score(j);
             for (Index r = 0; r < rows; ++r) {
+                T* s = scratch.scores.data() + r * ld;
+                std::fill(s + std::clamp<Index>(end(first + r) - j, 0, padded), s + padded, -infinity<T>());
                 auto& t = top[static_cast<std::size_t>(r)];
-                t = std::max(t, static_cast<double>(row_max(scratch.scores.data() + r * ld, padded)));
+                t = std::max(t, static_cast<double>(row_max(s, padded)));
             }
         }
         for (std::size_t r = 0; r < top.size(); ++r)
@@ -287,9 +303,13 @@ void AttentionSums<T>::many_rows(Index first, Index last, const T* x, const doub
         if (should_stop(run, worker)) return;
         const Index padded = score(j);
         const T* mass = spec_.weights.empty() ? nullptr : mass_.data() + j;
-        for (Index r = 0; r < rows; ++r)
+        for (Index r = 0; r < rows; ++r) {
+            T* s = scratch.scores.data() + r * ld;
+            const Index seen = std::clamp<Index>(end(first + r) - j, 0, padded);
             scratch.sums[static_cast<std::size_t>(r)] +=
-                weigh_tile_row<T, Weigh>(scratch.scores.data() + r * ld, padded, mass);
+                exact ? weigh_tile_row<T, Clamped<Weigh>>(s, seen, padded, mass)
+                      : weigh_tile_row<T, Weigh>(s, seen, padded, mass);
+        }
         std::fill(scratch.products.data(), scratch.products.data() + rows * ld_products, T(0));
         product_tile(scratch.scores.data(), ld, rows, padded, values_.data(), n_padded_, j, n_packs_,
                      scratch.products.data(), ld_products);

@@ -31,13 +31,31 @@ struct CloudSums {
 
 // ---- weights of a strip of scores, in place ----------------------------------------------------------
 
-// 2^s for scores in units of log 2 that are already shifted into the range of the type.
+// 2^s for scores in units of log 2. On this side of the underflow no clamp is needed: one operation in twenty.
 struct PowerOfTwo {
+    template <class T, int N>
+    QK_INLINE static void of(Pack<T> (&s)[N]) {
+        exp2_in_range_each<T, N>(s);
+    }
+};
+// The same for any score that is not above the shift.
+struct ClampedPowerOfTwo {
     template <class T, int N>
     QK_INLINE static void of(Pack<T> (&s)[N]) {
         exp2_nonpos_each<T, N>(s);
     }
 };
+
+template <class Weigh>
+struct ClampedOf {
+    using type = Weigh;
+};
+template <>
+struct ClampedOf<PowerOfTwo> {
+    using type = ClampedPowerOfTwo;
+};
+template <class Weigh>
+using Clamped = typename ClampedOf<Weigh>::type;
 
 template <class Functor>
 struct EachPack {

@@ -121,16 +121,14 @@ QK_INLINE void exp_nonpos_packs(Pack<T> (&x)[N]) {
     QK_EACH x[h] = select(gone[h], Pack<T>{}, x[h]);
 }
 
+// Without a range check: right where 2^x is a normal number.
 template <class T, int N>
-QK_INLINE void exp2_nonpos_packs(Pack<T> (&x)[N]) {
+QK_INLINE void exp2_core(Pack<T> (&x)[N]) {
     using C = Exp2Constants<T>;
     using E = ExpConstants<T>;
     using V = Pack<T>;
     using Bits = typename SimdTraits<T>::Bits;
     V shifted[N], q[N];
-    // At zero_at the polynomial is exactly 1, and the exponent field of 1 minus its bias gives the bits
-    // of +0: one max is the whole range check. (max returns its second operand when one is NaN.)
-    QK_EACH x[h] = max(broadcast<T>(C::zero_at), x[h]);
     QK_EACH shifted[h] = x[h] + E::magic;
     QK_EACH x[h] = x[h] - (shifted[h] - E::magic);
     // Horner's rule: short of registers and of scheduler slots, fewer operations beat shorter chains.
@@ -141,6 +139,14 @@ QK_INLINE void exp2_nonpos_packs(Pack<T> (&x)[N]) {
     }
     QK_EACH q[h] = fma(q[h], x[h], broadcast<T>(T(1)));
     QK_EACH x[h] = (V)((Bits)q[h] + ((Bits)shifted[h] << E::mantissa_bits));
+}
+
+template <class T, int N>
+QK_INLINE void exp2_nonpos_packs(Pack<T> (&x)[N]) {
+    // At zero_at the polynomial is exactly 1, and the exponent field of 1 minus its bias gives the bits
+    // of +0: one max is the whole range check. (max returns its second operand when one is NaN.)
+    QK_EACH x[h] = max(broadcast<T>(Exp2Constants<T>::zero_at), x[h]);
+    exp2_core<T, N>(x);
 }
 #undef QK_EACH
 
@@ -239,6 +245,11 @@ QK_INLINE void exp_each(Pack<T> (&x)[N]) {
 template <class T, int N>
 QK_INLINE void exp2_nonpos_each(Pack<T> (&x)[N]) {
     detail::exp2_nonpos_packs<T, N>(x);
+}
+// 2^x where it is a normal number, garbage elsewhere: for arguments whose range is known.
+template <class T, int N>
+QK_INLINE void exp2_in_range_each(Pack<T> (&x)[N]) {
+    detail::exp2_core<T, N>(x);
 }
 inline constexpr double log2_e = 1.44269504088896340736;
 QK_INLINE PackF log(PackF x) { return detail::log_pack<float>(x); }
