@@ -41,11 +41,9 @@ def ours(options: Options, n: int, d: int, dtype: str, steps: int = STEPS) -> Ca
     X, Q, K, V = inputs(n, d, dtype)
     field = qk.AttentionField("softmax", Q=Q, K=K, V=V)
     end = SPAN[1] * steps / STEPS
-    return lambda: (
-        qk.flow(
-            field, X, (0.0, end), "rk4", n_steps=steps, t_eval=[end], n_threads=options.threads
-        ).x[-1]
-    )
+    return lambda: qk.flow(
+        field, X, (0.0, end), "rk4", n_steps=steps, t_eval=[end], n_threads=options.threads
+    ).x[-1]
 
 
 def numpy_loop(options: Options, n: int, d: int, dtype: str, steps: int = STEPS) -> Call:
@@ -111,6 +109,7 @@ def exact(n: int, d: int, dtype: str, steps: int) -> Array:
     field = qk.AttentionField("softmax", Q=Q, K=K, V=V)
     end = SPAN[1] * steps / STEPS
     if n <= 2000:  # not by ourselves
+
         def velocity(x: Array) -> Array:
             s = (x @ Q.T) @ (x @ K.T).T
             e = np.exp(s - s.max(axis=1, keepdims=True))
@@ -125,7 +124,9 @@ def run_case(group: Group, options: Options, n: int, d: int, dtype: str) -> None
     calls = {name: job(options, n, d, dtype) for name, job in jobs.items()}
     want = exact(n, d, dtype, STEPS)
     errors = {name: max_error(call(), want) for name, call in calls.items()}
-    timings = interleave(calls, rounds=4 if options.quick else 6, budget=10 if options.quick else 40)
+    timings = interleave(
+        calls, rounds=4 if options.quick else 6, budget=10 if options.quick else 40
+    )
     mine = timings["qkcore"].minimum
     case = f"N={n} d={d} {dtype}, {STEPS} steps"
     for name, timing in timings.items():

@@ -72,7 +72,7 @@ def velocity(
 
 def sinkhorn_kernel(X: Array, Q: Array, K: Array, epsilon: float, w: Array) -> Array:
     """kappa^infinity of TPDE 2.4 by the plain iteration (2.4)."""
-    s = -((X @ Q.T)[:, None] - (X @ K.T)[None]) ** 2
+    s = -(((X @ Q.T)[:, None] - (X @ K.T)[None]) ** 2)
     s = s.sum(-1) / (2 * epsilon)
     f, g = np.zeros(len(X)), np.zeros(len(X))
     for _ in range(5000):

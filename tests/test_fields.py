@@ -38,7 +38,8 @@ def close(got: Any, want: Any, dtype: Any = np.float64) -> None:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("kind", PLAIN)
 @pytest.mark.parametrize(
-    ("d", "k", "heads"), [(1, 1, 1), (2, 2, 1), (3, 1, 3), (4, 7, 1), (5, 5, 1), (16, 4, 4), (17, 3, 2)]
+    ("d", "k", "heads"),
+    [(1, 1, 1), (2, 2, 1), (3, 1, 3), (4, 7, 1), (5, 5, 1), (16, 4, 4), (17, 3, 2)],
 )
 def test_every_kind_is_its_formula(kind: str, d: int, k: int, heads: int, dtype: Any) -> None:
     """TPDE-1, sizes around the width of SIMD packs and tiles, all masks, weighted or not."""
@@ -123,9 +124,7 @@ def test_sinkhorn(symmetric: bool, weighted: bool) -> None:
     field = qk.AttentionField("sinkhorn", Q=Q, K=K, V=V, epsilon=eps, weights=w)
     assert np.abs(field(X) - want).max() < 1e-9
     assert np.abs(field(X.astype(np.float32)) - want).max() < 2e-3
-    same_A = qk.AttentionField(
-        "sinkhorn", Q=K.T @ Q, K=np.eye(d), V=V, epsilon=eps, weights=w
-    )
+    same_A = qk.AttentionField("sinkhorn", Q=K.T @ Q, K=np.eye(d), V=V, epsilon=eps, weights=w)
     assert np.abs(same_A(X) - want).max() < 1e-8
 
 

@@ -175,7 +175,9 @@ def test_sinkhorn_energy_and_its_gradient_flow() -> None:
             up, down = X.copy(), X.copy()
             up[i, a] += h
             down[i, a] -= h
-            gradient[i, a] = (ob.sinkhorn_energy(up, field) - ob.sinkhorn_energy(down, field)) / (2 * h)
+            gradient[i, a] = (ob.sinkhorn_energy(up, field) - ob.sinkhorn_energy(down, field)) / (
+                2 * h
+            )
     assert np.abs(field(X) + n * gradient).max() < 1e-5  # a particle carries mass 1/n
     sol = qk.flow(field, X, (0.0, 1.0), rtol=1e-8)
     energies = [ob.sinkhorn_energy(x, field) for x in sol.x]
@@ -192,7 +194,10 @@ def test_exact_distances_agree_with_one_another() -> None:
     rng = np.random.default_rng(4)
     for p in (1.0, 2.0, 3.0):
         x, y = rng.normal(size=(2, 30, 1))
-        flat = np.concatenate([x, np.zeros((30, 1))], axis=1), np.concatenate([y, np.zeros((30, 1))], 1)
+        flat = (
+            np.concatenate([x, np.zeros((30, 1))], axis=1),
+            np.concatenate([y, np.zeros((30, 1))], 1),
+        )
         line = ob.wasserstein(x, y, p=p)
         assert abs(line - ob.wasserstein(*flat, p=p)) < 1e-12
         ones = np.ones(30)

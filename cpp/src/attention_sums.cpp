@@ -58,8 +58,7 @@ AttentionSums<T>::AttentionSums(const AttentionSpec& spec)
     if (spec_.weights.empty()) return;
     mass_.reserve(n_padded_);
     std::fill(mass_.data(), mass_.data() + n_padded_, T(0));
-    for (Index j = 0; j < spec_.n; ++j)
-        mass_[j] = static_cast<T>(spec_.weights[static_cast<std::size_t>(j)]);
+    for (Index j = 0; j < spec_.n; ++j) mass_[j] = static_cast<T>(spec_.weights[static_cast<std::size_t>(j)]);
 }
 
 template <class T>
@@ -90,8 +89,9 @@ void AttentionSums<T>::prepare(const Head& head, const T* x, const Run& run) {
         if (!centre_.allFinite()) centre_.setZero();
     }
     offset_ = Eigen::VectorXd::Zero(dim_);
-    if (l2) offset_ = own_keys_ ? Eigen::VectorXd(scale * (head.K * centre_))
-                                : Eigen::VectorXd(scale * (head.K.transpose() * (head.K * centre_)));
+    if (l2)
+        offset_ = own_keys_ ? Eigen::VectorXd(scale * (head.K * centre_))
+                            : Eigen::VectorXd(scale * (head.K.transpose() * (head.K * centre_)));
     bias_bound_ = 0;
     if (l2) {
         bias_.reserve(n_padded_);
@@ -179,7 +179,8 @@ template <class T>
 double AttentionSums<T>::safe_shift(const T* features) const {
     if (!exponential()) return 0.0;
     double square = 0;
-    for (Index a = 0; a < dim_; ++a) square += static_cast<double>(features[a]) * static_cast<double>(features[a]);
+    for (Index a = 0; a < dim_; ++a)
+        square += static_cast<double>(features[a]) * static_cast<double>(features[a]);
     const double bound = std::sqrt(square) * key_radius_ + bias_bound_;
     return bound <= safe_exponent<T> ? 0.0 : std::numeric_limits<double>::quiet_NaN();
 }
@@ -319,8 +320,9 @@ void AttentionSums<T>::many_rows(Index first, Index last, const T* x, const doub
                     static_cast<double>(scratch.products[r * ld_products + a]);
     }
     for (Index r = 0; r < rows; ++r)
-        finish(first + r, scratch.shifts[static_cast<std::size_t>(r)], scratch.sums[static_cast<std::size_t>(r)],
-               &scratch.moments[static_cast<std::size_t>(r * d)], factors, means);
+        finish(first + r, scratch.shifts[static_cast<std::size_t>(r)],
+               scratch.sums[static_cast<std::size_t>(r)], &scratch.moments[static_cast<std::size_t>(r * d)],
+               factors, means);
 }
 
 template <class T>

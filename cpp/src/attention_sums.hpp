@@ -2,8 +2,9 @@
 // of the score alone. Works on buffers that it keeps: nothing is allocated from one step to the next.
 #pragma once
 
-#include <Eigen/Core>
 #include <vector>
+
+#include <Eigen/Core>
 
 #include "cloud_kernels.hpp"
 #include "qk/velocity.hpp"
@@ -55,13 +56,13 @@ private:
     VelocityStatus all_rows(const T* x, const double* factors, double* means, const Run& run);
 
     const AttentionSpec& spec_;
-    const bool few_;       // few dimensions: cloud_kernels.hpp
+    const bool few_;  // few dimensions: cloud_kernels.hpp
     const Index n_padded_;
     const Index n_packs_;  // of a row of products
     Index dim_ = 0;        // of the features
     bool own_keys_ = false;
-    Head::Matrix row_map_, key_map_;    // features of a row and of a key
-    Eigen::VectorXd offset_, centre_;   // row features: row_map x - offset; points and keys: x - centre
+    Head::Matrix row_map_, key_map_;   // features of a row and of a key
+    Eigen::VectorXd offset_, centre_;  // row features: row_map x - offset; points and keys: x - centre
     double key_radius_ = 0, bias_bound_ = 0;
     Buffer<T> points_;  // few: [coordinate][n_padded]; many: panels of the keys
     Buffer<T> bias_, mass_, values_;

@@ -79,8 +79,7 @@ QK_INLINE void strip_scores(const Pack<T> (&x)[D], Pack<T> start, const Cloud<T>
                             Pack<T> (&s)[Cloud<T>::packs]) {
     constexpr int width = SimdTraits<T>::width;
 #pragma GCC unroll 4
-    for (int h = 0; h < Cloud<T>::packs; ++h)
-        s[h] = Bias ? load(cloud.bias + j + h * width) + start : start;
+    for (int h = 0; h < Cloud<T>::packs; ++h) s[h] = Bias ? load(cloud.bias + j + h * width) + start : start;
 #pragma GCC unroll 4
     for (int k = 0; k < D; ++k)
 #pragma GCC unroll 4

@@ -90,8 +90,8 @@ private:
             combine(method_.a[static_cast<std::size_t>(s)].data(), s, h, at);
             if (!finite(at)) return VelocityStatus::not_finite;
             if (last) normalise(at);
-            const auto status = slope(t_ + method_.c[static_cast<std::size_t>(s)] * h, at,
-                                      k_[static_cast<std::size_t>(s)]);
+            const auto status =
+                slope(t_ + method_.c[static_cast<std::size_t>(s)] * h, at, k_[static_cast<std::size_t>(s)]);
             if (status != VelocityStatus::ok) return status;
         }
         if (!method_.last_is_next) {
@@ -152,10 +152,9 @@ private:
             const double from = 2 * cube - 3 * square + 1, slope0 = (cube - 2 * square + theta) * h;
             const double slope1 = (cube - square) * h;
             for (std::size_t i = 0; i < out.size(); ++i)
-                out[i] = static_cast<T>(from * static_cast<double>(x_[i]) +
-                                        (1 - from) * static_cast<double>(next_[i]) +
-                                        slope0 * static_cast<double>(k_[0][i]) +
-                                        slope1 * static_cast<double>(end_slope_[i]));
+                out[i] = static_cast<T>(
+                    from * static_cast<double>(x_[i]) + (1 - from) * static_cast<double>(next_[i]) +
+                    slope0 * static_cast<double>(k_[0][i]) + slope1 * static_cast<double>(end_slope_[i]));
         }
         normalise(out);
     }
@@ -316,8 +315,7 @@ private:
         if (status != VelocityStatus::ok) return status;
         has_first_ = true;
         const double size = scaled_norm(x_, x_, x_), speed = scaled_norm(k_[0], x_, x_);
-        const double h0 =
-            std::min(limit, size < 1e-5 || speed < 1e-5 ? 1e-6 * limit : 0.01 * size / speed);
+        const double h0 = std::min(limit, size < 1e-5 || speed < 1e-5 ? 1e-6 * limit : 0.01 * size / speed);
         const double one = 1.0;
         combine(&one, 1, h0, middle_);
         double change = 0;
@@ -326,8 +324,8 @@ private:
             change = scaled_norm(middle_, x_, x_) / h0;
         }
         const double steepest = std::max(speed, change);
-        const double h1 = steepest <= 1e-15 ? std::max(1e-6, 1e-3 * h0)
-                                            : std::pow(0.01 / steepest, 1.0 / (method_.order));
+        const double h1 =
+            steepest <= 1e-15 ? std::max(1e-6, 1e-3 * h0) : std::pow(0.01 / steepest, 1.0 / (method_.order));
         h = std::min({limit, 100 * h0, h1});
         return run_.stop != nullptr && run_.stop->stopped() ? VelocityStatus::interrupted
                                                             : VelocityStatus::ok;
@@ -363,9 +361,9 @@ private:
         bool rejected = false, not_finite = false;
         while (t_ < options_.t1) {
             while (next_break < options_.breaks.size() && options_.breaks[next_break] <= t_) ++next_break;
-            const double limit =
-                next_break < options_.breaks.size() ? std::min(options_.breaks[next_break], options_.t1)
-                                                    : options_.t1;
+            const double limit = next_break < options_.breaks.size()
+                                     ? std::min(options_.breaks[next_break], options_.t1)
+                                     : options_.t1;
             velocity_.enter(t_, limit);
             if (h <= 0 || stretched) {
                 const VelocityStatus problem = choose_first_step(limit - t_, h);
@@ -397,7 +395,8 @@ private:
             auto status = FlowStatus::finished;
             if (!accept(to - t_, to, status)) return status;
             const double floor = std::max(error, 1e-10);
-            double factor = safety * std::pow(floor, -pi_alpha / order) * std::pow(last_error, pi_beta / order);
+            double factor =
+                safety * std::pow(floor, -pi_alpha / order) * std::pow(last_error, pi_beta / order);
             factor = std::clamp(factor, shrink, rejected ? 1.0 : grow);
             h = size * factor;
             last_error = std::max(floor, 1e-4);

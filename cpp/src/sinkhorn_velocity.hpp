@@ -22,7 +22,9 @@ public:
         project(symmetric && !(Q == K) ? Head::Matrix(K.transpose() * Q) : Q,
                 symmetric && !(Q == K) ? Head::Matrix(Head::Matrix::Identity(spec_.d, spec_.d)) : K, x);
         dots_ = symmetric && !(Q == K);
-        if (spec_.ends.empty()) return prefix(states_[static_cast<std::size_t>(h)], spec_.n, 0, spec_.n, symmetric, x, means, run);
+        if (spec_.ends.empty())
+            return prefix(states_[static_cast<std::size_t>(h)], spec_.n, 0, spec_.n, symmetric, x, means,
+                          run);
         // (2.6): particle i moves as the last of those that it sees, each prefix a problem of its own.
         BridgeState state;
         for (Index i = 0; i < spec_.n;) {

@@ -49,23 +49,22 @@ Tableau dopri5() {
     t.a[6] = {35.0 / 384, 0.0, 500.0 / 1113, 125.0 / 192, -2187.0 / 6784, 11.0 / 84};
     t.b = t.a[6];
     t.c = {0.0, 1.0 / 5, 3.0 / 10, 4.0 / 5, 8.0 / 9, 1.0, 1.0};
-    t.error = {71.0 / 57600,      0.0,           -71.0 / 16695, 71.0 / 1920,
-               -17253.0 / 339200, 22.0 / 525.0, -1.0 / 40};
+    t.error = {71.0 / 57600, 0.0, -71.0 / 16695, 71.0 / 1920, -17253.0 / 339200, 22.0 / 525.0, -1.0 / 40};
     t.last_is_next = true;
     t.adaptive = true;
     t.has_dense = true;
     // theta (b_s theta + (1 - theta)(1_{s=1} - 1_{s=7} theta) + ...) multiplied out, with the last
     // coefficients d_s of the interpolant: see dense_from below.
-    const double d[max_stages] = {-12715105075.0 / 11282082432,   0.0,
-                                  87487479700.0 / 32700410799,    -10690763975.0 / 1880347072,
-                                  701980252875.0 / 199316789632,  -1453857185.0 / 822651844,
+    const double d[max_stages] = {-12715105075.0 / 11282082432,  0.0,
+                                  87487479700.0 / 32700410799,   -10690763975.0 / 1880347072,
+                                  701980252875.0 / 199316789632, -1453857185.0 / 822651844,
                                   69997945.0 / 29380423};
     for (int s = 0; s < max_stages; ++s) {
         // y = x + theta (D + (1-theta) (k1 h - D + theta (D - h k7 - (h k1 - D) + (1-theta) E)))
         // with D = h sum b_s k_s, E = h sum d_s k_s; powers of theta collected.
         const double b = t.b[s], first = s == 0 ? 1.0 : 0.0, last = s == 6 ? 1.0 : 0.0;
-        const double r2 = first - b;          // k1 h - D
-        const double r3 = b - last - r2;      // D - h k7 - (h k1 - D)
+        const double r2 = first - b;      // k1 h - D
+        const double r3 = b - last - r2;  // D - h k7 - (h k1 - D)
         t.dense[s] = {b + r2, -r2 + r3 + d[s], -r3 - 2 * d[s], d[s]};
     }
     return t;

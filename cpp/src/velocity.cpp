@@ -1,8 +1,9 @@
 #include "qk/velocity.hpp"
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
+
+#include <Eigen/Core>
 
 #include "attention_sums.hpp"
 #include "sinkhorn_velocity.hpp"
@@ -36,9 +37,9 @@ public:
         if (spec_.layers.size() < 2) return;
         const double middle = t0 + 0.5 * (t1 - t0);
         const auto after = std::ranges::upper_bound(spec_.layers, middle, {}, &AttentionParameters::start);
-        const auto at = after == spec_.layers.begin() ? std::size_t{0}
-                                                      : static_cast<std::size_t>(
-                                                            std::distance(spec_.layers.begin(), after) - 1);
+        const auto at = after == spec_.layers.begin()
+                            ? std::size_t{0}
+                            : static_cast<std::size_t>(std::distance(spec_.layers.begin(), after) - 1);
         if (at == layer_) return;
         layer_ = at;
         use(spec_.layers[at]);

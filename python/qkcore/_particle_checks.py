@@ -150,9 +150,7 @@ def time_span(value: object) -> tuple[float, float]:
         ) from None
     t0, t1 = _checks.number("t_span[0]", first), _checks.number("t_span[1]", last)
     if not t1 > t0:
-        raise ValueError(
-            f"t_span: wanted t0 < t1, got ({t0}, {t1}); to go back in time, negate V"
-        )
+        raise ValueError(f"t_span: wanted t0 < t1, got ({t0}, {t1}); to go back in time, negate V")
     return t0, t1
 
 

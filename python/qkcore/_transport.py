@@ -91,7 +91,9 @@ def conditional_wasserstein(
     same = weights_y is None and len(y) == len(x)
     nu = mu if same else _mass("weights_y", weights_y, len(y))
     if not np.array_equal(np.unique(s_x), np.unique(s_y)):
-        raise ValueError("positions_y: wanted the positions of X, got others (TPDE 3.2: same marginal)")
+        raise ValueError(
+            "positions_y: wanted the positions of X, got others (TPDE 3.2: same marginal)"
+        )
     total = 0.0
     for tau in np.unique(s_x):
         at_x, at_y = s_x == tau, s_y == tau
@@ -102,9 +104,7 @@ def conditional_wasserstein(
             )
         if mass == 0:
             continue
-        equal = (
-            np.ptp(mu[at_x]) == 0 and np.ptp(nu[at_y]) == 0 and at_x.sum() == at_y.sum()
-        )
+        equal = np.ptp(mu[at_x]) == 0 and np.ptp(nu[at_y]) == 0 and at_x.sum() == at_y.sum()
         weights_of = (None, None) if equal else (mu[at_x], nu[at_y])
         total += mass * wasserstein(x[at_x], y[at_y], *weights_of, p=p) ** p
     return float(total ** (1 / p))

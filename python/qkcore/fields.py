@@ -124,7 +124,9 @@ class AttentionField:
         self._given = (Q, K, V)
         self.time_dependent = any(callable(p) for p in self._given)
         if self.time_dependent and self.times is not None:
-            raise ValueError("times: layers and callables of t exclude each other; pass one of them")
+            raise ValueError(
+                "times: layers and callables of t exclude each other; pass one of them"
+            )
         layers = None if self.times is None else len(self.times)
         t0 = 0.0 if self.times is None else float(self.times[0])
         self._Q, self._K, self._V = self._read(*(_at(p, t0) for p in self._given), layers)

@@ -165,9 +165,7 @@ def flow(
         back = np.empty_like(x)
         back[:, order] = x
         x = back
-    return ParticleFlow(
-        t, x, cpu.FLOW_STATUS[status], method, steps, rejected, evaluations, field
-    )
+    return ParticleFlow(t, x, cpu.FLOW_STATUS[status], method, steps, rejected, evaluations, field)
 
 
 def _steps(

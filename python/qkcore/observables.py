@@ -95,9 +95,7 @@ def _integral(f: Callable[[float], float], field: AttentionField, t0: float, t1:
     cuts = [t0, t1]
     if field.times is not None:
         cuts[1:1] = [s for s in field.times if t0 < s < t1]
-    return sum(
-        f((a + b) / 2) * (b - a) for a, b in zip(cuts[:-1], cuts[1:], strict=True)
-    )
+    return sum(f((a + b) / 2) * (b - a) for a, b in zip(cuts[:-1], cuts[1:], strict=True))
 
 
 # ---- clusters and angles ------------------------------------------------------------------------
@@ -357,7 +355,9 @@ def mean_field_convergence(
         raise ValueError(f"n: wanted at least two sizes for a rate, got {len(sizes)}")
     t = _checks.positive("t", t)
     if field.weights is not None or isinstance(field.mask, np.ndarray):
-        raise ValueError("field: wanted no weights and no positions, which fix the number of particles")
+        raise ValueError(
+            "field: wanted no weights and no positions, which fix the number of particles"
+        )
 
     def final(m: int) -> Real:
         sol = flow(field, np.asarray(sample(m, generator)), (0.0, t), t_eval=[t], **flow_options)
@@ -367,7 +367,10 @@ def mean_field_convergence(
 
     reference = final(n_reference)
     distances = np.array(
-        [np.mean([wasserstein(final(int(m)), reference, p=p) for _ in range(n_trials)]) for m in sizes]
+        [
+            np.mean([wasserstein(final(int(m)), reference, p=p) for _ in range(n_trials)])
+            for m in sizes
+        ]
     )
     rate = float(np.polyfit(np.log(sizes), np.log(distances), 1)[0])
     return MeanFieldConvergence(sizes, distances, rate, p, n_reference)

@@ -109,6 +109,13 @@ def iterated_bridges(X: NDArray[np.float32]) -> None:
     assert_type(qk.isb.kl_flow(X, 0.1, T=0.2, score=lambda x: -x), qk.isb.BridgeFlow)
     assert_type(flow.converged, bool)
     assert_type(qk.isb.Mixture.gaussian(0.0, 1.0).w2(X[:, :1]), float)
+def particles(X: NDArray[np.float32]) -> None:
+    V = np.eye(X.shape[1])
+    field = qk.AttentionField("softmax", Q=lambda t: t * V, K=V, V=V, mask="causal")
+    assert_type(qk.flow(field, X, (0.0, 1.0), "rk4", n_steps=2), qk.ParticleFlow)
+    velocity: NDArray[Any] = field(X, 0.5)
+    assert velocity.shape == X.shape
+    assert_type(qk.observables.wasserstein(X, X), float)
 
 
 def settings() -> None:
@@ -127,6 +134,7 @@ def main() -> None:
     chains(X, np.full(5, 0.2, np.float32))
     gaussians(np.eye(2))
     iterated_bridges(X)
+    particles(X)
     settings()
 
 

@@ -22,7 +22,7 @@ enum class FlowStatus {
 struct FlowOptions {
     Method method = Method::rk4;
     double t0 = 0, t1 = 1;
-    Index n_steps = 100;         // fixed steps; 0: adaptive
+    Index n_steps = 100;  // fixed steps; 0: adaptive
     double rtol = 1e-6, atol = 1e-9;
     double first_step = 0;       // 0: chosen
     double min_step = 0;         // 0: ten times the spacing of numbers at t
@@ -31,9 +31,9 @@ struct FlowOptions {
     std::vector<double> breaks;  // times at which the velocity jumps: no step crosses one
     std::vector<double> output;  // rising; empty: every step
     bool every_step = true;
-    bool sphere = false;         // rows are scaled to norm 1 after each step
-    double radius = 0;           // > 0: ends when a particle is farther than this from 0
-    Index n_clusters = 0;        // > 0: ends when there are so few clusters by single linkage
+    bool sphere = false;   // rows are scaled to norm 1 after each step
+    double radius = 0;     // > 0: ends when a particle is farther than this from 0
+    Index n_clusters = 0;  // > 0: ends when there are so few clusters by single linkage
     double linkage = 0;
     std::function<void(double)> report;  // time reached, after each step
 };
