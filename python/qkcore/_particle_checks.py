@@ -112,7 +112,7 @@ def weights(value: npt.ArrayLike) -> Doubles:
             f"weights: wanted numbers >= 0 with a positive sum, got a minimum of {array.min():.3g} "
             f"and a sum of {array.sum():.3g}"
         )
-    return array / array.sum()
+    return np.asarray(array / array.sum())
 
 
 def one_cloud(name: str, value: npt.ArrayLike, d: int | None = None) -> Real:
@@ -141,9 +141,9 @@ def on_sphere(name: str, X: Real) -> None:
         )
 
 
-def time_span(value: object) -> tuple[float, float]:
+def time_span(value: Any) -> tuple[float, float]:
     try:
-        first, last = value  # type: ignore[misc]  # whatever unpacks to two
+        first, last = value
     except (TypeError, ValueError):
         raise TypeError(
             f"t_span: wanted a pair (t0, t1), got {value!r}; pass e.g. (0.0, 1.0)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +34,9 @@ def wasserstein(
     r""":math:`W_p(\mu,\nu) = (\min_\pi \int|x-y|^p\,d\pi)^{1/p}` between clouds (N, d) and (M, d).
 
     "exact": sorting in one dimension, an assignment for equal numbers of equal weights, else a linear
-    programme. "sinkhorn": the debiased entropic cost :math:`OT_\epsilon(\mu,\nu) - \frac12 OT_\epsilon(\mu,\mu)
-    - \frac12 OT_\epsilon(\nu,\nu)` with the kernel :math:`e^{-|x-y|^2/\epsilon}` and :math:`OT_\epsilon` the dual
-    value, p = 2 only; ``epsilon`` defaults to 0.005 times the mean cost, and the result is an
+    programme. "sinkhorn": the debiased entropic cost
+    :math:`OT_\epsilon(\mu,\nu) - \frac12 OT_\epsilon(\mu,\mu) - \frac12 OT_\epsilon(\nu,\nu)` with the kernel
+    :math:`e^{-|x-y|^2/\epsilon}` and :math:`OT_\epsilon` the dual value, p = 2 only; ``epsilon`` defaults to 0.005 times the mean cost, and the result is an
     approximation. "auto" is exact up to 2000 particles (40000 unknowns) and entropic above.
 
     >>> import numpy as np, qkcore as qk
@@ -72,7 +73,7 @@ def conditional_wasserstein(
     weights: npt.ArrayLike | None = None,
     weights_y: npt.ArrayLike | None = None,
 ) -> float:
-    r"""The conditional distance :math:`(\int W_p(\mu^\tau,\nu^\tau)^p\,d\theta(\tau))^{1/p}` (TPDE-2, 3.2, 3.3).
+    r"""The conditional :math:`(\int W_p(\mu^\tau,\nu^\tau)^p\,d\theta(\tau))^{1/p}` (TPDE-2, 3.2, 3.3).
 
     :math:`\mu^\tau` is the cloud at position :math:`\tau`; both clouds must have the same positions with the
     same mass, as all states of a masked flow do. Never below W_p.
@@ -137,12 +138,13 @@ def _programme(x: Doubles, y: Doubles, mu: Doubles, nu: Doubles, p: float) -> fl
     from scipy.optimize import linprog
 
     n, m = len(x), len(y)
-    rows = sparse.kron(sparse.eye(n), np.ones((1, m)))
-    cols = sparse.kron(np.ones((1, n)), sparse.eye(m))
+    rows: Any = sparse.kron(sparse.eye(n), np.ones((1, m)))
+    cols: Any = sparse.kron(np.ones((1, n)), sparse.eye(m))
     # The last column constraint follows from the others.
+    constraints: Any = sparse.vstack([rows, cols.tocsr()[:-1]])
     found = linprog(
         _cost(x, y, p).ravel(),
-        A_eq=sparse.vstack([rows, cols.tocsr()[:-1]]).tocsr(),
+        A_eq=constraints.tocsr(),
         b_eq=np.concatenate([mu, nu[:-1]]),
         method="highs",
     )

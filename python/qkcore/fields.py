@@ -129,15 +129,20 @@ class AttentionField:
             )
         layers = None if self.times is None else len(self.times)
         t0 = 0.0 if self.times is None else float(self.times[0])
-        self._Q, self._K, self._V = self._read(*(_at(p, t0) for p in self._given), layers)
+        self._Q, self._K, self._V = self._read(self._at(t0), layers)
         self.d = int(self._Q.shape[-1])
         """dimension of the particles"""
 
     # ---- arguments -----------------------------------------------------------------------------
 
+    def _at(self, t: float) -> tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike]:
+        Q, K, V = self._given
+        return _value(Q, t), _value(K, t), _value(V, t)
+
     def _read(
-        self, Q: npt.ArrayLike, K: npt.ArrayLike, V: npt.ArrayLike, layers: int | None
+        self, given: tuple[npt.ArrayLike, npt.ArrayLike, npt.ArrayLike], layers: int | None
     ) -> tuple[Doubles, Doubles, Doubles]:
+        Q, K, V = given
         q = checks.query_key("Q", Q, self.heads, layers)
         k = checks.query_key("K", K, self.heads, layers)
         if q.shape[1:] != k.shape[1:]:
@@ -177,7 +182,7 @@ class AttentionField:
     def parameters(self, t: float = 0.0) -> tuple[Doubles, Doubles, Doubles]:
         """Q and K as (heads, k, d), V as (heads or 1, d, d), in force at time t (float64)."""
         if self.time_dependent:
-            q, k, v = self._read(*(_at(p, t) for p in self._given), None)
+            q, k, v = self._read(self._at(t), None)
             if q.shape[-1] != self.d:
                 raise ValueError(f"Q: wanted {self.d} columns at t = {t}, got {q.shape[-1]}")
             return q[0], k[0], v[0]
@@ -285,7 +290,7 @@ class AttentionField:
         return out
 
 
-def _at(parameter: Parameter, t: float) -> npt.ArrayLike:
+def _value(parameter: Parameter, t: float) -> npt.ArrayLike:
     return parameter(t) if callable(parameter) else parameter
 
 

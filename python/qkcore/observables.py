@@ -1,7 +1,8 @@
-"""What to look at in a flow of particles: radius, clusters, angles, energies, distances, stability (TPDE-2)."""
+"""What to look at in a flow of particles: radius, clusters, energies, distances, stability (TPDE-2)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -75,7 +76,7 @@ def radius_bound(
     if (ends < t0).any():
         raise ValueError(f"t: wanted times from t0 = {t0} on, got {ends.min()}")
     grown = [_integral(lambda s: _speed(field, s), field, t0, float(end)) for end in ends.flat]
-    return R0 * np.exp(np.array(grown).reshape(ends.shape))
+    return np.asarray(R0 * np.exp(np.array(grown).reshape(ends.shape)))
 
 
 def _speed(field: AttentionField, t: float) -> float:
@@ -95,7 +96,7 @@ def _integral(f: Callable[[float], float], field: AttentionField, t0: float, t1:
     cuts = [t0, t1]
     if field.times is not None:
         cuts[1:1] = [s for s in field.times if t0 < s < t1]
-    return sum(f((a + b) / 2) * (b - a) for a, b in zip(cuts[:-1], cuts[1:], strict=True))
+    return sum(f((a + b) / 2) * (b - a) for a, b in itertools.pairwise(cuts))
 
 
 # ---- clusters and angles ------------------------------------------------------------------------
