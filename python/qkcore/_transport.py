@@ -36,8 +36,8 @@ def wasserstein(
     "exact": sorting in one dimension, an assignment for equal numbers of equal weights, else a linear
     programme. "sinkhorn": the debiased entropic cost
     :math:`OT_\epsilon(\mu,\nu) - \frac12 OT_\epsilon(\mu,\mu) - \frac12 OT_\epsilon(\nu,\nu)` with the kernel
-    :math:`e^{-|x-y|^2/\epsilon}` and :math:`OT_\epsilon` the dual value, p = 2 only; ``epsilon`` defaults to 0.005 times the mean cost, and the result is an
-    approximation. "auto" is exact up to 2000 particles (40000 unknowns) and entropic above.
+    :math:`e^{-|x-y|^2/\epsilon}` and :math:`OT_\epsilon` the dual value, p = 2 only;
+    ``epsilon`` defaults to 0.005 times the mean cost, and the result is an approximation. "auto" is exact up to 2000 particles (40000 unknowns) and entropic above.
 
     >>> import numpy as np, qkcore as qk
     >>> X = np.array([[0.0, 0.0], [1.0, 0.0]])
@@ -142,7 +142,7 @@ def _programme(x: Doubles, y: Doubles, mu: Doubles, nu: Doubles, p: float) -> fl
     cols: Any = sparse.kron(np.ones((1, n)), sparse.eye(m))
     # The last column constraint follows from the others.
     constraints: Any = sparse.vstack([rows, cols.tocsr()[:-1]])
-    found = linprog(
+    found: Any = linprog(
         _cost(x, y, p).ravel(),
         A_eq=constraints.tocsr(),
         b_eq=np.concatenate([mu, nu[:-1]]),

@@ -23,7 +23,7 @@ _RTOL = {4: 1e-4, 8: 1e-6}
 _ATOL = {4: 1e-6, 8: 1e-9}
 _MEANING = {
     "finished": "the end of t_span was reached",
-    "blew up": "the particles left the radius given or the range of the dtype; x[-1] is the last finite state",
+    "blew up": "the particles left the radius or the range of the dtype; x[-1] is the last finite state",
     "clustered": "as few clusters as asked for; t[-1] is when",
     "step limit": "max_steps were not enough; x[-1] is how far it came",
     "step underflow": "the tolerance asks for steps below min_step; x[-1] is how far it came",
