@@ -37,7 +37,8 @@ def wasserstein(
     programme. "sinkhorn": the debiased entropic cost
     :math:`OT_\epsilon(\mu,\nu) - \frac12 OT_\epsilon(\mu,\mu) - \frac12 OT_\epsilon(\nu,\nu)` with the kernel
     :math:`e^{-|x-y|^2/\epsilon}` and :math:`OT_\epsilon` the dual value, p = 2 only;
-    ``epsilon`` defaults to 0.005 times the mean cost, and the result is an approximation. "auto" is exact up to 2000 particles (40000 unknowns) and entropic above.
+    ``epsilon`` defaults to 0.005 times the mean cost, and the result is an approximation. "auto" is exact
+    up to 2000 particles (40000 unknowns) and entropic above.
 
     >>> import numpy as np, qkcore as qk
     >>> X = np.array([[0.0, 0.0], [1.0, 0.0]])

@@ -57,6 +57,7 @@ class ParticleFlow:
 
     @property
     def message(self) -> str:
+        """What the status means, in a sentence."""
         return _MEANING[self.status]
 
     def __str__(self) -> str:
