@@ -12,6 +12,7 @@ from qkcore._native import cpu
 
 from .checks import check_everything
 from .generators import DTYPES, KINDS, MASKS, RHS, Spec, build
+from .reference_particles import velocity
 from .test_math import exact, exp_arguments, log_arguments, sample_if_slow, ulp_error
 
 
@@ -82,6 +83,22 @@ def check_gaussian_flows() -> None:
                 assert gap <= 200 * eps * scale, f"{kind}, {d}, {dtype}: {gap}"
 
 
+def check_particles() -> None:
+    """Velocities by both kernels (few and many dimensions), and a flow."""
+    rng = np.random.default_rng(1)
+    for dtype in DTYPES:
+        eps = float(np.finfo(dtype).eps)
+        for n, d in ((15, 2), (33, 4), (130, 6)):
+            Q, K, V = rng.normal(size=(3, d, d)) / d
+            X = rng.normal(size=(n, d)).astype(dtype)
+            for kind in ("softmax", "l2", "exp", "relu", "sigmoid"):
+                field = qk.AttentionField(kind, Q=Q, K=K, V=V, mask="causal")
+                want = velocity(kind, X.astype(np.float64), Q, K, V, mask="causal")
+                assert np.abs(field(X) - want).max() <= 200 * eps * np.abs(want).max(), kind
+            sol = qk.flow(qk.AttentionField("softmax", Q=Q, K=K, V=V), X, (0.0, 1.0))
+            assert sol.status == "finished" and np.isfinite(sol.x).all()
+
+
 def main() -> None:
     for i, spec in enumerate(specifications()):
         try:
@@ -91,6 +108,7 @@ def main() -> None:
     check_math()
     check_operators()
     check_gaussian_flows()
+    check_particles()
     bits = qk.softmax(build(Spec("distance", "float32", 65, 129, 3)).scores).to_numpy()
     assert np.isfinite(bits).all()
     print(qk.config()["isa"])
