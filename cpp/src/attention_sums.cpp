@@ -75,11 +75,10 @@ void AttentionSums<T>::prepare(const Head& head, const T* x, const Run& run) {
     own_keys_ = !few_ && spec_.k < d;
     dim_ = own_keys_ ? spec_.k : d;
     const double scale = (exponential() ? log2_e : 1.0) * (l2 ? 2.0 : 1.0);
-    key_map_ = own_keys_ ? head.K : Head::Matrix(Head::Matrix::Identity(d, d));
     if (own_keys_)
-        row_map_ = scale * head.Q;
+        row_map_ = scale * head.Q.transpose();
     else
-        row_map_ = scale * (head.K.transpose() * head.Q);
+        row_map_ = scale * (head.Q.transpose() * head.K);
     centre_ = Eigen::VectorXd::Zero(d);
     if (spec_.kind == FieldKind::softmax || l2) {
         for (Index j = 0; j < n; ++j)
@@ -166,13 +165,16 @@ void AttentionSums<T>::pack_panels(const Head& head, const T* x) {
 }
 
 template <class T>
-void AttentionSums<T>::row_features(const T* x, Index i, T* out) const {
+void AttentionSums<T>::row_features(const T* x, Index i, double* sums, T* out) const {
     const Index d = spec_.d;
-    for (Index a = 0; a < dim_; ++a) {
-        double f = -offset_[a];
-        for (Index b = 0; b < d; ++b) f += row_map_(a, b) * static_cast<double>(x[i * d + b]);
-        out[a] = static_cast<T>(f);
+    // Coordinates outside, features inside: sums side by side, which the compiler puts into packs.
+    for (Index a = 0; a < dim_; ++a) sums[a] = -offset_[a];
+    for (Index b = 0; b < d; ++b) {
+        const auto coordinate = static_cast<double>(x[i * d + b]);
+        const double* column = row_map_.data() + b * dim_;
+        for (Index a = 0; a < dim_; ++a) sums[a] += column[a] * coordinate;
     }
+    for (Index a = 0; a < dim_; ++a) out[a] = static_cast<T>(sums[a]);
 }
 
 template <class T>
@@ -206,7 +208,8 @@ void AttentionSums<T>::few_rows(Index first, Index last, const T* x, const doubl
                    spec_.weights.empty() ? nullptr : mass_.data(), n_padded_};
     for (Index i = first; i < last; ++i) {
         T features[D];
-        row_features(x, i, features);
+        double sums_of_row[D];
+        row_features(x, i, sums_of_row, features);
         double shift = safe_shift(features);
         CloudSums sums;
         const auto add = [&]<class Function>() {
@@ -261,10 +264,11 @@ void AttentionSums<T>::many_rows(Index first, Index last, const T* x, const doub
     scratch.sums.assign(static_cast<std::size_t>(rows), 0.0);
     scratch.shifts.assign(static_cast<std::size_t>(rows), 0.0);
     scratch.moments.assign(static_cast<std::size_t>(rows * d), 0.0);
+    scratch.row.resize(static_cast<std::size_t>(dim_));
     bool exact = false;
     for (Index r = 0; r < rows; ++r) {
         T* features = scratch.features.data() + r * dim_;
-        row_features(x, first + r, features);
+        row_features(x, first + r, scratch.row.data(), features);
         const double shift = safe_shift(features);
         scratch.shifts[static_cast<std::size_t>(r)] = shift;
         exact = exact || std::isnan(shift);

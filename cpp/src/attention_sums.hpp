@@ -29,7 +29,7 @@ public:
 private:
     struct Scratch {
         Buffer<T> features, row_bias, scores, products;
-        std::vector<double> sums, moments, shifts;
+        std::vector<double> sums, moments, shifts, row;
     };
 
     bool exponential() const;
@@ -39,7 +39,7 @@ private:
     void prepare(const Head& head, const T* x, const Run& run);
     void pack_cloud(const T* x);
     void pack_panels(const Head& head, const T* x);
-    void row_features(const T* x, Index i, T* out) const;
+    void row_features(const T* x, Index i, double* sums, T* out) const;
     // The shift that brings the scores of a row into the range of the type; NaN: only their maximum will do.
     double safe_shift(const T* features) const;
     void finish(Index i, double shift, double mass, const double* moment, const double* factors,
@@ -61,7 +61,7 @@ private:
     const Index n_packs_;  // of a row of products
     Index dim_ = 0;        // of the features
     bool own_keys_ = false;
-    Head::Matrix row_map_, key_map_;   // features of a row and of a key
+    Head::Matrix row_map_;             // of a row's features, transposed
     Eigen::VectorXd offset_, centre_;  // row features: row_map x - offset; points and keys: x - centre
     double key_radius_ = 0, bias_bound_ = 0;
     Buffer<T> points_;  // few: [coordinate][n_padded]; many: panels of the keys

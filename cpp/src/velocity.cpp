@@ -81,16 +81,20 @@ private:
                spec_.kind == FieldKind::sigmoid;
     }
 
-    // out_i += V m_i
+    // out_i += V m_i, with the sums of a row side by side, for packs.
     void add_values(const Matrix& V, T* out) {
         const Index d = spec_.d;
+        const Matrix columns = V.transpose();
+        std::vector<double> total(static_cast<std::size_t>(d));
         for (Index i = 0; i < spec_.n; ++i) {
-            const double* m = means_.data() + i * d;
-            for (Index a = 0; a < d; ++a) {
-                double total = 0;
-                for (Index b = 0; b < d; ++b) total += V(a, b) * m[b];
-                out[i * d + a] += static_cast<T>(total);
+            std::ranges::fill(total, 0.0);
+            for (Index b = 0; b < d; ++b) {
+                const double m = means_[static_cast<std::size_t>(i * d + b)];
+                const double* column = columns.data() + b * d;
+                for (Index a = 0; a < d; ++a) total[static_cast<std::size_t>(a)] += column[a] * m;
             }
+            for (Index a = 0; a < d; ++a)
+                out[i * d + a] += static_cast<T>(total[static_cast<std::size_t>(a)]);
         }
     }
 
