@@ -11,6 +11,7 @@
 from . import diffusion, divergence, gaussian, magnetic, scores
 from . import diffusion, divergence, isb, magnetic, scores
 from . import diffusion, divergence, magnetic, observables, scores
+from . import diffusion, divergence, magnetic, measure, scores
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
@@ -69,6 +70,7 @@ __all__ = [
     "kernel",
     "low_rank",
     "magnetic",
+    "measure",
     "nystrom",
     "observables",
     "poe",

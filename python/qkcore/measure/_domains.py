@@ -1,0 +1,242 @@
+"""Compact convex sets E on which the constants of a potential are taken (MTA, assumption 1)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+
+__all__ = ["Ball", "Box", "Domain"]
+
+Vector = npt.NDArray[np.float64]
+
+
+class Domain(Protocol):
+    """What the bounds ask of a set: sizes, and the range of linear maps on it."""
+
+    @property
+    def centre(self) -> Vector:
+        """The point of symmetry (d,)."""
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the space."""
+
+    @property
+    def diameter(self) -> float:
+        """Largest l1 distance of two points."""
+
+    @property
+    def diameter_l2(self) -> float:
+        """Largest Euclidean distance of two points."""
+
+    def reach(self, rows: npt.ArrayLike) -> Vector:
+        """Half the width of each linear form ``rows @ x`` over the set."""
+
+    def bilinear(self, W: npt.ArrayLike) -> float:
+        """At least the largest :math:`u^T W v` over u, v in the set moved to the origin."""
+
+    def farthest(self, x: npt.ArrayLike) -> float:
+        """The largest Euclidean distance from x (d,) to a point of the set."""
+
+    def project(self, X: npt.ArrayLike) -> Vector:
+        """The nearest points of the set (n, d)."""
+
+    def sample(self, n: int, rng: np.random.Generator) -> Vector:
+        """n points (n, d): of the inside and, every other one, of the boundary."""
+
+    def holds(self, maps: Sequence[npt.NDArray[Any]], shift: npt.ArrayLike) -> bool:
+        """Whether sums of :math:`x_h M_h` and the shift stay in the set, for any x_h in it."""
+
+
+def _vector(name: str, value: npt.ArrayLike) -> Vector:
+    array = np.asarray(value, dtype=np.float64)
+    if array.ndim != 1 or array.size == 0:
+        raise ValueError(f"{name}: wanted one point of shape (d,), got shape {array.shape}")
+    _checks.finite(name, array)
+    return array
+
+
+@dataclass(frozen=True, eq=False)
+class Ball:
+    """The Euclidean ball :math:`\\{x: \\|x - c\\|_2 \\le r\\}`; distances are l1 all the same.
+
+    >>> from qkcore.measure import Ball
+    >>> Ball(radius=2.0, dim=4).diameter  # along a diagonal
+    8.0
+    """
+
+    radius: float
+    centre: Vector
+
+    def __init__(
+        self, radius: float, centre: npt.ArrayLike | None = None, *, dim: int | None = None
+    ) -> None:
+        object.__setattr__(self, "radius", _checks.positive("radius", radius))
+        if (centre is None) == (dim is None):
+            raise ValueError(
+                "centre, dim: wanted one of them, got "
+                + ("neither" if dim is None else "both")
+                + "; pass Ball(r, dim=3) or Ball(r, centre)"
+            )
+        if centre is not None:
+            c = _vector("centre", centre)
+        else:
+            c = np.zeros(_checks.integer_within("dim", dim, 1, 2**31, "a dimension"))
+        object.__setattr__(self, "centre", c)
+
+    @classmethod
+    def around(cls, X: npt.ArrayLike) -> Ball:
+        """A ball around points (n, d): centre of their box, radius to the farthest."""
+        points = np.asarray(_checks.points("X", X)[0], dtype=np.float64)
+        centre = (points.min(axis=0) + points.max(axis=0)) / 2
+        radius = float(np.linalg.norm(points - centre, axis=1).max())
+        return cls(max(radius * (1 + 1e-12), np.finfo(np.float64).tiny), centre)
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the space."""
+        return len(self.centre)
+
+    @property
+    def diameter(self) -> float:
+        """:math:`2 r\\sqrt d` in l1."""
+        return 2 * self.radius * math.sqrt(self.dim)
+
+    @property
+    def diameter_l2(self) -> float:
+        """2 r."""
+        return 2 * self.radius
+
+    def reach(self, rows: npt.ArrayLike) -> Vector:
+        """Half the width of each linear form ``rows @ x`` over the set."""
+        out: Vector = self.radius * np.linalg.norm(np.atleast_2d(rows), axis=-1)
+        return out
+
+    def bilinear(self, W: npt.ArrayLike) -> float:
+        """:math:`r^2\\sigma_{max}(W)`."""
+        return float(self.radius**2 * np.linalg.norm(W, 2))
+
+    def farthest(self, x: npt.ArrayLike) -> float:
+        """The largest Euclidean distance from x (d,) to a point of the set."""
+        return float(np.linalg.norm(np.asarray(x) - self.centre)) + self.radius
+
+    def project(self, X: npt.ArrayLike) -> Vector:
+        """The nearest points of the set (n, d)."""
+        offset = np.asarray(X, dtype=np.float64) - self.centre
+        norm = np.linalg.norm(offset, axis=-1, keepdims=True)
+        out: Vector = self.centre + offset * np.minimum(1, self.radius / np.maximum(norm, 1e-300))
+        return out
+
+    def sample(self, n: int, rng: np.random.Generator) -> Vector:
+        """n points (n, d): of the inside and, every other one, of the boundary."""
+        z = rng.normal(size=(n, self.dim))
+        z /= np.linalg.norm(z, axis=1, keepdims=True)
+        z[::2] *= rng.random((len(z[::2]), 1)) ** (1 / self.dim)
+        out: Vector = self.centre + self.radius * z
+        return out
+
+    def holds(self, maps: Sequence[npt.NDArray[Any]], shift: npt.ArrayLike) -> bool:
+        """Whether sums of :math:`x_h M_h` and the shift stay in the set, for any x_h in it."""
+        middle = sum((self.centre @ M for M in maps), np.asarray(shift, dtype=np.float64))
+        growth = sum(float(np.linalg.norm(M, 2)) for M in maps)
+        away = float(np.linalg.norm(middle - self.centre))
+        return away + growth * self.radius <= self.radius * (1 + 1e-12)
+
+    def __repr__(self) -> str:
+        return f"Ball(radius={self.radius:g}, dim={self.dim})"
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """The box :math:`\\prod_k [l_k, u_k]`.
+
+    >>> from qkcore.measure import Box
+    >>> Box([-1.0, 0.0], [1.0, 3.0]).diameter
+    5.0
+    """
+
+    low: Vector
+    high: Vector
+
+    def __init__(self, low: npt.ArrayLike, high: npt.ArrayLike) -> None:
+        lo, hi = _vector("low", low), _vector("high", high)
+        if lo.shape != hi.shape:
+            raise ValueError(f"high: wanted shape {lo.shape} as low, got {hi.shape}")
+        if (lo > hi).any() or (lo == hi).all():
+            raise ValueError(
+                "low, high: wanted low <= high with a side that is not empty, got "
+                f"low={lo.tolist()[:4]}, high={hi.tolist()[:4]}"
+            )
+        object.__setattr__(self, "low", lo)
+        object.__setattr__(self, "high", hi)
+
+    @classmethod
+    def around(cls, X: npt.ArrayLike) -> Box:
+        """The smallest box around points (n, d)."""
+        points = np.asarray(_checks.points("X", X)[0], dtype=np.float64)
+        return cls(points.min(axis=0), points.max(axis=0))
+
+    @property
+    def centre(self) -> Vector:
+        """The point of symmetry (d,)."""
+        out: Vector = (self.low + self.high) / 2
+        return out
+
+    @property
+    def dim(self) -> int:
+        """Dimension of the space."""
+        return len(self.low)
+
+    @property
+    def diameter(self) -> float:
+        """The sum of the sides."""
+        return float((self.high - self.low).sum())
+
+    @property
+    def diameter_l2(self) -> float:
+        """The Euclidean length of the diagonal."""
+        return float(np.linalg.norm(self.high - self.low))
+
+    def reach(self, rows: npt.ArrayLike) -> Vector:
+        """Half the width of each linear form ``rows @ x`` over the set."""
+        out: Vector = np.abs(np.atleast_2d(rows)) @ ((self.high - self.low) / 2)
+        return out
+
+    def bilinear(self, W: npt.ArrayLike) -> float:
+        """:math:`h^T|W|h` for half sides h: exact for diagonal W, else possibly more than the largest."""
+        half = (self.high - self.low) / 2
+        return float(half @ np.abs(W) @ half)
+
+    def farthest(self, x: npt.ArrayLike) -> float:
+        """The largest Euclidean distance from x (d,) to a point of the set."""
+        point = np.asarray(x, dtype=np.float64)
+        return float(np.linalg.norm(np.maximum(point - self.low, self.high - point)))
+
+    def project(self, X: npt.ArrayLike) -> Vector:
+        """The nearest points of the set (n, d)."""
+        out: Vector = np.clip(np.asarray(X, dtype=np.float64), self.low, self.high)
+        return out
+
+    def sample(self, n: int, rng: np.random.Generator) -> Vector:
+        """n points (n, d): of the inside and, every other one, corners."""
+        z = rng.random((n, self.dim))
+        z[::2] = np.round(z[::2])
+        out: Vector = self.low + z * (self.high - self.low)
+        return out
+
+    def holds(self, maps: Sequence[npt.NDArray[Any]], shift: npt.ArrayLike) -> bool:
+        """Whether sums of :math:`x_h M_h` and the shift stay in the set, for any x_h in it."""
+        middle = sum((self.centre @ M for M in maps), np.asarray(shift, dtype=np.float64))
+        reach = sum((self.reach(M.T) for M in maps), np.zeros(self.dim))
+        half = (self.high - self.low) / 2
+        return bool((np.abs(middle - self.centre) + reach <= half * (1 + 1e-12)).all())
+
+    def __repr__(self) -> str:
+        return f"Box(dim={self.dim}, l1 diameter={self.diameter:g})"

@@ -1,0 +1,301 @@
+"""Weight-shared depth: the fixed point of a block, and whether theorem 26 promises one (MTA-3)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from .. import _checks
+from .._lazy_scores import Real
+from ._bounds import invariant, psi_bounds
+from ._domains import Domain
+from ._kernels import AttentionKernel
+from ._measure import Measure, as_measure
+from ._transformer import FeedForward, TransformerKernel
+
+__all__ = ["FixedPoint", "fixed_point", "tau_bound"]
+
+Block = AttentionKernel | TransformerKernel | Callable[[Real], npt.ArrayLike]
+
+_TOL = {4: 1e-5, 8: 1e-10}
+_GROWTH = 2.0  # an extrapolation may raise the residual this much before it is taken back
+_PATIENCE = 60  # iterations without a new best residual
+_BLOW_UP = 1e8
+
+
+@dataclass(frozen=True, eq=False)
+class FixedPoint:
+    """Where repeating a block leads: :math:`X = T(X)`."""
+
+    X: Real = field(repr=False)
+    """the particles (n, d) of the smallest residual"""
+    status: str
+    """"converged", "iteration limit", "stagnated" (no better residual for many iterations), "diverged"
+    """
+    converged: bool
+    residual: float
+    """mean l1 distance of a particle from its image: at least W1(mu, mu T)"""
+    residuals: npt.NDArray[np.float64] = field(repr=False)
+    """after each iteration"""
+    n_iter: int
+    n_evaluations: int
+    rejected: int
+    """extrapolations that were taken back"""
+    contraction: float
+    """largest ratio of distances (mean l1) of images and points over consecutive iterates"""
+    local_rate: float
+    """the rate at which plain iteration converges near X: the spectral radius of the block's derivative"""
+    tau: float
+    """the bound on tau(T) over the domain; nan if none was given or the block has no bound"""
+    theorem: str
+    """whether theorem 26 promises a unique fixed point: "applies", "does not apply" (tau >= 1, or the
+    domain is not mapped into itself), "unknown" (no domain given, or no bound for such a block)"""
+
+    @property
+    def measure(self) -> Measure:
+        """m(X)."""
+        return Measure(self.X)
+
+    def __str__(self) -> str:
+        return (
+            f"FixedPoint({self.status} after {self.n_iter} iterations, residual "
+            f"{self.residual:.3g}, local rate {self.local_rate:.3g}, tau {self.tau:.3g}: theorem 26 "
+            f"{self.theorem})"
+        )
+
+
+def fixed_point(
+    block: Block,
+    X0: Measure | npt.ArrayLike,
+    *,
+    method: str = "anderson",
+    memory: int = 5,
+    tol: float | None = None,
+    max_iter: int = 1000,
+    domain: Domain | None = None,
+    progress: bool = False,
+) -> FixedPoint:
+    """The fixed point of an infinitely deep network with shared weights (MTA-3, section 6.2, theorem 26).
+
+    ``block``: an attention or Transformer kernel, or any function (n, d) to (n, d). ``method``: "picard"
+    repeats the block; "anderson" extrapolates from the last ``memory`` residuals, and goes back to a
+    plain step whenever that doubles the residual. ``tol`` bounds the mean l1 move of a particle, relative to
+    the size of X (default 1e-10, in float32 1e-5). With ``domain`` the result says whether theorem 26
+    applies there: tau < 1 by the corrected bound, and the domain mapped into itself.
+
+    >>> import numpy as np
+    >>> from qkcore.measure import AttentionKernel, Ball, DotPotential, LinearLookup, fixed_point
+    >>> A = AttentionKernel(DotPotential(), LinearLookup(0.3 * np.eye(2), np.array([0.07, 0.0])))
+    >>> X = 0.2 * np.random.default_rng(0).random((5, 2))
+    >>> found = fixed_point(A, X, domain=Ball(0.4, dim=2))
+    >>> found.status, found.theorem, found.X[0].round(6)  # the point with x = 0.3 x + b
+    ('converged', 'applies', array([0.1, 0. ]))
+    """
+    if method not in ("anderson", "picard"):
+        raise ValueError(f'method: wanted "anderson" or "picard", got {method!r}')
+    start = as_measure("X0", X0)
+    if not start.uniform:
+        raise ValueError("X0: wanted particles of equal weight, got weights; pass points")
+    depth = _checks.integer_within("memory", memory, 1, 100, "residuals to extrapolate from")
+    limit = _checks.integer_within("max_iter", max_iter, 1, 2**31, "iterations")
+    x = start.points.astype(start.dtype, copy=True)
+    rtol = _TOL[x.itemsize] if tol is None else _checks.positive("tol", tol)
+    apply = _function(block)
+    tau = math.nan if domain is None else tau_bound(block, domain)
+    theorem = _verdict(block, domain, tau)
+    run = _Run(apply, x, depth if method == "anderson" else 0)
+    status = "iteration limit"
+    bar = tqdm(total=limit, disable=not progress, desc="fixed point")
+    try:
+        for _ in range(limit):
+            residual = run.residual
+            bar.update()
+            bar.set_postfix(residual=f"{residual:.2e}")
+            if not math.isfinite(residual) or run.size > _BLOW_UP * (1 + run.first_size):
+                status = "diverged"
+                break
+            if residual <= rtol * max(1e-300, run.size):
+                status = "converged"
+                break
+            if run.since_best > _PATIENCE:
+                status = "stagnated"
+                break
+            run.advance()
+    finally:
+        bar.close()
+    if status == "iteration limit" and run.residual <= rtol * max(1e-300, run.size):
+        status = "converged"
+    rate = _local_rate(apply, run.best) if status != "diverged" else math.nan
+    return FixedPoint(
+        X=run.best,
+        status=status,
+        converged=status == "converged",
+        residual=run.best_residual,
+        residuals=np.asarray(run.residuals),
+        n_iter=len(run.residuals) - 1,
+        n_evaluations=run.evaluations,
+        rejected=run.rejected,
+        contraction=run.contraction,
+        local_rate=rate,
+        tau=tau,
+        theorem=theorem,
+    )
+
+
+class _Run:
+    """The iterates, their residuals and the history that Anderson's method extrapolates from."""
+
+    def __init__(self, apply: Callable[[Real], Real], x: Real, memory: int) -> None:
+        self.apply, self.memory = apply, memory
+        self.evaluations = self.rejected = self.since_best = 0
+        self.contraction = 0.0
+        self.residuals: list[float] = []
+        self._points: list[Real] = []
+        self._moves: list[Real] = []
+        self.first_size = float(np.abs(x).sum(axis=1).mean())
+        self.best, self.best_residual = x, math.inf
+        self.x, self.image = x, self._evaluate(x)
+        self._record()
+
+    @property
+    def residual(self) -> float:
+        return self.residuals[-1]
+
+    @property
+    def size(self) -> float:
+        return float(np.abs(self.x).sum(axis=1).mean())
+
+    def _evaluate(self, x: Real) -> Real:
+        self.evaluations += 1
+        return self.apply(x)
+
+    def _norm(self, move: Real) -> float:
+        with np.errstate(over="ignore", invalid="ignore"):
+            return float(np.abs(move.astype(np.float64)).sum(axis=1).mean())
+
+    def _record(self) -> None:
+        residual = self._norm(self.image - self.x)
+        self.residuals.append(residual)
+        if residual < self.best_residual:
+            self.best, self.best_residual, self.since_best = self.x, residual, 0
+        else:
+            self.since_best += 1
+
+    def advance(self) -> None:
+        """One iteration: an extrapolation if it does not raise the residual, else a plain step."""
+        old_x, old_image = self.x, self.image
+        self._points.append(old_x)
+        self._moves.append(old_image - old_x)
+        del self._points[: -self.memory - 1], self._moves[: -self.memory - 1]
+        trial = self._extrapolated() if self.memory and len(self._points) > 1 else None
+        if trial is not None:
+            image = self._evaluate(trial)
+            if self._norm(image - trial) <= _GROWTH * self.residual:
+                self.x, self.image = trial, image
+            else:
+                self.rejected += 1
+                self._points.clear()
+                self._moves.clear()
+                trial = None
+        if trial is None:
+            self.x = old_image
+            self.image = self._evaluate(self.x)
+        self._record()
+        apart = self._norm(self.x - old_x)
+        if apart > 1e-6 * (self.size + 1e-300):  # below, the ratio is rounding
+            self.contraction = max(self.contraction, self._norm(self.image - old_image) / apart)
+
+    def _extrapolated(self) -> Real | None:
+        """The combination of the last steps with the smallest residual, by least squares."""
+        moves = np.stack([m.reshape(-1) for m in self._moves]).astype(np.float64)
+        points = np.stack([p.reshape(-1) for p in self._points]).astype(np.float64)
+        d_moves, d_points = np.diff(moves, axis=0), np.diff(points, axis=0)
+        gamma = np.linalg.lstsq(d_moves.T, moves[-1], rcond=1e-10)[0]
+        out = points[-1] + moves[-1] - gamma @ (d_points + d_moves)
+        if not np.isfinite(out).all():
+            return None
+        trial: Real = out.reshape(self.x.shape).astype(self.x.dtype)
+        return trial
+
+
+def _function(block: Block) -> Callable[[Real], Real]:
+    inner = (
+        block.self_attention if isinstance(block, AttentionKernel | TransformerKernel) else block
+    )
+    if not callable(inner):
+        raise TypeError(
+            f"block: wanted a kernel or a function (n, d) to (n, d), got {type(block).__name__}"
+        )
+
+    def apply(x: Real) -> Real:
+        out = np.asarray(inner(x))
+        if out.shape != x.shape:
+            raise ValueError(
+                f"block: wanted a map of shape {x.shape} to itself, got {out.shape}; a fixed point "
+                "needs values in the space of the points"
+            )
+        return out.astype(x.dtype, copy=False)
+
+    return apply
+
+
+def _local_rate(apply: Callable[[Real], Real], x: Real, steps: int = 12) -> float:
+    """Growth per step of a small difference, after a few steps of power iteration."""
+    # A difference in single precision loses half of its seven digits; that is what there is.
+    step = float(np.finfo(x.dtype).eps) ** (1 / 3) * (1 + float(np.abs(x).max()))
+    v = np.random.default_rng(0).normal(size=x.shape)
+    v /= np.linalg.norm(v)
+    rate = 0.0
+    logs = []
+    for _ in range(steps):
+        h = (step * v).astype(x.dtype)
+        image = (apply(x + h).astype(np.float64) - apply(x - h)) / (2 * step)
+        rate = float(np.linalg.norm(image))
+        if not math.isfinite(rate) or rate < 1e-14:
+            return rate if math.isfinite(rate) else math.nan
+        logs.append(math.log(rate))
+        v = image / rate
+    half = logs[len(logs) // 2 :]
+    return math.exp(sum(half) / len(half))
+
+
+def tau_bound(block: Block, domain: Domain) -> float:
+    """A proved bound on tau over a domain (theorem 23, corrected); inf where the block has none.
+
+    A Transformer block without residuals and normalisation: heads add up, the feed-forward network
+    multiplies. With a residual tau is at least 1, so theorem 26 has nothing to say.
+    """
+    if isinstance(block, AttentionKernel):
+        query, measure = psi_bounds(block.potential.constants(domain))
+        lip = block.values.lipschitz
+        if lip is None or block.projection != "dirac":
+            return math.inf
+        return lip * (min(query) + min(measure[1:]))
+    if isinstance(block, TransformerKernel):
+        if block.residual or block.norm is not None:
+            return math.inf
+        heads = sum(tau_bound(block.head(h), domain) for h in range(len(block.W_Q)))
+        if block.ffn is None:
+            return heads
+        return heads * block.ffn.lipschitz if isinstance(block.ffn, FeedForward) else math.inf
+    return math.inf
+
+
+def _verdict(block: Block, domain: Domain | None, tau: float) -> str:
+    if domain is None or not isinstance(block, AttentionKernel | TransformerKernel):
+        return "unknown"
+    if not tau < 1:
+        return "unknown" if math.isinf(tau) else "does not apply"
+    if isinstance(block, AttentionKernel):
+        inside = invariant(block, domain)
+    elif block.ffn is None:
+        maps = [block.W_V[h] @ block.W_O[h] for h in range(len(block.W_V))]
+        inside = domain.holds(maps, np.zeros(domain.dim))
+    else:
+        inside = None
+    return "unknown" if inside is None else "applies" if inside else "does not apply"

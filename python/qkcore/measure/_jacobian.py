@@ -1,0 +1,275 @@
+"""The derivative of self-attention as a map of its particles, in O(n d) memory (MTA-3).
+
+With :math:`y_i = \\sum_j p_{ij} v_j`, a change of the particles changes scores by :math:`\\dot s` and values
+by :math:`\\dot v`, and
+
+.. math:: \\dot y_i = \\sum_j p_{ij}\\dot v_j + \\sum_j p_{ij}(\\dot s_{ij} - \\bar{\\dot s}_i) v_j,
+    \\qquad \\bar{\\dot s}_i = \\sum_j p_{ij}\\dot s_{ij}.
+
+Scores are products of features of row and column, :math:`\\dot s = \\dot R C^T + R\\dot C^T`: blocks of rows,
+a few matrix products each, and nothing of size n by n is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from .._lazy_scores import Real
+from ._kernels import AttentionKernel, softmatch
+from ._measure import Measure, as_measure
+
+__all__ = ["AttentionJacobian", "LocalConstant"]
+
+Vector = npt.NDArray[np.float64]
+
+_BLOCK_ENTRIES = 2**19  # of the score matrix at a time: 4 MB in double precision
+_LANCZOS_STEPS = 24
+
+
+@dataclass(frozen=True)
+class LocalConstant:
+    """A norm of the Jacobian. ``value`` is attained by a direction, so never above the norm itself."""
+
+    value: float
+    products: int
+    """products with the Jacobian or its transpose that it took"""
+    residual: float
+    """relative residual of the singular pair (0 for the l1 norm, which is a maximum over columns)"""
+    converged: bool
+
+
+class AttentionJacobian:
+    """The Jacobian of :math:`X \\mapsto (A_{m(X)}(x_i))_i` at a measure, never formed.
+
+    It acts on directions (n, d) and gives (n, d'); ``transpose`` goes back. Weights of the measure stay
+    as they are. For kernels with a dot-product or Gaussian potential and a linear lookup.
+
+    >>> import numpy as np
+    >>> from qkcore.measure import AttentionJacobian, AttentionKernel, DotPotential
+    >>> J = AttentionJacobian(AttentionKernel(DotPotential()), np.zeros((4, 2)))
+    >>> J.apply(np.ones((4, 2)))[0]  # at the origin attention is the mean
+    array([1., 1.])
+    >>> round(J.spectral_norm().value, 12)
+    1.0
+    """
+
+    def __init__(self, kernel: AttentionKernel, X: Measure | npt.ArrayLike) -> None:
+        self.kernel = kernel
+        self.measure = as_measure("X", X)
+        if kernel.projection != "dirac":
+            raise ValueError('kernel: wanted projection="dirac", which has a Jacobian of points')
+        x = self.measure.points
+        self._rows = kernel.potential.row_features(x)
+        self._columns = kernel.potential.column_features(x)
+        self._values = kernel.values.values(x)
+        with np.errstate(divide="ignore"):
+            self._shift = self.measure.log_weights
+        n = len(x)
+        self._block = max(1, min(n, _BLOCK_ENTRIES // n))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(n d', n d): as a matrix on flattened particles."""
+        return (self._values.size, self.measure.points.size)
+
+    @cached_property
+    def _normalizer(self) -> Real:
+        # The features leave out terms of the row alone, which is why this is not the engine's own
+        # normaliser for Gaussian scores; one pass of the engine over dot products of features.
+        from ..scores import dot
+
+        s = dot(np.ascontiguousarray(self._rows), np.ascontiguousarray(self._columns))
+        return s.shift(columns=self._shift).logsumexp()
+
+    def _weights(self, block: slice) -> Real:
+        P: Real = self._rows[block] @ self._columns.T
+        P += self._shift
+        P -= self._normalizer[block, None]
+        np.exp(P, out=P)
+        return P
+
+    def apply(self, direction: npt.ArrayLike) -> Real:
+        """J times a direction (n, d), as (n, d')."""
+        x = self.measure.points
+        dx = _checks.real_array("direction", direction)
+        if dx.shape != x.shape:
+            raise ValueError(f"direction: wanted shape {x.shape} as the points, got {dx.shape}")
+        _checks.same_dtype("direction", dx, x.dtype, "the points")
+        d_rows = self.kernel.potential.row_push(x, dx)
+        d_columns = self.kernel.potential.column_push(x, dx)
+        d_values = self.kernel.values.push(x, dx)
+        # Two products with one of twice the inner length: dR C^T + R dC^T.
+        left = np.hstack([d_rows, self._rows])
+        right = np.hstack([self._columns, d_columns])
+        out = np.empty((len(x), self._values.shape[1]), x.dtype)
+        for i in range(0, len(x), self._block):
+            block = slice(i, i + self._block)
+            P = self._weights(block)
+            S: Real = left[block] @ right.T
+            S -= np.einsum("ij,ij->i", P, S)[:, None]
+            S *= P
+            out[block] = P @ d_values + S @ self._values
+        return out
+
+    def transpose(self, cotangent: npt.ArrayLike) -> Real:
+        """J^T times (n, d'), as (n, d)."""
+        x = self.measure.points
+        u = _checks.real_array("cotangent", cotangent)
+        if u.shape != (len(x), self._values.shape[1]):
+            raise ValueError(
+                f"cotangent: wanted shape {(len(x), self._values.shape[1])} as the output, "
+                f"got {u.shape}"
+            )
+        _checks.same_dtype("cotangent", u, x.dtype, "the points")
+        to_values = np.zeros_like(self._values)
+        to_rows = np.empty_like(self._rows)
+        to_columns = np.zeros_like(self._columns)
+        for i in range(0, len(x), self._block):
+            block = slice(i, i + self._block)
+            P = self._weights(block)
+            to_values += P.T @ u[block]
+            S: Real = u[block] @ self._values.T
+            S -= np.einsum("ij,ij->i", P, S)[:, None]
+            S *= P
+            to_rows[block] = S @ self._columns
+            to_columns += S.T @ self._rows[block]
+        potential = self.kernel.potential
+        out: Real = (
+            potential.row_pull(x, to_rows)
+            + potential.column_pull(x, to_columns)
+            + self.kernel.values.pull(x, to_values)
+        )
+        return out
+
+    def to_numpy(self) -> Real:
+        """The Jacobian as a matrix (n d', n d): n d products, for small problems."""
+        n, d = self.measure.points.shape
+        out = np.empty(self.shape, self.measure.dtype)
+        for k in range(n * d):
+            e = np.zeros(n * d, self.measure.dtype)
+            e[k] = 1
+            out[:, k] = self.apply(e.reshape(n, d)).reshape(-1)
+        return out
+
+    def spectral_norm(self, *, tol: float = 1e-3, max_products: int = 200) -> LocalConstant:
+        """The largest singular value: the local Lipschitz constant in the Euclidean (Frobenius) norm.
+
+        Lanczos on :math:`J^T J`, started again from the best vector after every 24 steps; it keeps that
+        many directions. It stops when the value has changed by less than ``tol`` (relative) over three
+        steps. The estimate grows to the norm from below and never exceeds it.
+        """
+        rtol = _checks.positive("tol", tol)
+        limit = _checks.integer_within("max_products", max_products, 4, 2**31, "products")
+        shape, dtype = self.measure.points.shape, self.measure.dtype
+        count = 0
+
+        def gram(v: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+            nonlocal count
+            count += 2
+            inner = self.apply(v.reshape(shape).astype(dtype))
+            return self.transpose(inner).reshape(-1).astype(np.float64)
+
+        vector = np.random.default_rng(0).normal(size=self.shape[1])
+        vector /= np.linalg.norm(vector)
+        history: list[float] = []
+        converged = False
+        while not converged and count < limit - 2:
+            steps = min(_LANCZOS_STEPS, len(vector), (limit - count) // 2)
+            vector, values, exhausted = _lanczos(gram, vector, steps, rtol, history)
+            history += values
+            converged = exhausted or _settled(history, rtol)
+        image = gram(vector)
+        top = float(vector @ image)  # a Rayleigh quotient
+        residual = float(np.linalg.norm(image - top * vector)) / top if top > 0 else 0.0
+        return LocalConstant(max(top, 0.0) ** 0.5, count, residual, converged)
+
+    def w1_norm(self, *, max_steps: int = 8, starts: int = 2) -> LocalConstant:
+        """The local constant in W1: the largest
+        :math:`\\sum_i w_i\\|\\dot y_i\\|_1 / \\sum_i w_i\\|\\dot x_i\\|_1`.
+
+        For small moves of the particles the identity is the best coupling, so this is the local
+        contraction coefficient. A maximum over the n d columns, found by Hager's ascent from several
+        starts: exact for small problems in practice, and never above the norm.
+        """
+        w = self.measure.weights
+        n, d = self.measure.points.shape
+        dtype = self.measure.dtype
+        live = w > 0
+        inverse = np.where(live, 1 / np.where(live, w, 1), 0).astype(dtype)[:, None]
+        rng = np.random.default_rng(0)
+        best, count = 0.0, 0
+        for start in range(starts):
+            if start == 0:
+                x = np.full((n, d), 1 / (n * d), dtype)
+            else:
+                x = rng.random((n, d)).astype(dtype)
+                x /= x.sum()
+            for _ in range(max_steps):
+                y = self.apply(inverse * x) * w[:, None]
+                value = float(np.abs(y).sum())
+                grown = value > best * (1 + 1e-12)
+                best = max(best, value)
+                z = inverse * self.transpose(np.where(y >= 0, 1, -1).astype(dtype) * w[:, None])
+                count += 2
+                k = int(np.abs(z).argmax())
+                if abs(float(z.reshape(-1)[k])) <= float((z * x).sum()) * (1 + 1e-9) or not grown:
+                    break
+                x = np.zeros((n, d), dtype)
+                x.reshape(-1)[k] = 1
+        return LocalConstant(best, count, 0.0, True)
+
+
+def _settled(values: list[float], tol: float) -> bool:
+    """Whether the largest eigenvalue stood still over three steps (of its root: half as much)."""
+    return len(values) > 3 and abs(values[-1] - values[-4]) <= 2 * tol * abs(values[-1])
+
+
+def _lanczos(
+    apply: Callable[[Vector], Vector], start: Vector, steps: int, tol: float, earlier: list[float]
+) -> tuple[Vector, list[float], bool]:
+    """The leading Ritz vector, the Ritz values on the way, and whether the space was exhausted."""
+    basis = [start]
+    diagonal: list[float] = []
+    beside: list[float] = []
+    found: list[float] = []
+    for _ in range(steps):
+        w = apply(basis[-1])
+        diagonal.append(float(w @ basis[-1]))
+        for _ in range(2):  # twice is enough
+            for q in basis:
+                w -= (q @ w) * q
+        norm = float(np.linalg.norm(w))
+        tri = np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1)
+        values, vectors = np.linalg.eigh(tri)
+        found.append(float(values[-1]))
+        exhausted = norm <= 1e-12 * max(abs(values[-1]), 1e-300)
+        if exhausted or _settled(earlier + found, tol) or len(diagonal) == steps:
+            best = np.zeros_like(start)
+            for c, q in zip(vectors[:, -1], basis, strict=True):
+                best += c * q
+            return best / np.linalg.norm(best), found, exhausted
+        beside.append(norm)
+        basis.append(w / norm)
+    raise AssertionError("unreachable")
+
+
+def query_jacobians(kernel: AttentionKernel, mu: Measure, Q: Real) -> Real:
+    """:math:`\\partial_q Attention(q, K, V)` for queries (m, d), as (m, d', d)."""
+    potential = kernel.potential
+    columns = potential.column_features(mu.points)
+    values = kernel.values.values(mu.points)
+    d = Q.shape[1]
+    out = np.empty((len(Q), values.shape[1], d), Q.dtype)
+    P = softmatch(potential, Q, mu).to_numpy()
+    mean = P @ values
+    for i, p in enumerate(P):
+        covariance = ((values - mean[i]) * p[:, None]).T @ columns  # (d', r)
+        push = potential.row_push(np.repeat(Q[i : i + 1], d, axis=0), np.eye(d, dtype=Q.dtype))
+        out[i] = covariance @ push.T
+    return out

@@ -1,0 +1,182 @@
+"""Softmatch kernels and the attention kernel, their composition with lookup and projection (MTA-1)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from .._lazy_scores import Real
+from ..operators import MarkovOperator, softmax
+from ._families import ExponentialFamily
+from ._lookups import LinearLookup, Lookup
+from ._measure import Measure, _like, as_measure
+from ._potentials import Potential
+
+__all__ = ["AttentionKernel", "ConditionedKernel", "boltzmann_gibbs", "softmatch"]
+
+
+def boltzmann_gibbs(
+    g: Callable[[Real], npt.ArrayLike] | npt.ArrayLike, nu: Measure | npt.ArrayLike
+) -> Measure:
+    """:math:`\\Psi_g(\\nu)(dx) = g(x)\\nu(dx)/\\nu(g)` for g > 0 (MTA-1, definition 3).
+
+    g: a function of the points (n, d), or its values (n,).
+
+    >>> import numpy as np
+    >>> from qkcore.measure import boltzmann_gibbs
+    >>> boltzmann_gibbs(np.array([1.0, 3.0]), np.array([[0.0], [1.0]])).weights
+    array([0.25, 0.75])
+    """
+    measure = as_measure("nu", nu)
+    values = np.asarray(g(measure.points) if callable(g) else g)
+    if values.shape != (len(measure),):
+        raise ValueError(
+            f"g: wanted one value for each of {len(measure)} points, got shape {values.shape}"
+        )
+    values = values.astype(np.float64)
+    _checks.finite("g", values)
+    if values.min() <= 0:
+        raise ValueError(
+            f"g: wanted a potential that is positive everywhere, got {values.min():.3g} at index "
+            f"{int(values.argmin())}"
+        )
+    w = values / values.max() * measure.weights
+    total = w.sum()
+    if not total > 0:
+        raise ValueError(
+            "g: wanted a potential with positive mean under nu, got 0 after rounding; "
+            "its values span more than the range of a double"
+        )
+    return Measure(measure.points, (w / total).astype(measure.dtype))
+
+
+def softmatch(
+    potential: Potential, X: npt.ArrayLike, nu: Measure | npt.ArrayLike
+) -> MarkovOperator:
+    """The softmatch kernel :math:`\\Psi_{G(x_i,\\cdot)}(\\nu)` as a Markov operator (MTA-1, definition 4).
+
+    Rows are queries X (m, d), columns the points of nu; weights of nu are a shift of the columns.
+    Never formed for dot-product and Gaussian potentials.
+
+    >>> import numpy as np
+    >>> from qkcore.measure import DotPotential, Measure, softmatch
+    >>> nu = Measure(np.array([[0.0], [1.0]]), np.array([0.75, 0.25]))
+    >>> softmatch(DotPotential(), np.array([[np.log(3.0)]]), nu).to_numpy()
+    array([[0.5, 0.5]])
+    """
+    if not isinstance(potential, Potential):
+        raise TypeError(
+            f"potential: wanted a Potential, got {type(potential).__name__}; "
+            "wrap a positive function with FunctionPotential"
+        )
+    measure = as_measure("nu", nu)
+    queries, _ = _checks.points("X", X)
+    s = potential.scores(queries, measure.points)
+    # A shift that is the same for all columns changes nothing: leave it out.
+    return softmax(s if measure.uniform else s.shift(columns=measure.log_weights))
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionKernel:
+    """:math:`A_\\mu(x, dz) = \\Pi[\\Psi_{G(x,\\cdot)}(\\mu) L](dz)` (MTA-1, definition 8).
+
+    ``potential`` G, ``lookup`` L (default: the identity, values are keys) and ``projection``: "dirac"
+    for the mean, or an :class:`ExponentialFamily`. ``A(mu)`` is the Markov kernel at mu, and
+    ``nu @ A(mu)`` its action on a measure; ``mu @ A(mu)`` is self-attention as a nonlinear transport.
+
+    >>> import numpy as np
+    >>> from qkcore.measure import AttentionKernel, DotPotential, Measure
+    >>> A = AttentionKernel(DotPotential(beta=0.5))
+    >>> mu = Measure(np.array([[0.0, 1.0], [1.0, 0.0], [1.0, 1.0]]))
+    >>> mu @ A(mu)
+    Measure(3 points in R^2, uniform, float64)
+    """
+
+    potential: Potential
+    lookup: Lookup | None = None
+    projection: str | ExponentialFamily = "dirac"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.potential, Potential):
+            raise TypeError(
+                f"potential: wanted a Potential, got {type(self.potential).__name__}; "
+                "wrap a positive function with FunctionPotential"
+            )
+        if self.lookup is None:
+            object.__setattr__(self, "lookup", LinearLookup())
+        elif not isinstance(self.lookup, Lookup):
+            raise TypeError(
+                f"lookup: wanted a Lookup, got {type(self.lookup).__name__}; "
+                "wrap a function with FunctionLookup"
+            )
+        if self.projection != "dirac" and not isinstance(self.projection, ExponentialFamily):
+            raise ValueError(
+                f'projection: wanted "dirac" or an ExponentialFamily, got {self.projection!r}'
+            )
+
+    @property
+    def values(self) -> Lookup:
+        """The lookup, never None."""
+        assert self.lookup is not None
+        return self.lookup
+
+    def __call__(self, mu: Measure | npt.ArrayLike) -> ConditionedKernel:
+        """The Markov kernel :math:`A_\\mu`."""
+        return ConditionedKernel(self, as_measure("mu", mu))
+
+    def self_attention(self, X: npt.ArrayLike) -> Real:
+        """The particles after one step, :math:`x_i \\mapsto A_{m(X)}(x_i)`, (n, d')."""
+        mu = as_measure("X", X)
+        return self(mu).attend(mu.points)
+
+    def step(self, mu: Measure | npt.ArrayLike) -> Measure:
+        """The nonlinear transport :math:`\\mu A_\\mu`."""
+        measure = as_measure("mu", mu)
+        return measure @ self(measure)
+
+    def iterate(self, mu: Measure | npt.ArrayLike, depth: int) -> list[Measure]:
+        """The measures of all layers, from mu to the last: depth + 1 of them (section 3.1)."""
+        layers = [as_measure("mu", mu)]
+        for _ in range(_checks.integer_within("depth", depth, 0, 2**31, "a number of layers")):
+            layers.append(self.step(layers[-1]))
+        return layers
+
+
+@dataclass(frozen=True, eq=False)
+class ConditionedKernel:
+    """:math:`A_\\mu`, a Markov kernel; made by calling an :class:`AttentionKernel` with mu."""
+
+    kernel: AttentionKernel
+    measure: Measure
+
+    def softmatch(self, Q: npt.ArrayLike) -> MarkovOperator:
+        """:math:`\\Psi_{G(q_i,\\cdot)}(\\mu)`: the attention weights, (m, n), not formed."""
+        return softmatch(self.kernel.potential, _like(self.measure, "Q", Q), self.measure)
+
+    def before_projection(self, q: npt.ArrayLike) -> Measure:
+        """:math:`\\Psi_{G(q,\\cdot)}(\\mu) L` for one query (d,): the weighted values."""
+        query = _checks.real_array("q", q)
+        weights = self.softmatch(query.reshape(1, -1)).to_numpy()[0]
+        return Measure(self.kernel.values.values(self.measure.points), weights / weights.sum())
+
+    def attend(self, Q: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """Attention(Q, K, V): the means of the values, (m, d') (proposition 9), in O(n + m) memory."""
+        values = self.kernel.values.values(self.measure.points)
+        return self.softmatch(Q).apply(np.ascontiguousarray(values), n_threads=n_threads)
+
+    def transport(self, nu: Measure) -> Measure:
+        """:math:`\\nu A_\\mu`; also written ``nu @ A(mu)``."""
+        other = as_measure("nu", nu)
+        if self.kernel.projection == "dirac":
+            return Measure(self.attend(other.points), other.weights)
+        family = self.kernel.projection
+        assert isinstance(family, ExponentialFamily)
+        F = family.values(self.kernel.values.values(self.measure.points))
+        moments = self.softmatch(other.points).apply(F.astype(self.measure.dtype))
+        members = family.members(moments)
+        weights = other.weights.astype(np.float64) @ np.stack([m.measure.weights for m in members])
+        return Measure(family.base.points, (weights / weights.sum()).astype(family.base.dtype))

@@ -1,0 +1,230 @@
+"""Lipschitz constants of attention at data and over all of space (MTA-3; corollary 24, 28 to 30)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import lambertw
+
+from .. import _checks
+from ._bounds import Bound, psi_bounds
+from ._domains import Ball, Domain
+from ._jacobian import AttentionJacobian, LocalConstant, query_jacobians
+from ._kernels import AttentionKernel
+from ._measure import Measure, as_measure
+from ._potentials import GaussianPotential
+from ._transport import w1
+
+__all__ = ["LipschitzReport", "gaussian_lipschitz", "lipschitz", "softmatch_perturbation"]
+
+_GAUSSIAN_LIP = math.sqrt(2 / math.e)  # of exp(-|x-y|^2) on pairs, in l1
+_QUERIES = 64
+
+
+@dataclass(frozen=True)
+class LipschitzReport:
+    """How much attention can stretch, near given data and over a set that holds them."""
+
+    spectral: LocalConstant
+    """the largest singular value of the Jacobian at the data: l2 on all particles together"""
+    w1: LocalConstant
+    """the local constant in W1 (l1 ground metric)"""
+    query: Bound
+    """corollary 24: one query, Euclidean norm, keys and values fixed"""
+    domain: Domain = field(repr=False)
+
+    def __str__(self) -> str:
+        return (
+            f"local, Euclidean {self.spectral.value:.6g} ({self.spectral.products} products), W1 "
+            f"{self.w1.value:.6g} ({self.w1.products} products)\n{self.query}"
+        )
+
+
+def lipschitz(
+    kernel: AttentionKernel,
+    X: Measure | npt.ArrayLike,
+    *,
+    domain: Domain | None = None,
+    tol: float = 1e-3,
+    queries: int = _QUERIES,
+    climbs: int = 50,
+    rng: np.random.Generator | int | None = 0,
+) -> LipschitzReport:
+    """Local constants of self-attention at X, and the bound of corollary 24 (MTA-3).
+
+    The local constants are norms of the Jacobian, by products with it and its transpose, each a few
+    matrix products in O(n d) memory: what any bound must exceed. The bound holds for queries, keys
+    and values in ``domain`` (default: a ball around X); the constant measured beside it is the largest
+    :math:`\\|\\partial_q Attention(q, K, V)\\|_2` over queries of the data and of the domain, improved by
+    ``climbs`` steps.
+
+    >>> import numpy as np
+    >>> from qkcore.measure import AttentionKernel, DotPotential, lipschitz
+    >>> X = np.random.default_rng(0).normal(size=(50, 3))
+    >>> found = lipschitz(AttentionKernel(DotPotential.scaled(3)), X)
+    >>> found.query.measured <= found.query.bound, found.spectral.converged
+    (True, True)
+    """
+    measure = as_measure("X", X)
+    J = AttentionJacobian(kernel, measure)
+    area: Domain = Ball.around(measure.points) if domain is None else domain
+    if area.dim != measure.dim:
+        raise ValueError(f"domain: wanted dimension {measure.dim} as X, got {area.dim}")
+    count = _checks.integer_within("queries", queries, 1, 1_000_000, "queries to look at")
+    steps = _checks.integer_within("climbs", climbs, 0, 1_000_000, "steps of maximisation")
+    generator = np.random.default_rng(rng)
+    measured = _query_norm(kernel, measure, area, count, steps, generator)
+    c = kernel.potential.constants(area)
+    (printed, corrected, sharp), _ = psi_bounds(c)
+    d = measure.dim
+    lip, lip_l2 = kernel.values.lipschitz, kernel.values.lipschitz_l2
+    l1 = math.inf if lip is None else lip
+    # Cauchy-Schwarz on the covariance of values and gradients, each at most half a diameter wide.
+    covariance = math.inf if lip_l2 is None else lip_l2 * c.diameter_l2 * c.spread_l2 / 4
+    query = Bound(
+        "Attention in the query, l2 (24)",
+        d**1.5 * l1 * printed,
+        True,
+        d**0.5 * l1 * corrected,
+        min(d**0.5 * l1 * sharp, covariance),
+        measured,
+    )
+    return LipschitzReport(J.spectral_norm(tol=tol), J.w1_norm(), query, area)
+
+
+def _query_norm(
+    kernel: AttentionKernel,
+    mu: Measure,
+    domain: Domain,
+    count: int,
+    steps: int,
+    rng: np.random.Generator,
+) -> float:
+    chosen = rng.choice(len(mu), min(count, len(mu)), replace=False)
+    Q = np.vstack([mu.points[chosen], domain.sample(count, rng).astype(mu.dtype)])
+
+    def norms(points: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+        found = query_jacobians(kernel, mu, points.astype(mu.dtype))
+        return np.asarray(np.linalg.norm(found.astype(np.float64), 2, axis=(1, 2)))
+
+    values = norms(Q)
+    best = np.argsort(values)[::-1][:8]
+    points, value, size = Q[best].astype(np.float64), values[best], 0.2
+    for _ in range(steps):
+        trial = domain.project(points + size * domain.diameter_l2 * rng.normal(size=points.shape))
+        found = norms(trial)
+        better = found > value
+        points[better], value = trial[better], np.maximum(found, value)
+        size = min(0.5, 1.5 * size) if better.any() else 0.8 * size
+    return float(value.max())
+
+
+def gaussian_lipschitz(
+    kernel: AttentionKernel, mu: Measure | npt.ArrayLike, nu: Measure | npt.ArrayLike
+) -> Bound:
+    """Attention with a Gaussian potential on all of R^d: mu against nu, of any lengths (MTA-3; 29, 30).
+
+    ``measured`` is :math:`W_1(\\mu A_\\mu, \\nu A_\\nu)/W_1(\\mu,\\nu)`. The printed factor (for beta = 1;
+    distances scale) rests on proposition 28, which does not hold (erratum 10), so it is not proved.
+    ``corrected`` is, for measures of equal weights (inf for others): moving mu along the best coupling,
+    of n atoms with least weight w, no particle moves the rest by more than
+
+    .. math:: K_\\ell\\big[\\sqrt n + 2\\sqrt d\\,(S_2 + \\sqrt{\\omega}\\,S_1 + 2\\omega)\\big],\\quad
+        \\omega = W_0\\big(\\tfrac{1/w - 1}{e}\\big),\\ L = \\max(1, \\ln n),\\
+        S_2 = \\sqrt n L + n L e^{-L},\\ S_1^2 = \\sqrt n\\,S_2
+
+    because columns of a row-normalised positive definite kernel sum to at most sqrt(n).
+
+    >>> import numpy as np
+    >>> from qkcore.measure import AttentionKernel, GaussianPotential, gaussian_lipschitz
+    >>> X = np.random.default_rng(0).normal(size=(20, 2))
+    >>> found = gaussian_lipschitz(AttentionKernel(GaussianPotential()), X, X[:17] + 0.1)
+    >>> found.measured <= found.bound
+    True
+    """
+    if not isinstance(kernel.potential, GaussianPotential):
+        raise TypeError(
+            "kernel: wanted a GaussianPotential, which alone has a bound on all of R^d, got "
+            f"{kernel.potential!r}; use contraction on a compact set"
+        )
+    p, q = as_measure("mu", mu), as_measure("nu", nu)
+    distance = w1(p, q)
+    if distance == 0:
+        raise ValueError("mu, nu: wanted two different measures, got equal ones")
+    lip = kernel.values.lipschitz
+    known = math.inf if lip is None else lip
+    d = p.dim
+    printed = 2 * d * known * _bracket(min(len(p), len(q)), d)
+    corrected = known * _gaussian_factor(p, q)
+    measured = w1(kernel.step(p), kernel.step(q)) / distance
+    return Bound(
+        "Gaussian attention on R^d (29)", printed, False, corrected, math.inf, measured, distance
+    )
+
+
+def _bracket(n: int, d: int) -> float:
+    """The factor of proposition 28, printed for the potential exp(-|x-y|^2)."""
+    root = math.sqrt(d)
+    return root * math.sqrt(math.log(n) + 1 / (2 * math.e)) * _GAUSSIAN_LIP + 1 + root + 2
+
+
+def _gaussian_factor(p: Measure, q: Measure) -> float:
+    a, b = p.weights[p.weights > 0], q.weights[q.weights > 0]
+    if p.uniform and q.uniform:
+        # Couplings of equal weights have entries that are multiples of 1/lcm.
+        common = math.lcm(len(a), len(b))
+        atoms = len(a) if len(a) == len(b) else len(a) + len(b) - 1
+        inverse = float(common)
+    else:
+        # Mass may be split at will on the way: no least weight, so the bound of n atoms is what is left.
+        atoms, inverse = len(a) + len(b) - 1, math.inf
+    if math.isinf(inverse):
+        return math.inf
+    omega = float(np.real(lambertw((inverse - 1) / math.e)))
+    L = max(1.0, math.log(atoms))
+    s2 = math.sqrt(atoms) * L + atoms * L * math.exp(-L)
+    s1 = math.sqrt(math.sqrt(atoms) * s2)
+    root = math.sqrt(p.dim)
+    return math.sqrt(atoms) + 2 * root * (s2 + math.sqrt(omega) * s1 + 2 * omega)
+
+
+def softmatch_perturbation(
+    x: npt.ArrayLike,
+    y: npt.ArrayLike,
+    mu: Measure | npt.ArrayLike,
+    nu: Measure | npt.ArrayLike,
+    *,
+    beta: float = 1.0,
+) -> Bound:
+    """Softmatch measures of x in mu and y in nu, Gaussian potential on R^d (MTA-3, proposition 28).
+
+    x and y are points of the measures, mu and nu have equal weights. ``measured`` is
+    :math:`W_1(\\Psi_{G(x,\\cdot)}(\\mu), \\Psi_{G(y,\\cdot)}(\\nu))`, ``distance`` is d(x, y) + W1(mu, nu),
+    by which the factors are multiplied. The printed proof scales the measures to mass N and forgets
+    that W1 scales with them: the factor lacks an N, without which it fails (erratum 10).
+    """
+    p, q = as_measure("mu", mu), as_measure("nu", nu)
+    for name, measure, value in (("x", p, x), ("y", q, y)):
+        if not measure.uniform:
+            raise ValueError("mu, nu: wanted equal weights, got others")
+        if not (measure.points == np.asarray(value)).all(axis=1).any():
+            raise ValueError(f"{name}: wanted a point of its measure, got another")
+    potential = GaussianPotential(beta)
+    scale = math.sqrt(potential.beta)  # the paper's potential after stretching space by this
+    first, second = (
+        AttentionKernel(potential)(m).before_projection(np.asarray(z)) for m, z in ((p, x), (q, y))
+    )
+    distance = scale * (float(np.abs(np.asarray(x) - np.asarray(y)).sum()) + w1(p, q))
+    printed = _bracket(len(q), p.dim)
+    return Bound(
+        "softmatch on R^d (28)",
+        printed * distance,
+        False,
+        len(p) * printed * distance,
+        math.inf,
+        scale * w1(first, second),
+        distance,
+    )

@@ -1,0 +1,410 @@
+"""Interaction potentials G(x, y) = exp(a(x, y)) and their constants on a compact set (MTA-1, MTA-3)."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks, scores
+from .._lazy_scores import Real, Scores
+from ._domains import Domain
+
+__all__ = [
+    "DotPotential",
+    "FunctionPotential",
+    "GaussianPotential",
+    "Potential",
+    "PotentialConstants",
+]
+
+Matrix = npt.NDArray[np.float64]
+
+
+def safe_exp(x: float) -> float:
+    """exp, with inf where it leaves the range of a double."""
+    return math.exp(x) if x < 709.0 else math.inf
+
+
+def _log(x: float) -> float:
+    return math.log(x) if x > 0 else -math.inf
+
+
+@dataclass(frozen=True)
+class PotentialConstants:
+    """Constants of a potential on a set E, in l1; logarithms, because they span hundreds of decades.
+
+    Every one is an upper bound (``log_inf`` a lower one) and exact where the potential says so.
+    """
+
+    log_sup: float
+    """:math:`\\log\\|G\\|_\\infty`"""
+    log_inf: float
+    """:math:`\\log\\epsilon(G)`"""
+    log_lip_left: float
+    """:math:`\\log\\|G\\|_{Lip,\\infty}`: in the query"""
+    log_lip_right: float
+    """:math:`\\log\\|G\\|_{\\infty,Lip}`: in the key"""
+    log_oscillation: float
+    """the largest range of a(x, .) for one x: at most ``log_sup - log_inf``"""
+    slope_right: float
+    """the largest :math:`\\|\\nabla_y a\\|_\\infty`"""
+    spread: float
+    """the largest range over keys of one entry of :math:`\\nabla_x a(x, .)`"""
+    spread_l2: float
+    """the largest Euclidean distance of two gradients :math:`\\nabla_x a(x, .)`"""
+    diameter: float
+    """l1 diameter of E"""
+    diameter_l2: float
+    """Euclidean diameter of E"""
+
+    @property
+    def sup(self) -> float:
+        """:math:`\\|G\\|_\\infty`."""
+        return safe_exp(self.log_sup)
+
+    @property
+    def epsilon(self) -> float:
+        """:math:`\\epsilon(G) = \\inf G`."""
+        return safe_exp(self.log_inf)
+
+    @property
+    def lip_left(self) -> float:
+        """:math:`\\|G\\|_{Lip,\\infty}`."""
+        return safe_exp(self.log_lip_left)
+
+    @property
+    def lip_right(self) -> float:
+        """:math:`\\|G\\|_{\\infty,Lip}`."""
+        return safe_exp(self.log_lip_right)
+
+    def __str__(self) -> str:
+        return (
+            f"||G|| = {self.sup:.4g}, eps(G) = {self.epsilon:.4g}, ||G||_Lip,inf = "
+            f"{self.lip_left:.4g}, ||G||_inf,Lip = {self.lip_right:.4g}, diam = {self.diameter:.4g}"
+        )
+
+
+class Potential(ABC):
+    """A positive function G of a query and a key, given by its logarithm a (MTA, definition 4)."""
+
+    @abstractmethod
+    def scores(self, X: npt.ArrayLike, Y: npt.ArrayLike) -> Scores:
+        """a(x_i, y_j), lazily, up to terms that depend on i alone only if it says so."""
+
+    @abstractmethod
+    def constants(self, domain: Domain) -> PotentialConstants:
+        """The constants of propositions 19 to 25 on a compact set."""
+
+    def constants_at(self, x: npt.ArrayLike, domain: Domain) -> PotentialConstants:
+        """The same for one query x: those of G(x, .) (proposition 25)."""
+        return self.constants(domain)
+
+    def pairs(self, X: Matrix, Y: Matrix) -> Matrix:
+        """a(x_i, y_i) for points in pairs, (n,)."""
+        rows = [self.scores(x[None], y[None]).to_numpy()[0, 0] for x, y in zip(X, Y, strict=True)]
+        return np.asarray(rows, dtype=np.float64)
+
+    # Scores as products of features of rows and columns, for derivatives: s = R(x) C(y)^T, up to
+    # terms of the row alone, which a softmax does not see.
+
+    def row_features(self, X: Real) -> Real:
+        """R (n, r)."""
+        raise self._no_derivative()
+
+    def column_features(self, Y: Real) -> Real:
+        """C (m, r)."""
+        raise self._no_derivative()
+
+    def row_push(self, X: Real, dX: Real) -> Real:
+        """The derivative of R in the direction dX."""
+        raise self._no_derivative()
+
+    def column_push(self, Y: Real, dY: Real) -> Real:
+        """The derivative of C in the direction dY."""
+        raise self._no_derivative()
+
+    def row_pull(self, X: Real, dR: Real) -> Real:
+        """The transpose of :meth:`row_push`."""
+        raise self._no_derivative()
+
+    def column_pull(self, Y: Real, dC: Real) -> Real:
+        """The transpose of :meth:`column_push`."""
+        raise self._no_derivative()
+
+    def _no_derivative(self) -> NotImplementedError:
+        return NotImplementedError(
+            f"{type(self).__name__} has no derivative; use DotPotential or GaussianPotential"
+        )
+
+
+class DotPotential(Potential):
+    """:math:`G(x, y) = e^{\\beta x^T W y}` (MTA section 3.2): beta = 1/sqrt(d) is scaled dot product.
+
+    W (d, d) or factors (W_Q (d, r), W_K (r, d)), identity if left out. Constants are exact for W = 1
+    on a set centred at the origin, upper bounds otherwise.
+
+    >>> from qkcore.measure import Ball, DotPotential
+    >>> print(DotPotential(beta=0.5).constants(Ball(1.0, dim=4)))
+    ||G|| = 1.649, eps(G) = 0.6065, ||G||_Lip,inf = 0.8244, ||G||_inf,Lip = 0.8244, diam = 4
+    """
+
+    def __init__(
+        self,
+        beta: float = 1.0,
+        W: npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
+    ) -> None:
+        self.beta = _checks.positive("beta", beta)
+        self.W = W
+
+    @classmethod
+    def scaled(cls, dim: int, W: npt.ArrayLike | None = None) -> DotPotential:
+        """Scaled dot product: beta = 1/sqrt(dim)."""
+        return cls(_checks.integer_within("dim", dim, 1, 2**31, "a dimension") ** -0.5, W)
+
+    def _matrix(self, d: int, dtype: np.dtype[Any] | None = None) -> Real:
+        if self.W is None:
+            return np.eye(d, dtype=dtype)
+        if isinstance(self.W, tuple):
+            W = np.asarray(self.W[0]) @ np.asarray(self.W[1])
+        else:
+            W = np.asarray(self.W)
+        if W.shape != (d, d):
+            raise ValueError(f"W: wanted shape ({d}, {d}) for points in R^{d}, got {W.shape}")
+        out: Real = W.astype(np.float64 if dtype is None else dtype)
+        return out
+
+    def scores(self, X: npt.ArrayLike, Y: npt.ArrayLike) -> Scores:
+        """:math:`\\beta x_i^T W y_j`."""
+        return scores.dot(X, Y, W=self.W, beta=self.beta)
+
+    def constants(self, domain: Domain) -> PotentialConstants:
+        """Upper bounds on a compact set; exact for W = 1 and a set centred at the origin."""
+        W, c, b = self._matrix(domain.dim), domain.centre, self.beta
+        middle, inner = float(c @ W @ c), domain.bilinear(W)
+        left, right = float(domain.reach(W @ c)[0]), float(domain.reach(W.T @ c)[0])
+        log_sup = b * (middle + left + right + inner)
+        slope_left = b * float((np.abs(W @ c) + domain.reach(W)).max())
+        slope_right = b * float((np.abs(W.T @ c) + domain.reach(W.T)).max())
+        return PotentialConstants(
+            log_sup=log_sup,
+            log_inf=b * (middle - left - right - inner),
+            log_lip_left=log_sup + _log(slope_left),
+            log_lip_right=log_sup + _log(slope_right),
+            log_oscillation=2 * b * (right + inner),
+            slope_right=slope_right,
+            spread=2 * b * float(domain.reach(W).max()),
+            spread_l2=b * float(np.linalg.norm(W, 2)) * domain.diameter_l2,
+            diameter=domain.diameter,
+            diameter_l2=domain.diameter_l2,
+        )
+
+    def constants_at(self, x: npt.ArrayLike, domain: Domain) -> PotentialConstants:
+        """Those of G(x, .), exact."""
+        whole = self.constants(domain)
+        form = self.beta * (self._matrix(domain.dim).T @ np.asarray(x, dtype=np.float64))
+        middle, reach = float(form @ domain.centre), float(domain.reach(form)[0])
+        slope = float(np.abs(form).max())
+        return PotentialConstants(
+            log_sup=middle + reach,
+            log_inf=middle - reach,
+            log_lip_left=whole.log_lip_left,
+            log_lip_right=middle + reach + _log(slope),
+            log_oscillation=2 * reach,
+            slope_right=slope,
+            spread=whole.spread,
+            spread_l2=whole.spread_l2,
+            diameter=whole.diameter,
+            diameter_l2=whole.diameter_l2,
+        )
+
+    def pairs(self, X: Matrix, Y: Matrix) -> Matrix:
+        """a(x_i, y_i) for points in pairs, (n,)."""
+        out: Matrix = (self.row_features(X) * Y).sum(axis=1)
+        return out
+
+    def row_features(self, X: Real) -> Real:
+        """beta X W."""
+        out: Real = X * X.dtype.type(self.beta)
+        if isinstance(self.W, tuple):
+            return out @ np.asarray(self.W[0], X.dtype) @ np.asarray(self.W[1], X.dtype)
+        return out if self.W is None else out @ np.asarray(self.W, X.dtype)
+
+    def column_features(self, Y: Real) -> Real:
+        """Y."""
+        return Y
+
+    def row_push(self, X: Real, dX: Real) -> Real:
+        """beta dX W."""
+        return self.row_features(dX)
+
+    def column_push(self, Y: Real, dY: Real) -> Real:
+        """dY."""
+        return dY
+
+    def row_pull(self, X: Real, dR: Real) -> Real:
+        """beta dR W^T."""
+        out: Real = dR * X.dtype.type(self.beta)
+        if isinstance(self.W, tuple):
+            return out @ np.asarray(self.W[1], X.dtype).T @ np.asarray(self.W[0], X.dtype).T
+        return out if self.W is None else out @ np.asarray(self.W, X.dtype).T
+
+    def column_pull(self, Y: Real, dC: Real) -> Real:
+        """dC."""
+        return dC
+
+    def __repr__(self) -> str:
+        return f"DotPotential(beta={self.beta:g}{'' if self.W is None else ', W'})"
+
+
+class GaussianPotential(Potential):
+    """:math:`G(x, y) = e^{-\\beta\\|x-y\\|_2^2}` (MTA section 6.3, where beta = 1).
+
+    Constants are exact but for ``log_oscillation``, which is an upper bound.
+
+    >>> from qkcore.measure import Box, GaussianPotential
+    >>> print(GaussianPotential().constants(Box([0.0], [0.5])))
+    ||G|| = 1, eps(G) = 0.7788, ||G||_Lip,inf = 0.7788, ||G||_inf,Lip = 0.7788, diam = 0.5
+    """
+
+    def __init__(self, beta: float = 1.0) -> None:
+        self.beta = _checks.positive("beta", beta)
+
+    def scores(self, X: npt.ArrayLike, Y: npt.ArrayLike) -> Scores:
+        """:math:`-\\beta\\|x_i - y_j\\|_2^2`."""
+        return scores.distance(X, Y, beta=self.beta)
+
+    def _lip(self, reach: float) -> float:
+        """max of 2 beta t exp(-beta t^2) for t up to ``reach``."""
+        t = min(reach, 1 / math.sqrt(2 * self.beta))
+        return 2 * self.beta * t * math.exp(-self.beta * t * t)
+
+    def constants(self, domain: Domain) -> PotentialConstants:
+        """Exact on balls and boxes but for ``log_oscillation``."""
+        width = 2 * float(domain.reach(np.eye(domain.dim)).max())
+        range_ = self.beta * domain.diameter_l2**2
+        lip = _log(self._lip(width))
+        return PotentialConstants(
+            log_sup=0.0,
+            log_inf=-range_,
+            log_lip_left=lip,
+            log_lip_right=lip,
+            log_oscillation=range_,
+            slope_right=2 * self.beta * width,
+            spread=2 * self.beta * width,
+            spread_l2=2 * self.beta * domain.diameter_l2,
+            diameter=domain.diameter,
+            diameter_l2=domain.diameter_l2,
+        )
+
+    def constants_at(self, x: npt.ArrayLike, domain: Domain) -> PotentialConstants:
+        """Those of G(x, .); the Lipschitz constant is an upper bound."""
+        whole = self.constants(domain)
+        point = np.asarray(x, dtype=np.float64)
+        near = float(np.linalg.norm(domain.project(point[None])[0] - point))
+        far = domain.farthest(point)
+        reach = float((np.abs(point - domain.centre) + domain.reach(np.eye(domain.dim))).max())
+        return PotentialConstants(
+            log_sup=-self.beta * near**2,
+            log_inf=-self.beta * far**2,
+            log_lip_left=whole.log_lip_left,
+            log_lip_right=_log(self._lip(reach)),
+            log_oscillation=self.beta * (far**2 - near**2),
+            slope_right=2 * self.beta * reach,
+            spread=whole.spread,
+            spread_l2=whole.spread_l2,
+            diameter=whole.diameter,
+            diameter_l2=whole.diameter_l2,
+        )
+
+    def pairs(self, X: Matrix, Y: Matrix) -> Matrix:
+        """a(x_i, y_i) for points in pairs, (n,)."""
+        out: Matrix = -self.beta * ((X - Y) ** 2).sum(axis=1)
+        return out
+
+    def row_features(self, X: Real) -> Real:
+        """[2 beta x, 1]."""
+        return np.column_stack([2 * self.beta * X, np.ones(len(X))]).astype(X.dtype)
+
+    def column_features(self, Y: Real) -> Real:
+        """[y, -beta |y|^2]."""
+        return np.column_stack([Y, -self.beta * (Y * Y).sum(axis=1)]).astype(Y.dtype)
+
+    def row_push(self, X: Real, dX: Real) -> Real:
+        """[2 beta dx, 0]."""
+        return np.column_stack([2 * self.beta * dX, np.zeros(len(X))]).astype(X.dtype)
+
+    def column_push(self, Y: Real, dY: Real) -> Real:
+        """[dy, -2 beta <y, dy>]."""
+        return np.column_stack([dY, -2 * self.beta * (Y * dY).sum(axis=1)]).astype(Y.dtype)
+
+    def row_pull(self, X: Real, dR: Real) -> Real:
+        """The transpose of :meth:`row_push`."""
+        out: Real = dR[:, :-1] * X.dtype.type(2 * self.beta)
+        return out
+
+    def column_pull(self, Y: Real, dC: Real) -> Real:
+        """The transpose of :meth:`column_push`."""
+        out: Real = dC[:, :-1] - Y.dtype.type(2 * self.beta) * Y * dC[:, -1:]
+        return out
+
+    def __repr__(self) -> str:
+        return f"GaussianPotential(beta={self.beta:g})"
+
+
+class FunctionPotential(Potential):
+    """Any positive function: ``G(X (n, d), Y (m, d))`` gives an (n, m) array of values > 0.
+
+    Its values are formed, n m of them. ``constants``: what is known of it on the set in question,
+    for the bounds.
+
+    >>> import numpy as np
+    >>> from qkcore.measure import FunctionPotential
+    >>> one = FunctionPotential(lambda X, Y: np.ones((len(X), len(Y))))
+    >>> one.scores(np.zeros((2, 1)), np.zeros((3, 1))).to_numpy().shape
+    (2, 3)
+    """
+
+    def __init__(
+        self,
+        G: Callable[[Real, Real], npt.ArrayLike],
+        constants: PotentialConstants | None = None,
+    ) -> None:
+        if not callable(G):
+            raise TypeError(f"G: wanted a function of (X, Y), got {type(G).__name__}")
+        self.G = G
+        self._constants = constants
+
+    def scores(self, X: npt.ArrayLike, Y: npt.ArrayLike) -> Scores:
+        """log G(x_i, y_j), as a dense array."""
+        x, y = _checks.points("X", X)[0], _checks.points("Y", Y)[0]
+        values = np.asarray(self.G(x, y)).astype(x.dtype)
+        if values.shape != (len(x), len(y)):
+            raise ValueError(
+                f"G: wanted values of shape ({len(x)}, {len(y)}), got {values.shape}; G takes all "
+                "points at once"
+            )
+        _checks.finite("G(X, Y)", values)
+        if values.min() <= 0:
+            raise ValueError(
+                f"G: wanted a potential that is positive everywhere, got {values.min():.3g}; an "
+                "interaction potential is exp of something"
+            )
+        return scores.dense(np.log(values))
+
+    def constants(self, domain: Domain) -> PotentialConstants:
+        """The constants that it was given."""
+        if self._constants is None:
+            raise ValueError(
+                "constants: wanted the constants of this potential for its bounds, got None; pass "
+                "FunctionPotential(G, PotentialConstants(...))"
+            )
+        return self._constants
+
+    def __repr__(self) -> str:
+        return f"FunctionPotential({getattr(self.G, '__name__', 'G')})"
