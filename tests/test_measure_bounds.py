@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 
@@ -30,6 +31,7 @@ from qkcore.measure import (
 )
 from qkcore.measure._bounds import psi_bounds
 from qkcore.measure._domains import Domain
+from qkcore.measure._lipschitz import gaussian_factor, printed_factor
 from qkcore.measure._potentials import Potential
 
 from .generators import DTYPES
@@ -364,6 +366,38 @@ def test_proposition_28_fails_as_printed() -> None:
         Y = X + rng.normal(size=(n, d)) * 10 ** rng.uniform(-3, 0)
         found = softmatch_perturbation(X[0], Y[0], X, Y, beta=beta)
         assert found.measured <= found.bound * (1 + 1e-9)
+
+
+def cube_and_centre(d: int, s: float) -> float:
+    """The W1 constant of a cube of 2^d particles at (+-s, ..., +-s) when the one at its centre moves.
+
+    All particles of the cube are alike, so sums over it are d-th powers.
+    """
+    t = math.exp(-s * s)
+    Z = (1 + t**4) ** d + t**d
+    p = t**d / Z  # what a corner gives to the centre
+    mean = (1 - t**4) / (1 + t**4) * (1 + t**4) ** d / Z  # its output, in units of itself
+    moved = abs(p - 2 * p * s * s * mean) + (d - 1) * 2 * p * s * s * mean
+    return 2.0**d * moved
+
+
+def test_theorem_29_fails_as_printed() -> None:
+    """MTA-3, erratum 10: a cube in 44 dimensions and up: above the printed factor, below ours."""
+    A = AttentionKernel(GaussianPotential())
+    for d in (2, 5, 9):  # the closed form, checked where the cube can be written down
+        X = np.vstack(
+            [np.zeros(d), 0.55 * np.array(list(itertools.product([-1.0, 1.0], repeat=d)))]
+        )
+        D = np.zeros_like(X)
+        D[0, 0] = 1
+        moved = np.abs(AttentionJacobian(A, X).apply(D)[1:]).sum()
+        assert math.isclose(moved, cube_and_centre(d, 0.55), rel_tol=1e-10)
+        assert moved <= AttentionJacobian(A, X).w1_norm().value * (1 + 1e-12)
+    for d, excess in ((44, 1.2), (64, 11.0)):
+        found = max(cube_and_centre(d, s) for s in np.linspace(0.3, 0.9, 61))
+        N = 2**d + 1
+        assert found > excess * 2 * d * printed_factor(N, d)
+        assert found < gaussian_factor(N, float(N), d)
 
 
 def test_neighbourhoods() -> None:

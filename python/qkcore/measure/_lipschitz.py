@@ -157,38 +157,38 @@ def gaussian_lipschitz(
     lip = kernel.values.lipschitz
     known = math.inf if lip is None else lip
     d = p.dim
-    printed = 2 * d * known * _bracket(min(len(p), len(q)), d)
-    corrected = known * _gaussian_factor(p, q)
+    printed = 2 * d * known * printed_factor(min(len(p), len(q)), d)
+    corrected = known * gaussian_factor(*_coupling_atoms(p, q), d)
     measured = w1(kernel.step(p), kernel.step(q)) / distance
     return Bound(
         "Gaussian attention on R^d (29)", printed, False, corrected, math.inf, measured, distance
     )
 
 
-def _bracket(n: int, d: int) -> float:
+def printed_factor(n: int, d: int) -> float:
     """The factor of proposition 28, printed for the potential exp(-|x-y|^2)."""
     root = math.sqrt(d)
     return root * math.sqrt(math.log(n) + 1 / (2 * math.e)) * _GAUSSIAN_LIP + 1 + root + 2
 
 
-def _gaussian_factor(p: Measure, q: Measure) -> float:
-    a, b = p.weights[p.weights > 0], q.weights[q.weights > 0]
-    if p.uniform and q.uniform:
-        # Couplings of equal weights have entries that are multiples of 1/lcm.
-        common = math.lcm(len(a), len(b))
-        atoms = len(a) if len(a) == len(b) else len(a) + len(b) - 1
-        inverse = float(common)
-    else:
-        # Mass may be split at will on the way: no least weight, so the bound of n atoms is what is left.
-        atoms, inverse = len(a) + len(b) - 1, math.inf
+def _coupling_atoms(p: Measure, q: Measure) -> tuple[int, float]:
+    """Atoms of a best coupling of two measures, and one over its least weight."""
+    n, m = int((p.weights > 0).sum()), int((q.weights > 0).sum())
+    if not (p.uniform and q.uniform):
+        return n + m - 1, math.inf  # mass may be split into parts as small as you like
+    # Between equal weights a vertex of the couplings has entries that are multiples of 1/lcm.
+    return (n if n == m else n + m - 1), float(math.lcm(n, m))
+
+
+def gaussian_factor(atoms: int, inverse: float, d: int) -> float:
+    """The corrected factor of theorem 29 for couplings of so many atoms; ``inverse``: 1/least weight."""
     if math.isinf(inverse):
         return math.inf
     omega = float(np.real(lambertw((inverse - 1) / math.e)))
     L = max(1.0, math.log(atoms))
     s2 = math.sqrt(atoms) * L + atoms * L * math.exp(-L)
     s1 = math.sqrt(math.sqrt(atoms) * s2)
-    root = math.sqrt(p.dim)
-    return math.sqrt(atoms) + 2 * root * (s2 + math.sqrt(omega) * s1 + 2 * omega)
+    return math.sqrt(atoms) + 2 * math.sqrt(d) * (s2 + math.sqrt(omega) * s1 + 2 * omega)
 
 
 def softmatch_perturbation(
@@ -218,7 +218,7 @@ def softmatch_perturbation(
         AttentionKernel(potential)(m).before_projection(np.asarray(z)) for m, z in ((p, x), (q, y))
     )
     distance = scale * (float(np.abs(np.asarray(x) - np.asarray(y)).sum()) + w1(p, q))
-    printed = _bracket(len(q), p.dim)
+    printed = printed_factor(len(q), p.dim)
     return Bound(
         "softmatch on R^d (28)",
         printed * distance,
