@@ -26,6 +26,7 @@ GROUPS = (
     "gaussian",
     "isb",
     "particles",
+    "measure",
     "isa",
     "stages",
 )

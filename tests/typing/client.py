@@ -116,6 +116,13 @@ def particles(X: NDArray[np.float32]) -> None:
     velocity: NDArray[Any] = field(X, 0.5)
     assert velocity.shape == X.shape
     assert_type(qk.observables.wasserstein(X, X), float)
+def measures(X: NDArray[np.float32]) -> None:
+    mu = qk.measure.Measure(X)
+    A = qk.measure.AttentionKernel(qk.measure.DotPotential(0.5))
+    assert_type(mu @ A(mu), qk.measure.Measure)
+    assert_type(qk.measure.w1(mu, X), float)
+    assert_type(qk.measure.lipschitz(A, X).query, qk.measure.Bound)
+    assert_type(qk.measure.fixed_point(A, X).converged, bool)
 
 
 def settings() -> None:
@@ -135,6 +142,7 @@ def main() -> None:
     gaussians(np.eye(2))
     iterated_bridges(X)
     particles(X)
+    measures(X)
     settings()
 
 
