@@ -16,6 +16,7 @@ void register_symmetric(py::module_& m);
 void register_gaussian(py::module_& m);
 void register_isb(py::module_& m);
 void register_particles(py::module_& m);
+void register_simplex(py::module_& m);
 
 namespace qk::bind {
 

@@ -12,6 +12,7 @@ from . import diffusion, divergence, gaussian, magnetic, scores
 from . import diffusion, divergence, isb, magnetic, scores
 from . import diffusion, divergence, magnetic, observables, scores
 from . import diffusion, divergence, magnetic, measure, scores
+from . import diagnostics, diffusion, divergence, magnetic, schedule, scores, simplex
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
@@ -60,6 +61,7 @@ __all__ = [
     "bridge_chain",
     "compression_errors",
     "config",
+    "diagnostics",
     "diffusion",
     "directional_experts",
     "divergence",
@@ -75,10 +77,12 @@ __all__ = [
     "observables",
     "poe",
     "positive_features",
+    "schedule",
     "scores",
     "semi_relaxed",
     "set_num_threads",
     "show_config",
+    "simplex",
     "sinkhorn",
     "softmax",
     "total_variation",

@@ -132,6 +132,36 @@ def positive(name: str, value: object) -> float:
     return number
 
 
+# How far the sum of a row of probabilities may be from 1: what a softmax over 10^6 entries leaves.
+_MASS = {4: 1e-4, 8: 1e-8}
+
+
+def probabilities(name: str, value: npt.ArrayLike) -> Real:
+    """Rows of probabilities (..., V): finite, none negative, each row summing to one."""
+    array = real_array(name, value)
+    if array.ndim == 0:
+        raise ValueError(
+            f"{name}: wanted rows of probabilities (..., V), got a number; pass an array"
+        )
+    not_empty(name, array)
+    finite(name, array)
+    smallest = float(array.min())
+    if smallest < 0:
+        raise ValueError(
+            f"{name}: wanted probabilities >= 0, got {smallest:.3g}; for logits pass "
+            f"qk.simplex.softmax({name})"
+        )
+    off = np.abs(array.sum(axis=-1, dtype=np.float64) - 1.0)
+    if off.max() > _MASS[array.itemsize]:
+        row = tuple(int(i) for i in np.unravel_index(int(off.argmax()), off.shape))
+        where = f" in row {row if len(row) > 1 else row[0]}" if row else ""
+        raise ValueError(
+            f"{name}: wanted rows that sum to 1 within {_MASS[array.itemsize]:g}, got a sum that is off "
+            f"by {off.max():.3g}{where}; divide by {name}.sum(axis=-1, keepdims=True)"
+        )
+    return array
+
+
 def representable(name: str, value: float, dtype: np.dtype[Any]) -> float:
     """A positive scale that stays positive and finite in the arrays' dtype."""
     if not _SMALLEST[dtype.itemsize] <= value <= _LARGEST[dtype.itemsize]:

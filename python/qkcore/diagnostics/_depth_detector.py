@@ -1,0 +1,139 @@
+"""Online detection of jumps in depth: algorithm 1 (EOT-4; EOT K.1, H.1)."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from ._depth_budget import Layers, increments
+
+Double = npt.NDArray[np.float64]
+
+MEDIANS = 5.0  # H.1: a spike is five times the median
+
+
+@dataclass(frozen=True)
+class BVStep:
+    """What the detector makes of one layer; every field but ``layer`` has one value per row."""
+
+    layer: int  #: index of the increment, from layer to layer + 1
+    norm: Any  #: :math:`\\|\\Delta z\\|_2`
+    statistic: Any  #: mean of the squares in the window
+    threshold: Any  #: the adaptive one
+    severity: Any  #: statistic / threshold
+
+    @property
+    def violated(self) -> Any:
+        """Whether the statistic is above its threshold."""
+        return self.severity > 1
+
+    @property
+    def spike(self) -> Any:
+        """Whether the layer's own square is: the jump itself, not its echo in the window."""
+        return np.square(self.norm) > self.threshold
+
+    @property
+    def action(self) -> str:
+        """``"none"``, ``"monitor"`` or (severity above 2 in some row) ``"segment"``."""
+        worst = float(np.max(self.severity))
+        return "segment" if worst > 2 else "monitor" if worst > 1 else "none"
+
+
+class BVDetector:
+    """Flags, while layers stream by, where logits jump too far for a flow (EOT-4, algorithm 1).
+
+    After each increment the mean of the squared norms in the last ``window`` layers is compared with
+    :math:`\\tau_0 (1 + 0.1\\,\\mathrm{std}/\\mathrm{mean})`, std and mean being those of the norms in the
+    window.
+
+    threshold: :math:`\\tau_0`; None takes five times the median of all squared norms so far (H.1), from the
+    third layer on (there is nothing to compare with before). window: W; the text gives no value.
+
+    A jump stays in the window for W layers, so its flags repeat; ``BVStep.spike`` tells the jump from its
+    echo. The sum is taken afresh from the window: the running one of the algorithm keeps the rounding
+    errors of a large jump for ever (a jump of 1e9 leaves it wrong by the size of all that follows).
+
+    >>> import numpy as np
+    >>> from qkcore.diagnostics.depth import BVDetector
+    >>> detector = BVDetector(threshold=1.0, window=4)
+    >>> steps = [detector.update(np.full(4, size)) for size in (0.1, 0.1, 3.0, 0.1)]
+    >>> [step.action for step in steps], detector.violations
+    (['none', 'none', 'segment', 'segment'], [2, 3])
+    """
+
+    def __init__(self, *, threshold: float | None = None, window: int = 8) -> None:
+        self.threshold = None if threshold is None else _checks.positive("threshold", threshold)
+        self.window = _checks.integer_within("window", window, 1, 10**9, "keep at least one layer")
+        self.steps: list[BVStep] = []
+        self._norms: deque[Double] = deque(maxlen=self.window)
+        self._squares: list[Double] = []
+
+    def __repr__(self) -> str:
+        return f"BVDetector({len(self.steps)} layers seen, violations at {self.violations})"
+
+    @property
+    def violations(self) -> list[int]:
+        """Layers at which some row was flagged."""
+        return [s.layer for s in self.steps if np.any(s.violated)]
+
+    def update(self, dz: npt.ArrayLike) -> BVStep:
+        """Take the next increment :math:`\\Delta z^{(\\ell)}`, one row (V,) or rows (..., V)."""
+        array = _checks.real_array("dz", dz)
+        if array.ndim == 0:
+            raise ValueError(
+                "dz: wanted an increment (..., V), got a number; pass update_norm(norm)"
+            )
+        _checks.not_empty("dz", array)
+        _checks.finite("dz", array)
+        wide = array.astype(np.float64)
+        return self.update_norm(np.sqrt(np.einsum("...i,...i->...", wide, wide)))
+
+    def update_norm(self, norm: npt.ArrayLike) -> BVStep:
+        """Take the norm of the next increment, or the norms of its rows."""
+        value = np.asarray(norm, dtype=np.float64)
+        if not np.isfinite(value).all() or (value < 0).any():
+            raise ValueError("norm: wanted finite numbers >= 0, got others; find NaN in the logits")
+        if self._norms and value.shape != self._norms[-1].shape:
+            raise ValueError(
+                f"dz: wanted rows of shape {self._norms[-1].shape} as before, got {value.shape}; "
+                "one detector follows one stack"
+            )
+        self._norms.append(value)
+        self._squares.append(value**2)
+        inside = np.stack(self._norms)
+        statistic = (inside**2).mean(axis=0)
+        mean = inside.mean(axis=0)
+        spread = np.divide(inside.std(axis=0), mean, out=np.zeros_like(mean), where=mean > 0)
+        threshold = self._base() * (1 + 0.1 * spread)
+        severity = np.zeros_like(statistic)
+        np.divide(statistic, threshold, out=severity, where=threshold > 0)
+        severity[(threshold == 0) & (statistic > 0)] = np.inf
+        step = BVStep(
+            len(self.steps), *(_value(x) for x in (value, statistic, threshold, severity))
+        )
+        self.steps.append(step)
+        return step
+
+    def _base(self) -> Any:
+        if self.threshold is not None:
+            return self.threshold
+        if len(self._squares) < 3:
+            return np.inf
+        return MEDIANS * np.median(np.stack(self._squares), axis=0)
+
+
+def detect(logits: Layers, *, threshold: float | None = None, window: int = 8) -> BVDetector:
+    """Algorithm 1 over a stack (L + 1, ..., V) or any iterable of layers; masks do not count (EOT-4)."""
+    detector = BVDetector(threshold=threshold, window=window)
+    for _, dz in increments(logits):
+        detector.update(dz)
+    return detector
+
+
+def _value(x: Double) -> Any:
+    return float(x) if np.ndim(x) == 0 else x

@@ -1,0 +1,68 @@
+"""Softmax with temperature and the entropy of its rows (EOT 2.2, H.1)."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+from scipy.special import xlogy
+
+from .. import _checks
+
+Real = npt.NDArray[np.floating[Any]]
+Array = TypeVar("Array", bound=Real)
+
+
+def logits(name: str, value: npt.ArrayLike) -> Real:
+    """Rows of logits (..., V): below +inf, -inf masks an entry, no row all masked."""
+    array = _checks.real_array(name, value)
+    if array.ndim == 0:
+        raise ValueError(f"{name}: wanted rows of logits (..., V), got a number; pass an array")
+    _checks.not_empty(name, array)
+    _checks.finite(name, array, minus_inf=True)
+    if np.isneginf(array.max(axis=-1)).any():
+        raise ValueError(
+            f"{name}: wanted at least one logit above -inf in every row, got a row that is all masked; "
+            "leave such rows out"
+        )
+    return array
+
+
+def plain_softmax(z: Array, tau: float) -> Array:
+    """Softmax of checked logits: the shift first, so that neither a large z nor a small tau overflows."""
+    with np.errstate(over="ignore"):
+        weights: Any = (z - z.max(axis=-1, keepdims=True)) / z.dtype.type(tau)
+    np.exp(weights, out=weights)
+    weights /= weights.sum(axis=-1, keepdims=True)
+    out: Array = weights
+    return out
+
+
+def softmax(z: npt.ArrayLike, tau: float = 1.0) -> Real:
+    """Probabilities of logits: :math:`p_i = e^{z_i/\\tau} / \\sum_j e^{z_j/\\tau}` (EOT 2.2).
+
+    ``z`` is one vector (V,) or rows (..., V); -inf masks an entry. The result has its shape and dtype.
+    It is the minimiser of :math:`\\langle -z, p\\rangle - \\tau H(p)`, see :func:`kl_prox` (EOT-1).
+
+    >>> import numpy as np, qkcore as qk
+    >>> qk.simplex.softmax(np.array([0.0, np.log(3.0), -np.inf]))
+    array([0.25, 0.75, 0.  ])
+    """
+    return plain_softmax(logits("z", z), _checks.positive("tau", tau))
+
+
+def plain_entropy(p: Array) -> Array:
+    """The entropy of every row of checked probabilities."""
+    rows: Any = np.asarray(-xlogy(p, p).sum(axis=-1))
+    return cast(Array, rows)
+
+
+def entropy(p: npt.ArrayLike) -> Real:
+    """Shannon entropy :math:`H(p) = -\\sum_i p_i \\log p_i` of every row, in nats; 0 log 0 is 0.
+
+    >>> import numpy as np, qkcore as qk
+    >>> float(qk.simplex.entropy(np.full(4, 0.25)) / np.log(4.0))
+    1.0
+    """
+    return plain_entropy(_checks.probabilities("p", p))
