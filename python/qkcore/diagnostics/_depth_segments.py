@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +18,7 @@ from ._depth_detector import BVDetector
 Double = npt.NDArray[np.float64]
 
 CLUSTER, BUFFER, SHORTEST = 3, 2, 5  # layers (K.2)
+_CHUNK = 2**22  # logits that are analysed at a time
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class Segmentation:
     transport: float  #: total variation travelled, flows and jumps, mean over rows
     jump_transport: float  #: the share of the jumps
     detector: BVDetector
-    path: Double  #: the assembled flow at all layers, (L + 1, ..., V)
+    path: Double | None  #: the assembled flow at all layers, (L + 1, ..., V), if it was kept
 
     @property
     def boundaries(self) -> tuple[int, ...]:
@@ -115,6 +114,7 @@ def segment(
     window: int = 8,
     over_rows: str = "mean",
     max_segments: int | None = None,
+    keep_path: bool = True,
 ) -> Segmentation:
     """Cut depth at the jumps of its logits and analyse the flow on each side (EOT-4, K.2's five steps).
 
@@ -130,7 +130,7 @@ def segment(
     5. The assembled path, its mass and the distance it travels, jumps included.
 
     logits: (L + 1, ..., V). over_rows: a batch is cut as one, by the root mean square of its rows' increments
-    ("mean") or the largest ("max").
+    ("mean") or the largest ("max"). keep_path=False does without the assembled path, the size of the logits.
 
     >>> import numpy as np
     >>> from qkcore.diagnostics import depth
@@ -140,41 +140,70 @@ def segment(
     (15,)
     """
     tau = _checks.positive("tau", tau)
-    z = check_logits("logits", logits).astype(np.float64)
-    steps = np.stack([dz for _, dz in increments(z)])
-    L = len(steps)
     if over_rows not in ("mean", "max"):
         raise ValueError(
             f'over_rows: wanted "mean" or "max", got {over_rows!r}; choose one of them'
         )
+    z = check_logits("logits", logits)
+    squares = [np.einsum("...i,...i->...", dz, dz).ravel() for _, dz in increments(z)]
+    L = len(squares)
     most = max(2, L // 10)
     if max_segments is not None:
         most = _checks.integer_within("max_segments", max_segments, 1, 10**9, "keep one at least")
-    squares = np.einsum("...i,...i->...", steps, steps).reshape(L, -1)
-    norms = np.sqrt(squares.mean(axis=1) if over_rows == "mean" else squares.max(axis=1))
+    norms = np.sqrt([x.mean() if over_rows == "mean" else x.max() for x in squares])
     detector = BVDetector(threshold=threshold, window=window)
     for norm in norms:
         detector.update_norm(norm)
     cuts, dropped = _cuts(detector, norms, L, most)
-    p = plain_softmax(z, tau)
     ends = [-1, *cuts, L]
-    segments = []
-    path = p.copy()
-    for before, after in pairwise(ends):
-        segments.append(_local(z, steps, p, before + 1, after, before >= 0, after < L, tau, path))
+    rows = z.reshape(L + 1, -1, z.shape[-1])
+    block = max(1, _CHUNK // ((L + 1) * z.shape[-1]))
+    parts = [
+        _Block(rows[:, at : at + block].astype(np.float64), ends, tau, keep_path)
+        for at in range(0, rows.shape[1], block)
+    ]
+    batch = z.shape[1:]
+    budgets = [
+        budget(z[a + 1 : b + 1], tau=tau, constants=Constants(tau=tau)) for a, b in pairwise(ends)
+    ]
+    segments = tuple(
+        Segment(
+            start=a + 1,
+            stop=b,
+            variation=float(np.max(own.total_variation)),
+            largest_step=float(np.max(own.largest_step)),
+            error=max(part.errors[k] for part in parts),
+            budget=own,
+            drift=(
+                np.concatenate([part.drifts[k][0] for part in parts]).reshape(batch),
+                np.concatenate([part.drifts[k][1] for part in parts]).reshape(batch),
+            ),
+        )
+        for k, ((a, b), own) in enumerate(zip(pairwise(ends), budgets, strict=True))
+    )
     interfaces = tuple(
-        _interface(cut, detector, steps[cut], p, path, segments[k : k + 2], L, tau)
+        Interface(
+            layer=cut,
+            severity=float(detector.steps[cut].severity),
+            gap=max(part.gaps[k] for part in parts),
+            jump=max(part.jumps[k] for part in parts),
+            velocity_residual=max(part.velocities[k] for part in parts),
+            factors=np.concatenate([part.factors[k] for part in parts]).reshape(batch),
+        )
         for k, cut in enumerate(cuts)
     )
-    moved = 0.5 * np.abs(np.diff(path, axis=0)).sum(axis=-1).reshape(L, -1).mean(axis=1)
+    travelled = sum((part.travelled for part in parts), np.zeros(L)) / rows.shape[1]
+    path = None
+    if keep_path:
+        path = np.concatenate([part.path for part in parts], axis=1).reshape(z.shape)
     return Segmentation(
-        segments=tuple(segments),
+        segments=segments,
         interfaces=interfaces,
         buffers=tuple((max(0, c - BUFFER), min(L, c + BUFFER)) for c in cuts),
         dropped=tuple(dropped),
-        mass_error=float(np.abs(path.sum(axis=-1) - 1).max()),
-        transport=float(moved.sum()),
-        jump_transport=float(moved[list(cuts)].sum()),
+        mass_error=max(part.mass_error for part in parts),
+        transport=float(travelled.sum()),
+        jump_transport=float(travelled[cuts].sum()),
         detector=detector,
         path=path,
     )
@@ -198,37 +227,49 @@ def _cuts(detector: BVDetector, norms: Double, L: int, most: int) -> tuple[list[
     return sorted(kept), sorted(set(candidates) - set(kept))
 
 
-def _local(
-    z: Double,
-    steps: Double,
-    p: Double,
-    start: int,
-    stop: int,
-    cut_before: bool,
-    cut_after: bool,
-    tau: float,
-    path: Double,
-) -> Segment:
-    """Fit and integrate a drift on layers start..stop; writes the segment's part of the path."""
-    L = len(steps)
-    inside = np.arange(start, stop)
-    first, last = start + BUFFER * cut_before, stop - BUFFER * cut_after
-    used = np.arange(first, last) if last - first >= 2 else inside
-    values, slope = _line((used + 0.5) / L, steps[used] * L)
-    flow = _flow(z[start], start / L, values, slope)
-    for layer in range(start, stop + 1):
-        path[layer] = plain_softmax(flow(layer / L), tau)
-    error = np.abs(path[start : stop + 1] - p[start : stop + 1]).sum(axis=-1).max()
-    own = budget(z[start : stop + 1], tau=tau, constants=Constants(tau=tau))
-    return Segment(
-        start=start,
-        stop=stop,
-        variation=float(np.max(own.total_variation)),
-        largest_step=float(np.max(own.largest_step)),
-        error=float(error),
-        budget=own,
-        drift=(values, slope),
-    )
+class _Block:
+    """Steps 3 to 5 for some rows: z (L + 1, rows, V), cut at the inner ``ends``."""
+
+    def __init__(self, z: Double, ends: list[int], tau: float, keep_path: bool) -> None:
+        steps = np.stack([dz for _, dz in increments(z)])
+        L = len(steps)
+        p = plain_softmax(z, tau)
+        path = p.copy()
+        self.errors: list[float] = []
+        self.drifts: list[tuple[Double, Double]] = []
+        for before, after in pairwise(ends):
+            start = before + 1
+            first, last = start + BUFFER * (before >= 0), after - BUFFER * (after < L)
+            used = np.arange(first, last) if last - first >= 2 else np.arange(start, after)
+            value, slope = _line((used + 0.5) / L, steps[used] * L)
+            for layer in range(start, after + 1):
+                s, t = start / L, layer / L
+                path[layer] = plain_softmax(z[start] + (t - s) * (value + slope * (t + s) / 2), tau)
+            gaps = np.abs(path[start : after + 1] - p[start : after + 1]).sum(axis=-1)
+            self.errors.append(float(gaps.max()))
+            self.drifts.append((value, slope))
+        self.gaps: list[float] = []
+        self.jumps: list[float] = []
+        self.velocities: list[float] = []
+        self.factors: list[Double] = []
+        for k, cut in enumerate(ends[1:-1]):
+            ahead, behind = path[cut + 1], path[cut]
+            self.gaps.append(float(np.abs(ahead - behind).sum(axis=-1).max()))
+            self.jumps.append(float(np.abs(p[cut + 1] - p[cut]).sum(axis=-1).max()))
+            sides = ((behind, cut / L, self.drifts[k]), (ahead, (cut + 1) / L, self.drifts[k + 1]))
+            v = [mobility_product(q, value + slope * t, tau) for q, t, (value, slope) in sides]
+            self.velocities.append(_outside_range(v[1] - v[0], behind, ahead))
+            step = steps[cut]
+            self.factors.append(np.exp((step - step.max(axis=-1, keepdims=True)) / tau))
+        self.mass_error = float(np.abs(path.sum(axis=-1) - 1).max())
+        self.travelled = 0.5 * np.abs(np.diff(path, axis=0)).sum(axis=(1, 2))
+        self.path = path if keep_path else np.zeros((0, 0, 0))
+
+
+def _outside_range(change: Double, before: Double, after: Double) -> float:
+    """The range of J: no net mass, nothing where p is 0."""
+    off_support = np.abs(np.where((before == 0) & (after == 0), change, 0.0)).sum(axis=-1)
+    return float((np.abs(change.sum(axis=-1)) + off_support).max())
 
 
 def _line(times: Double, values: Double) -> tuple[Double, Double]:
@@ -239,39 +280,3 @@ def _line(times: Double, values: Double) -> tuple[Double, Double]:
     off = times - times.mean()
     slope = np.tensordot(off, values - mean, axes=(0, 0)) / (off @ off)
     return mean - slope * times.mean(), slope
-
-
-def _flow(z: Double, t0: float, value: Double, slope: Double) -> Callable[[float], Double]:
-    return lambda t: z + (t - t0) * (value + slope * (t + t0) / 2)
-
-
-def _interface(
-    cut: int,
-    detector: BVDetector,
-    step: Double,
-    p: Double,
-    path: Double,
-    sides: list[Segment],
-    L: int,
-    tau: float,
-) -> Interface:
-    before, after = path[cut], path[cut + 1]
-    velocities = []
-    for side, q, t in ((sides[0], before, cut / L), (sides[1], after, (cut + 1) / L)):
-        value, slope = side.drift
-        velocities.append(mobility_product(q, value + slope * t, tau))
-    change = velocities[1] - velocities[0]
-    off_support = np.abs(np.where((before == 0) & (after == 0), change, 0.0)).sum(axis=-1)
-    return Interface(
-        layer=cut,
-        severity=float(detector.steps[cut].severity),
-        gap=float(np.abs(after - before).sum(axis=-1).max()),
-        jump=float(np.abs(p[cut + 1] - p[cut]).sum(axis=-1).max()),
-        velocity_residual=float((np.abs(change.sum(axis=-1)) + off_support).max()),
-        factors=_weights(step, tau),
-    )
-
-
-def _weights(step: Double, tau: float) -> Double:
-    out: Any = np.exp((step - step.max(axis=-1, keepdims=True)) / tau)
-    return np.asarray(out, dtype=np.float64)

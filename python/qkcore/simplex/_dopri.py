@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -52,18 +52,21 @@ def trial(field: Field, t: float, y: Double, slope: Double, h: float) -> Step:
     """All stages from y, whose slope is known (first same as last)."""
     states, slopes = [y], [slope]
     for k in range(1, 7):
-        move = sum(a * s for a, s in zip(STAGES[k], slopes, strict=True) if a)
-        states.append(y + h * move)
+        states.append(_move(y, h, STAGES[k], slopes))
         slopes.append(field(t + NODES[k] * h, states[-1]))
-    error: Double = h * sum(e * s for e, s in zip(ERROR, slopes, strict=True) if e)
-    return Step(states, slopes, error)
+    return Step(states, slopes, _move(np.zeros_like(y), h, ERROR, slopes))
+
+
+def _move(y: Double, h: float, weights: Sequence[float] | Double, slopes: list[Double]) -> Double:
+    """y + h times the weighted slopes. What overflows makes the error inf or NaN, and the step shorter."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        out: Double = y + h * sum(w * s for w, s in zip(weights, slopes, strict=True) if w)
+    return out
 
 
 def dense(y: Double, slopes: list[Double], h: float, x: float) -> Double:
     """The state at the fraction x of a step."""
-    powers = DENSE @ np.array([x, x**2, x**3, x**4])
-    out: Double = y + h * sum(w * s for w, s in zip(powers, slopes, strict=True) if w)
-    return out
+    return _move(y, h, DENSE @ np.array([x, x**2, x**3, x**4]), slopes)
 
 
 def factor(error: float) -> float:
@@ -80,6 +83,8 @@ def first_step(
     d0, d1 = norm(y / scale), norm(slope / scale)
     h0 = 1e-6 if d0 < 1e-5 or d1 < 1e-5 else 0.01 * d0 / d1
     h0 = min(h0, longest)
+    if h0 == 0 or not np.isfinite(d1):
+        return max(h0, 1e-300)  # the step control finds out
     d2 = norm((field(t + h0, y + h0 * slope) - slope) / scale) / h0
     h1 = max(1e-6, h0 * 1e-3) if max(d1, d2) <= 1e-15 else (0.01 / max(d1, d2)) ** 0.2
     return min(100 * h0, h1, longest)
@@ -87,4 +92,5 @@ def first_step(
 
 def norm(x: Double) -> float:
     """The largest root mean square of a row: every row of a batch keeps the tolerance."""
-    return float(np.sqrt(np.mean(x * x, axis=-1)).max())
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sqrt(np.mean(x * x, axis=-1)).max())

@@ -162,14 +162,21 @@ class _Integration:
     def field(self, piece: Piece, t: float, y: Double) -> Double:
         p = self.probabilities(y)
         b = self.drift(piece, t, p)
-        return b if self.logits else mobility_product(p, b, self.tau)
+        if self.logits:
+            return b
+        with np.errstate(over="ignore", invalid="ignore"):
+            return mobility_product(p, b, self.tau)
 
     def error(self, step: _dopri.Step) -> float:
-        """The scaled error of a trial step: 1 is what the tolerances allow."""
+        """The scaled error of a trial step: 1 is what the tolerances allow.
+
+        An entry below -atol is off by more than that, whatever the estimate says.
+        """
         if self.logits:  # an error of log p is a relative error of p
             return _dopri.norm(step.error / (self.tau * self.rtol))
         size = np.maximum(np.abs(step.states[0]), np.abs(step.states[-1]))
-        return _dopri.norm(step.error / (self.atol + self.rtol * size))
+        below = -float(step.states[-1].min()) / self.atol
+        return max(_dopri.norm(step.error / (self.atol + self.rtol * size)), below)
 
     def scale(self) -> Double:
         if self.logits:
@@ -238,9 +245,10 @@ def pf_ode(
     the paper's).
 
     Dormand-Prince 5(4) with the step control of H.1. Guards of H.1 after each step: rows with a negative
-    entry are projected onto the simplex, a mass off by more than 1e-12 is repaired, entropy is compared
-    with the integral of :func:`entropy_rate`; all of it is reported. ``t_eval``: times at which p is
-    wanted (interpolated to order four), default the steps. A failure gives the path up to there and its
+    entry are projected onto the simplex (an entry below -atol rejects the step), a mass off by more than
+    1e-12 is repaired, entropy is compared with the integral of :func:`entropy_rate`; all of it is
+    reported. ``t_eval``: times at which p is wanted (interpolated to order four), default the steps. A
+    failure gives the path up to there and its
     ``status``; exceptions of the drift are its own and pass through.
 
     >>> import numpy as np, qkcore as qk

@@ -163,27 +163,32 @@ def jko(
 def _implicit_step(
     u: Real, gradient: Gradient, tau: float, tol: float, limit: int
 ) -> tuple[Real, float, int]:
+    """Damped steps of log p towards what optimality wants; what does not help is retried shorter."""
     with np.errstate(divide="ignore"):
         log_u = np.log(u)
-    p, log_p, damping = u, log_u, 1.0
-    best, best_residual = u, np.inf
+    empty = np.isneginf(log_u)
+    log_p, damping = log_u, 1.0
+    best, best_log, best_move, best_residual = u, log_u, np.zeros_like(u), np.inf
     for k in range(1, limit + 1):
+        p = np.exp(log_p).astype(u.dtype)
         slope = np.broadcast_to(np.asarray(gradient(p), dtype=p.dtype), p.shape)
-        if not np.isfinite(slope).all():
+        if not np.isfinite(slope[~empty]).all():
             raise ValueError(
                 "energy: wanted a finite gradient, got NaN or inf; keep F differentiable on the simplex"
             )
-        wanted = log_u - slope / p.dtype.type(tau)
+        wanted = np.where(empty, -np.inf, log_u - np.where(empty, 0.0, slope) / tau)
         wanted = wanted - logsumexp(wanted, axis=-1, keepdims=True)
         residual = float(np.abs(np.exp(wanted) - p).sum(axis=-1).max())
-        if residual < best_residual:
-            best, best_residual = p, residual
-        elif damping > 1e-6:
+        if residual <= best_residual:
+            move = np.where(empty, 0.0, wanted - np.where(empty, 0.0, log_p))
+            best, best_log, best_move, best_residual = p, log_p, move, residual
+            damping = min(1.0, 1.5 * damping)
+        else:
             damping /= 2
         if residual <= tol:
             return p, residual, k
-        with np.errstate(invalid="ignore"):  # -inf - -inf: entries without mass stay so
-            log_p = np.where(np.isneginf(log_u), -np.inf, log_p + damping * (wanted - log_p))
+        # Odds change by at most a factor e^2 at a time: a stiff F must not throw p into a corner.
+        longest = max(1.0, float(np.ptp(best_move, axis=-1).max()) / 2)
+        log_p = best_log + min(damping, 1 / longest) * best_move
         log_p = log_p - logsumexp(log_p, axis=-1, keepdims=True)
-        p = np.exp(log_p).astype(u.dtype)
     return best, best_residual, limit
