@@ -185,7 +185,7 @@ def entropy_flow(
        \\frac{d\\hat H}{dt} = \\frac{H(\\tau, t) - \\hat H}{T}
 
     with tau kept in ``bounds``. Its steps of length h with gain :math:`g = rh` and smoothing
-    :math:`\\beta = e^{-h/T}` are the discrete schedule, which converges to it at first order.
+    :math:`\\beta = e^{-h/T}` are the discrete schedule, which converges to it.
     entropy_at: a function of (tau, t); target: a number or a function of t.
 
     >>> import numpy as np, qkcore as qk
@@ -254,7 +254,8 @@ def motion_bound(p: npt.ArrayLike, remaining: npt.ArrayLike, *, tau: float = 1.0
     with np.errstate(over="ignore", invalid="ignore"):
         gain = np.expm1(2 * R)
         locked = np.where(np.isfinite(gain), tail * (1 - tail) * gain / (1 + tail * gain), 1 - tail)
-    out = np.where(tail == 0, 0.0, np.where(tail * (1 + np.exp(R)) <= 1, locked, np.tanh(R / 2)))
+        near = tail * (1 + np.exp(R)) <= 1
+    out = np.where(tail == 0, 0.0, np.where(near, locked, np.tanh(R / 2)))
     return float(out) if out.ndim == 0 else out
 
 
@@ -334,14 +335,14 @@ class EarlyExit:
     def update(self, z: npt.ArrayLike) -> ExitDecision:
         """Take the next layer's logits (..., V), the stack's input (layer 0) first."""
         logits = check_logits("z", z)
-        self.layer += 1
-        if self.layer > self.n_layers:
+        if self.layer == self.n_layers:
             raise ValueError(
                 f"z: wanted at most {self.n_layers + 1} layers, got more; n_layers counts steps"
             )
         if self._last is not None:
             self._largest = np.maximum(self._largest, self._half_range(logits))
         self._last = logits
+        self.layer += 1
         left = self.n_layers - self.layer
         if self.variation is not None:
             remaining: Any = float(self.variation[self.layer :].sum())

@@ -102,12 +102,14 @@ class _Regressor(Estimator):
             input_tags=InputTags(),
         )
 
-    def _data(
-        self, X: npt.ArrayLike, y: npt.ArrayLike | None, at_least: int
-    ) -> tuple[Real, Double]:
-        points = self._points(X, at_least=at_least)
+    def _data(self, X: npt.ArrayLike, y: npt.ArrayLike | None) -> tuple[Real, Double]:
+        points = self._points(X)
+        if len(points) < 2:
+            raise ValueError("X: wanted at least 2 states, got 1 sample; fit more transitions")
         if y is None:
-            raise ValueError("y: wanted targets, got None; this regressor requires y to be passed")
+            raise ValueError(
+                "y: wanted targets, got None; it requires y to be passed, but the target y is None"
+            )
         target = np.asarray(y)
         if target.dtype.kind not in "fiub":
             raise TypeError(f"y: wanted numbers, got {target.dtype}; pass y.astype(np.float64)")
@@ -163,24 +165,24 @@ class KNNDrift(_Regressor):
         candidates: Sequence[int] = (6, 12, 24, 48),
         degree: int | None = None,
         huber: float | None = HUBER,
-        max_iter: int = 30,
+        n_reweight: int = 30,
     ) -> None:
         self.n_neighbors = n_neighbors
         self.candidates = candidates
         self.degree = degree
         self.huber = huber
-        self.max_iter = max_iter
+        self.n_reweight = n_reweight
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> KNNDrift:
         """Keep the states X (n, d) and drifts y (n,) or (n, m), and choose k."""
-        points, target = self._data(X, y, 2)
+        points, target = self._data(X, y)
         if self.huber is not None:
             _checks.positive("huber", self.huber)
         if self.degree not in (None, 0, 1):
             raise ValueError(
                 f"degree: wanted 0, 1 or None, got {self.degree!r}; local fits are low"
             )
-        _checks.integer_within("max_iter", self.max_iter, 1, 10**6, "reweight at least once")
+        _checks.integer_within("n_reweight", self.n_reweight, 1, 10**6, "reweight at least once")
         n = len(points)
         self._tree = cKDTree(points.astype(np.float64))
         self._target = target
@@ -243,7 +245,7 @@ class KNNDrift(_Regressor):
             part = slice(at, at + rows)
             near = index[part]
             offsets = states[near] - queries[part, None, :] if degree else None
-            out[part] = _robust_fit(self._target[near], offsets, self.huber, self.max_iter)
+            out[part] = _robust_fit(self._target[near], offsets, self.huber, self.n_reweight)
         return out
 
 
@@ -254,14 +256,14 @@ def huber_loss(r: Double, delta: float) -> Double:
 
 
 def _robust_fit(
-    values: Double, offsets: Double | None, huber: float | None, max_iter: int
+    values: Double, offsets: Double | None, huber: float | None, n_reweight: int
 ) -> Double:
     """The fits' values at their centres: values (n, k, m), offsets (n, k, d) for linear ones."""
     if huber is None:
         return _weighted_fit(values, offsets, np.ones(values.shape[:2]))[0]
     center = np.median(values, axis=1)
     fitted = np.broadcast_to(center[:, None, :], values.shape)
-    for _ in range(max_iter):
+    for _ in range(n_reweight):
         size = np.linalg.norm(values - fitted, axis=2)
         delta = huber * np.median(size, axis=1, keepdims=True)
         weights = np.ones_like(size)
@@ -322,7 +324,7 @@ class RidgeDrift(_Regressor):
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> RidgeDrift:
         """Choose alpha (``alpha_``, errors in ``cv_errors_``) and fit all states with it."""
-        points, target = self._data(X, y, 2)
+        points, target = self._data(X, y)
         alphas = [_checks.positive("alphas", a) for a in self.alphas]
         if not alphas:
             raise ValueError("alphas: wanted at least one, got none; pass e.g. (1e-4, 1e-3, 1e-2)")
