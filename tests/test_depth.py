@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -186,7 +188,7 @@ def test_the_bound_is_tight() -> None:
 
 
 def test_a_start_that_differs() -> None:
-    """Erratum 25: the text's factor e^Gamma - 1 of the initial error is 0 for b = 0, yet it stays."""
+    """Erratum 7g: the text's factor e^Gamma - 1 of the initial error is 0 for b = 0, yet it stays."""
     z = np.tile(np.array([0.3, -0.3, 0.0]), (5, 1))
     out = depth.finite_depth(z, p0=np.array([0.2, 0.3, 0.5]))
     gap = np.abs(ref.softmax(z[0]) - np.array([0.2, 0.3, 0.5])).sum()
@@ -409,3 +411,14 @@ def test_one_detector_one_stack() -> None:
     detector.update(np.zeros((2, 3)))
     with pytest.raises(ValueError, match=r"dz: wanted rows of shape \(2,\) as before"):
         detector.update(np.zeros((4, 3)))
+
+
+@pytest.mark.parametrize("page", ["simplex.md", "diagnostics_depth.md"])
+def test_the_guides_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[1] / "docs" / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+    assert len(blocks) >= 4
+    names: dict[str, Any] = {}
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+    assert capsys.readouterr().out

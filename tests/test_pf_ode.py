@@ -162,7 +162,7 @@ def test_entropy_balance() -> None:
 
 
 def test_entropy_statements_of_the_text() -> None:
-    """Erratum 24: of L.1's two sums, (17) is right and (16), with its half, is not."""
+    """Erratum 7f: of L.1's two sums, (17) is right and (16), with its half, is not."""
     rng = np.random.default_rng(3)
     p, b = rng.dirichlet(np.ones(5)), rng.normal(size=5)
     J, ratios = ref.mobility(p), np.log(p[:, None] / p[None, :])

@@ -194,7 +194,7 @@ def test_without_bounds_the_exit_is_only_extrapolated() -> None:
 
 
 def test_a_small_frobenius_norm_certifies_nothing() -> None:
-    """Erratum 26: H.1 exits on a small norm of J, which a uniform row over a vocabulary has too."""
+    """Erratum 7h: H.1 exits on a small norm of J, which a uniform row over a vocabulary has too."""
     V = 50257
     decision = EarlyExit(tol=0.01, n_layers=2, variation=1.0).update(np.zeros(V))
     assert (

@@ -154,7 +154,7 @@ def test_where_the_bound_is_reached_and_left() -> None:
 
 
 def test_the_texts_proofs_of_the_bounds_do_not_hold() -> None:
-    """Errata 7 and 22: J.3 drops (sum p v)^2 for v orthogonal to 1; B claims v'Jv <= 1/2 sum p v^2."""
+    """Errata 7a and 7b: J.3 drops (sum p v)^2 for v orthogonal to 1; B claims v'Jv <= 1/2 sum p v^2."""
     p = np.array([0.7, 0.2, 0.1])
     v = np.array([1.0, -1.0, 0.0]) / np.sqrt(2)
     assert abs(p @ v) > 0.35  # J.3 takes it for 0
@@ -166,7 +166,7 @@ def test_the_texts_proofs_of_the_bounds_do_not_hold() -> None:
 
 
 def test_condition_number_is_not_one_over_twice_p_min() -> None:
-    """Erratum 22: J.3's asymptote is a bound only; locked rows are well conditioned."""
+    """Erratum 7c: J.3's asymptote is a bound only; locked rows are well conditioned."""
     for t in (1e-3, 1e-6, 1e-9):
         J = Mobility(np.array([1 - 2 * t, t, t]))
         assert J.condition_number == pytest.approx(3, rel=3 * t)
@@ -175,7 +175,7 @@ def test_condition_number_is_not_one_over_twice_p_min() -> None:
 
 @pytest.mark.parametrize("tail", [1e-3, 1e-8, 1e-12, 1e-30])
 def test_frobenius_norm_near_a_vertex(tail: float) -> None:
-    """EOT-2, erratum 23: the printed three moments cancel where early exit needs them."""
+    """EOT-2, erratum 7e: the printed three moments cancel where early exit needs them."""
     p = np.array([1 - tail, tail * 0.75, tail * 0.25])
     t = tail
     exact = np.sqrt((1 - t) ** 2 * t**2 + (2 * (1 - t) ** 2 + 1) * 0.625 * t**2)
@@ -223,7 +223,7 @@ def test_temperature_scaling() -> None:
 
 
 def test_lower_temperature_locks_earlier() -> None:
-    """Erratum 7: L.2's closing remark has it the other way round."""
+    """Erratum 7d: L.2's closing remark has it the other way round."""
     z = np.array([2.0, 0.0])
     norms = [Mobility.from_logits(z, tau).operator_norm for tau in (0.25, 0.5, 1.0)]
     want = [2 * p * (1 - p) / tau for tau in (0.25, 0.5, 1.0) for p in [1 / (1 + np.exp(2 / tau))]]
