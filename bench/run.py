@@ -27,6 +27,7 @@ GROUPS = (
     "isb",
     "particles",
     "measure",
+    "simplex",
     "isa",
     "stages",
 )

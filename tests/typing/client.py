@@ -123,6 +123,32 @@ def measures(X: NDArray[np.float32]) -> None:
     assert_type(qk.measure.w1(mu, X), float)
     assert_type(qk.measure.lipschitz(A, X).query, qk.measure.Bound)
     assert_type(qk.measure.fixed_point(A, X).converged, bool)
+def simplex(z: NDArray[np.float64]) -> None:
+    p = qk.simplex.softmax(z, tau=0.5)
+    J = qk.simplex.Mobility(p, 0.5)
+    assert_type(qk.simplex.Mobility.from_logits(z), qk.simplex.Mobility)
+    assert (J @ z).shape == J.eigenvalues().shape == z.shape
+    sol = qk.simplex.pf_ode(p, lambda q, t: -q, (0.0, 0.1), t_eval=[0.1])
+    assert_type(sol, qk.simplex.PFSolution)
+    assert_type(qk.simplex.jko(p, z, n_steps=2), qk.simplex.JKOPath)
+    assert_type(qk.simplex.EffectiveMobility(p[0], np.eye(p.shape[1])).trace, float)
+    prox: NDArray[Any] = qk.simplex.kl_prox(z, p, tau=2.0)
+    assert prox.shape == p.shape
+
+
+def depth(z: NDArray[np.float64]) -> None:
+    detector = qk.diagnostics.depth.BVDetector(threshold=1.0)
+    assert_type(detector.update(z[1] - z[0]), qk.diagnostics.depth.BVStep)
+    assert_type(qk.diagnostics.depth.budget(z), qk.diagnostics.depth.DepthBudget)
+    assert_type(qk.diagnostics.depth.segment(z), qk.diagnostics.depth.Segmentation)
+    X, y = qk.diagnostics.drift.transitions(z)
+    model = qk.diagnostics.drift.RidgeDrift().fit(X, y)
+    out = qk.diagnostics.depth.finite_depth(z, model)
+    assert_type(out, qk.diagnostics.depth.FiniteDepth)
+    assert_type(qk.diagnostics.drift.KNNDrift(3).fit(X, y), qk.diagnostics.drift.KNNDrift)
+    assert_type(qk.schedule.EntropySchedule(1.0).update(z[0]), float)
+    policy = qk.schedule.EarlyExit(tol=0.1, n_layers=len(z) - 1)
+    assert_type(policy.update(z[0]), qk.schedule.ExitDecision)
 
 
 def settings() -> None:
@@ -143,6 +169,8 @@ def main() -> None:
     iterated_bridges(X)
     particles(X)
     measures(X)
+    simplex(rng.normal(size=(3, 4)))
+    depth(0.1 * rng.normal(size=(6, 5, 3)))
     settings()
 
 

@@ -148,13 +148,14 @@ class _Integration:
             with np.errstate(divide="ignore", invalid="ignore"):
                 state = self.tau * np.log(p)
         b = np.asarray(piece.drift(state, t), dtype=np.float64)
-        try:
-            b = np.broadcast_to(b, p.shape)
-        except ValueError:
-            raise ValueError(
-                f"drift: wanted values of shape {p.shape} like p, got {b.shape}; "
-                "return one number per entry"
-            ) from None
+        if b.shape != p.shape:
+            try:
+                b = np.broadcast_to(b, p.shape)
+            except ValueError:
+                raise ValueError(
+                    f"drift: wanted values of shape {p.shape} like p, got {b.shape}; "
+                    "return one number per entry"
+                ) from None
         if not np.isfinite(b).all():
             raise _NotFinite
         return b

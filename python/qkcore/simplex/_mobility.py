@@ -189,9 +189,13 @@ class Mobility:
 
 def mobility_product(p: Array, v: Array, tau: float) -> Array:
     """J v for arrays of one shape (..., V), unchecked."""
-    top = np.expand_dims(p.argmax(axis=-1), -1)
-    moved: Any = v - np.take_along_axis(v, top, axis=-1)
-    moved -= np.einsum("...i,...i->...", p, moved)[..., None]
+    if p.ndim == 1:  # without the bookkeeping of a batch, several times faster for small V
+        moved: Any = v - v[p.argmax()]
+        moved -= p @ moved
+    else:
+        top = np.expand_dims(p.argmax(axis=-1), -1)
+        moved = v - np.take_along_axis(v, top, axis=-1)
+        moved -= np.einsum("...i,...i->...", p, moved)[..., None]
     moved *= p
     if tau != 1:
         moved /= p.dtype.type(tau)
