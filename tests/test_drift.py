@@ -127,6 +127,20 @@ def test_k_by_leave_one_out() -> None:
     assert (bend.n_neighbors_, noise.n_neighbors_) == (2, 30)
 
 
+def test_leaving_out_some_states_only() -> None:
+    rng = np.random.default_rng(12)
+    X, y = rng.normal(size=(50, 1)), rng.normal(size=50)
+    few = KNNDrift(candidates=(4, 8), degree=0, n_loo=10, huber=None).fit(X, y)
+    at = np.linspace(0, 49, 10).astype(int)
+    for k, error in zip((4, 8), few.loo_errors_, strict=True):
+        model = KNNDrift(k, degree=0, huber=None)
+        left = [
+            float(model.fit(np.delete(X, i, 0), np.delete(y, i)).predict(X[[i]])[0]) - y[i]
+            for i in at
+        ]
+        assert error == pytest.approx(np.mean(np.square(left)) / 2)
+
+
 def test_repeated_states() -> None:
     X = np.repeat(np.arange(4.0), 10)[:, None]
     model = KNNDrift(candidates=(3, 6)).fit(X, X[:, 0])
@@ -264,6 +278,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         r"candidates: wanted at least one",
     ),
     (lambda: KNNDrift(degree=2).fit(X2, np.zeros(4)), ValueError, r"degree: wanted 0, 1 or None"),
+    (lambda: KNNDrift(n_loo=0).fit(X2, np.zeros(4)), ValueError, r"n_loo: wanted"),
     (lambda: KNNDrift(huber=-1).fit(X2, np.zeros(4)), ValueError, r"huber: wanted"),
     (
         lambda: KNNDrift(2).fit(X2, np.zeros(4)).predict(np.zeros((2, 3))),

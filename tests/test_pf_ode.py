@@ -131,7 +131,7 @@ def test_positivity_guard() -> None:
 
 def test_mass_guard() -> None:
     """H.1: a mass that is off by more than 1e-12 is repaired and reported."""
-    run = _Integration(P0, 1.0, 1e-5, 1e-7, False, False)
+    run = _Integration(P0, 0.0, 1.0, 1e-5, 1e-7, False, False)
     run.y = P0 * (1 + 1e-9)
     assert run._repair()
     assert (run.n_renormalized, run.n_projected) == (1, 0)
@@ -187,7 +187,9 @@ def test_failures_are_passed_through() -> None:
     first = pf_ode(P0, lambda p, t: B * np.inf, (0, 1))
     assert first.status == "drift_not_finite" and len(first.t) == 1
     huge = pf_ode(P0, lambda p, t: 1e300 * B, (1, 2))
-    assert huge.status == "step_too_small" and huge.t.tolist() == [1.0]
+    assert huge.status == "step_too_small" and huge.t.tolist() == [1.0] and huge.t_reached == 1.0
+    early = pf_ode(P0, broken, (0, 1), t_eval=[0.75])
+    assert len(early.t) == 0 and 0 < early.t_reached < 0.5 and "drift_not_finite" in str(early)
 
     def raises(p: ref.Array, t: float) -> ref.Array:
         raise KeyError("mine")

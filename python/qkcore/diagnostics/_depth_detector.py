@@ -15,6 +15,7 @@ from ._depth_budget import Layers, increments
 Double = npt.NDArray[np.float64]
 
 MEDIANS = 5.0  # H.1: a spike is five times the median
+HISTORY = 512  # layers whose median is taken, so that a stream may last
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,9 @@ class BVDetector:
     :math:`\\tau_0 (1 + 0.1\\,\\mathrm{std}/\\mathrm{mean})`, std and mean being those of the norms in the
     window.
 
-    threshold: :math:`\\tau_0`; None takes five times the median of all squared norms so far (H.1), from the
-    third layer on (there is nothing to compare with before). window: W; the text gives no value.
+    threshold: :math:`\\tau_0`; None takes five times the median of the squared norms so far (H.1; the
+    last 512), from the third layer on (there is nothing to compare with before). window: W; the text
+    gives no value.
 
     A jump stays in the window for W layers, so its flags repeat; ``BVStep.spike`` tells the jump from its
     echo. The sum is taken afresh from the window: the running one of the algorithm keeps the rounding
@@ -71,7 +73,7 @@ class BVDetector:
         self.window = _checks.integer_within("window", window, 1, 10**9, "keep at least one layer")
         self.steps: list[BVStep] = []
         self._norms: deque[Double] = deque(maxlen=self.window)
-        self._squares: list[Double] = []
+        self._squares: deque[Double] = deque(maxlen=HISTORY)
 
     def __repr__(self) -> str:
         return f"BVDetector({len(self.steps)} layers seen, violations at {self.violations})"

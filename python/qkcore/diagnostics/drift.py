@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy.spatial import cKDTree
 
-from .. import _checks
+from .. import _checks, _config
 from .._estimator import Estimator
 from ..simplex._softmax import logits as check_logits
 from ..simplex._softmax import plain_softmax
@@ -147,9 +147,9 @@ class KNNDrift(_Regressor):
     (``degree=1``) that minimises :math:`\\sum_i \\rho_\\delta(\\|r_i\\|)`, by reweighting, with
     :math:`\\delta` = ``huber`` times the median residual (1.345 MAD; None: least squares). Exact k-d trees.
 
-    n_neighbors: k; None chooses it from ``candidates`` by leave-one-out on the training states (Huber loss
-    of the left-out drifts, in ``loo_errors_``; choice in ``n_neighbors_``). degree: None takes 1 when k is
-    at least twice the number of coefficients, else 0.
+    n_neighbors: k; None chooses it from ``candidates`` by leave-one-out on the training states (Huber
+    loss of the left-out drifts, of ``n_loo`` states at most, evenly spaced; in ``loo_errors_``; choice in
+    ``n_neighbors_``). degree: None takes 1 when k is at least twice the number of coefficients, else 0.
 
     >>> import numpy as np
     >>> from qkcore.diagnostics.drift import KNNDrift
@@ -166,12 +166,14 @@ class KNNDrift(_Regressor):
         degree: int | None = None,
         huber: float | None = HUBER,
         n_reweight: int = 30,
+        n_loo: int = 1000,
     ) -> None:
         self.n_neighbors = n_neighbors
         self.candidates = candidates
         self.degree = degree
         self.huber = huber
         self.n_reweight = n_reweight
+        self.n_loo = n_loo
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> KNNDrift:
         """Keep the states X (n, d) and drifts y (n,) or (n, m), and choose k."""
@@ -183,6 +185,7 @@ class KNNDrift(_Regressor):
                 f"degree: wanted 0, 1 or None, got {self.degree!r}; local fits are low"
             )
         _checks.integer_within("n_reweight", self.n_reweight, 1, 10**6, "reweight at least once")
+        _checks.integer_within("n_loo", self.n_loo, 1, 10**9, "leave out at least one state")
         n = len(points)
         self._tree = cKDTree(points.astype(np.float64))
         self._target = target
@@ -213,19 +216,24 @@ class KNNDrift(_Regressor):
         return self._shaped(self._local(queries, index), points)
 
     def _nearest(self, queries: Double, k: int) -> npt.NDArray[np.int64]:
-        _, index = self._tree.query(queries, k=[*range(1, k + 1)])
+        workers = _config.get_num_threads()
+        _, index = self._tree.query(queries, k=[*range(1, k + 1)], workers=workers)
         return np.asarray(index, dtype=np.int64)
 
     def _leave_one_out(self) -> Double:
-        states = np.asarray(self._tree.data, dtype=np.float64)
+        every = np.asarray(self._tree.data, dtype=np.float64)
+        left_out = np.unique(
+            np.linspace(0, len(every) - 1, min(self.n_loo, len(every))).astype(np.int64)
+        )
+        states, target = every[left_out], self._target[left_out]
         most = self.candidates_[-1]
         index = self._nearest(states, most + 1)
-        own = index == np.arange(len(states))[:, None]
+        own = index == left_out[:, None]
         own[~own.any(axis=1), -1] = True  # more duplicates of it than neighbours were asked for
         others = index[~own].reshape(len(states), most)
         errors = np.stack(
             [
-                np.linalg.norm(self._local(states, others[:, :k]) - self._target, axis=1)
+                np.linalg.norm(self._local(states, others[:, :k]) - target, axis=1)
                 for k in self.candidates_
             ]
         )

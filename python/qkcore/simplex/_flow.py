@@ -41,6 +41,7 @@ class PFSolution:
     entropy: Double
     status: str
     message: str
+    t_reached: float  #: the end of t_span, unless it failed
     n_steps: int  #: accepted
     n_rejected: int
     n_drift: int  #: evaluations of the drift
@@ -72,7 +73,7 @@ class PFSolution:
 
     def __str__(self) -> str:
         lines = [
-            f"PFSolution: {self.status} at t = {self.t[-1]:g} ({self.message})",
+            f"PFSolution: {self.status} at t = {self.t_reached:g} ({self.message})",
             f"  {self.n_steps} steps, {self.n_rejected} rejected, {self.n_drift} drift evaluations",
             f"  mass within {self.max_mass_error:.1e}, entropy balance within {self.entropy_residual:.1e}",
             *(f"  {text}" for text in self.warnings),
@@ -126,12 +127,20 @@ class _Integration:
     """State and counters of one integration; y is p, or the logits."""
 
     def __init__(
-        self, p0: Double, tau: float, rtol: float, atol: float, logits: bool, of_logits: bool
+        self,
+        p0: Double,
+        t0: float,
+        tau: float,
+        rtol: float,
+        atol: float,
+        logits: bool,
+        of_logits: bool,
     ) -> None:
         self.tau, self.rtol, self.atol = tau, rtol, atol
         self.logits, self.of_logits = logits, of_logits
         with np.errstate(divide="ignore"):
             self.y = tau * np.log(p0) if logits else p0
+        self.t = t0
         self.n_drift = self.n_steps = self.n_rejected = 0
         self.max_mass_error = self.most_negative = self.entropy_residual = 0.0
         self.n_renormalized = self.n_projected = 0
@@ -263,6 +272,7 @@ def pf_ode(
     p /= p.sum(axis=-1, keepdims=True)
     run = _Integration(
         p,
+        t0,
         _checks.positive("tau", tau),
         _checks.positive("rtol", rtol),
         _checks.positive("atol", atol),
@@ -286,6 +296,7 @@ def pf_ode(
         entropy=plain_entropy(path),
         status=status,
         message=_MESSAGES[status],
+        t_reached=run.t,
         n_steps=run.n_steps,
         n_rejected=run.n_rejected,
         n_drift=run.n_drift,
@@ -337,7 +348,7 @@ def _run_piece(
                 out_t.append(end)
                 out_p.append(run.probabilities(run.y))
             bar.update(end - t)
-            t = end
+            t = run.t = end
             slope = field(t, run.y) if repaired else step.slopes[-1]
             h *= _dopri.factor(error)
     except _NotFinite:

@@ -146,6 +146,10 @@ def jko(
     tol = _checks.positive("tol", tol)
     steps = _checks.integer_within("n_steps", n_steps, 1, 10**9, "take at least one step")
     limit = _checks.integer_within("max_iter", max_iter, 1, 10**9, "allow at least one iteration")
+    if not callable(energy):
+        energy = _checks.real_array("energy", energy)
+        _checks.same_dtype("energy", energy, p.dtype, "p0")
+        _checks.core_shape("energy", energy.shape, (p.shape[-1],), "like p0")
     path, residuals, counts = [p], [], []
     for _ in range(steps):
         if callable(energy):
