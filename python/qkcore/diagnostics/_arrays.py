@@ -1,0 +1,94 @@
+"""Arguments that the diagnostics share: float64 arrays, callables that are asked for shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+
+Float = npt.NDArray[np.float64]
+Field = Callable[[Float, float], npt.ArrayLike]
+"""A field over points and time: ``f(x, t)`` with x (n, d)."""
+
+
+def float64(name: str, value: npt.ArrayLike) -> Float:
+    """A finite float64 array: diagnostics accumulate in double precision whatever comes in (H.1)."""
+    array = np.asarray(value)
+    if array.dtype.kind in "iu":
+        array = array.astype(np.float64)
+    real = _checks.real_array(name, array)
+    _checks.not_empty(name, real)
+    if real.ndim:
+        _checks.finite(name, real)
+    elif not np.isfinite(real):
+        raise ValueError(f"{name}: wanted a finite number, got {float(real)!r}")
+    return real.astype(np.float64, copy=False)
+
+
+def points(name: str, value: npt.ArrayLike, least: int = 1) -> Float:
+    """Points (n, d), at least ``least`` of them."""
+    X = float64(name, value)
+    if X.ndim != 2:
+        raise ValueError(
+            f"{name}: wanted points of shape (n, d), got shape {X.shape}; "
+            f"for points on a line pass {name}[:, None]"
+        )
+    if len(X) < least:
+        raise ValueError(f"{name}: wanted at least {least} points, got {len(X)}; collect more")
+    return X
+
+
+def same_shape(name: str, value: npt.ArrayLike, shape: tuple[int, ...], other: str) -> Float:
+    """A finite array of the shape of another argument."""
+    array = float64(name, value)
+    if array.shape != shape:
+        raise ValueError(f"{name}: wanted shape {shape} like {other}, got {array.shape}")
+    return array
+
+
+def field_values(name: str, value: npt.ArrayLike, shape: tuple[int, ...], t: float) -> Float:
+    """What a caller's field returned: the right shape and finite, or an error that says when."""
+    array = np.asarray(value, dtype=np.float64)
+    if array.shape != shape:
+        raise ValueError(
+            f"{name}: wanted a function whose value has shape {shape}, got {array.shape} "
+            f"at t = {t:.6g}; return one row per point"
+        )
+    if not np.isfinite(array).all():
+        raise ValueError(
+            f"{name}: wanted finite values, got NaN or infinity at t = {t:.6g}; "
+            "take smaller steps or start away from the singularity"
+        )
+    return array
+
+
+def generator(seed: int | np.random.Generator | None) -> np.random.Generator:
+    """A generator from a seed; generators pass."""
+    return np.random.default_rng(seed)
+
+
+def count(name: str, value: object, least: int = 1) -> int:
+    """An integer from ``least`` on."""
+    out = _checks.integer(name, value)
+    if out < least:
+        raise ValueError(f"{name}: wanted at least {least}, got {out}")
+    return out
+
+
+def fraction(name: str, value: object) -> float:
+    """A number strictly between 0 and 1."""
+    out = _checks.positive(name, value)
+    if not out < 1:
+        raise ValueError(f"{name}: wanted a number between 0 and 1, got {value!r}; e.g. 0.95")
+    return out
+
+
+def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
+    """One of a few words."""
+    if value not in choices:
+        raise ValueError(f"{name}: wanted one of {', '.join(map(repr, choices))}, got {value!r}")
+    return str(value)

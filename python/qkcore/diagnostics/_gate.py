@@ -1,0 +1,69 @@
+"""P0: may the other diagnostics speak? Bounded variation and continuity (N.4, EOT-13)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ._arrays import Float
+from ._layers import LayerStack, logit_change
+
+
+@dataclass(frozen=True, eq=False)
+class Gate:
+    """What P0 measures."""
+
+    variation: float
+    """:math:`\\bar S_L`: :math:`\\sum_\\ell (\\Delta z)^2` of a logit, averaged over rows and keys, of the worst head"""
+    by_head: Float = field(repr=False)
+    by_layer: Float = field(repr=False)
+    """mean square change of a logit at every transition"""
+    total: float
+    """:math:`S_L = \\sum_\\ell \\|\\Delta z\\|_2^2` of a row, averaged over rows"""
+    residual: float
+    """largest defect of mass: \\|sum p - 1\\| of a row, \\|sum dp\\| of a step"""
+
+    @property
+    def spikes(self) -> list[int]:
+        """Transitions whose variation exceeds five times the median (H.1)."""
+        middle = float(np.median(self.by_layer))
+        return [int(k) for k in np.flatnonzero(self.by_layer > 5 * middle)]
+
+
+def measure(stack: LayerStack) -> Gate:
+    """One pass over the layers, in double precision."""
+    heads = stack.n_heads
+    squares, layers = [], []
+    before = stack.layer(0)
+    residual = float(np.abs(before.p.sum(axis=1) - 1).max())
+    total = 0.0
+    for k in range(1, stack.n_layers):
+        after = stack.layer(k)
+        dz, broken = logit_change(before, after)
+        if broken is None:
+            width = np.full(len(dz), dz.shape[1], dtype=np.float64)
+        else:
+            width = np.isfinite(after.z).sum(axis=1).astype(np.float64)
+            dz[~np.isfinite(dz)] = np.inf
+        square = np.einsum("rk,rk->r", dz, dz)
+        total += float(square.mean())
+        per_key = (square / width).reshape(heads, -1).mean(axis=1)
+        squares.append(per_key)
+        layers.append(float(per_key.mean()))
+        sums = after.p.sum(axis=1)
+        flow = np.subtract(after.p, before.p).sum(axis=1)
+        residual = max(residual, float(np.abs(sums - 1).max()), float(np.abs(flow).max()))
+        before = after
+    by_head = np.sum(squares, axis=0)
+    return Gate(float(by_head.max()), by_head, np.array(layers), total, residual)
+
+
+def measure_states(H: Float) -> Gate:
+    """The same of activations (layers, n, d): squares relative to their mean square, no mass to lose."""
+    scale = float((H * H).mean()) or 1.0
+    steps = np.diff(H, axis=0)
+    by_layer = (steps * steps).mean(axis=(1, 2)) / scale
+    total = float((steps * steps).sum(axis=(0, 2)).mean())
+    variation = float(by_layer.sum())
+    return Gate(variation, np.array([variation]), by_layer, total, 0.0)

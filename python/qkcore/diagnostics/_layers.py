@@ -1,0 +1,187 @@
+"""Stacks of softmax rows, one layer at a time: what P0-P3 read from them.
+
+A stack of 30 layers, 9 heads and 512 x 512 logits is 566 MB in float64; only two layers of it are held in
+double precision at any time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from ._arrays import Float
+
+_ROW_SUM = {4: 1e-3, 8: 1e-6}  # rows further from 1 than this are not probabilities at all
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """One layer: logits (rows, keys) over temperature, and their softmax."""
+
+    z: Float
+    p: Float
+
+
+@dataclass(frozen=True, eq=False)
+class RowMotion:
+    """What happens to every row between two layers."""
+
+    tv: Float
+    """half the L1 distance"""
+    change: Float
+    """half the range of the change of the logits: the norm that ignores common shifts"""
+    tail: Float
+    """1 - max p before"""
+    defect: Float
+    """half the L1 distance to one Euler step of the probability flow, p + J dz"""
+    square: Float
+    """\\|dz\\|^2 of the row (inf where the mask changes)"""
+    mass: float
+    """largest \\|sum of dp\\|"""
+
+
+class LayerStack:
+    """Layers of logits or of probabilities, checked, read one by one."""
+
+    def __init__(
+        self, layers: Sequence[npt.NDArray[np.floating]], temperature: float, given: str
+    ) -> None:
+        self._layers = layers
+        self._temperature = temperature
+        self._given = given
+        self.shape = layers[0].shape
+        self.n_layers = len(layers)
+
+    @classmethod
+    def of_logits(cls, logits: object, temperature: float) -> LayerStack:
+        """From logits (layers, ..., keys) or a sequence of layers."""
+        layers = _layers("logits", logits)
+        for k, layer in enumerate(layers):
+            _checks.finite(f"logits[{k}]", layer, minus_inf=True)
+            if np.isneginf(layer).all(axis=-1).any():
+                raise ValueError(
+                    f"logits[{k}]: wanted at least one unmasked key per row, got a row of -inf; "
+                    "remove rows that attend to nothing"
+                )
+        return cls(layers, _checks.positive("temperature", temperature), "logits")
+
+    @classmethod
+    def of_probabilities(cls, probabilities: object) -> LayerStack:
+        """From attention weights (layers, ..., keys); logits are their logarithms."""
+        layers = _layers("probabilities", probabilities)
+        for k, layer in enumerate(layers):
+            _checks.finite(f"probabilities[{k}]", layer)
+            if (layer < 0).any():
+                raise ValueError(
+                    f"probabilities[{k}]: wanted numbers >= 0, got {float(layer.min()):g}; "
+                    "pass logits=... if these are logits"
+                )
+            off = float(np.abs(layer.sum(axis=-1, dtype=np.float64) - 1).max())
+            if off > _ROW_SUM[layer.itemsize]:
+                raise ValueError(
+                    f"probabilities[{k}]: wanted rows that sum to 1, got a row that is off by {off:.3g}; "
+                    "normalise them, or pass logits=... if these are logits"
+                )
+        return cls(layers, 1.0, "probabilities")
+
+    @property
+    def n_heads(self) -> int:
+        """Rows come in heads: everything between the layer axis and (rows, keys)."""
+        return int(np.prod(self.shape[:-2], dtype=np.int64)) if len(self.shape) > 2 else 1
+
+    def raw(self, k: int) -> npt.NDArray[np.floating]:
+        """Layer k as it came."""
+        return self._layers[k]
+
+    def layer(self, k: int) -> Rows:
+        """Layer k as (rows, keys) in double precision."""
+        given = self._layers[k].reshape(-1, self.shape[-1])
+        if self._given == "probabilities":
+            p = given.astype(np.float64)
+            with np.errstate(divide="ignore"):
+                return Rows(np.log(p), p)
+        z = given.astype(np.float64)
+        if self._temperature != 1.0:
+            z /= self._temperature
+        return Rows(z, softmax(z))
+
+    def transitions(self) -> Iterator[tuple[Rows, Rows]]:
+        """Successive pairs of layers."""
+        before = self.layer(0)
+        for k in range(1, self.n_layers):
+            after = self.layer(k)
+            yield before, after
+            before = after
+
+
+def softmax(z: Float) -> Float:
+    """Row softmax, shifted by the largest entry."""
+    p = z - z.max(axis=-1, keepdims=True)
+    np.exp(p, out=p)
+    p /= p.sum(axis=-1, keepdims=True)
+    return p
+
+
+def logit_change(before: Rows, after: Rows) -> tuple[Float, npt.NDArray[np.bool_] | None]:
+    """dz with 0 where both layers mask, and which rows change their mask (None: no masks at all)."""
+    with np.errstate(invalid="ignore"):
+        dz = after.z - before.z
+    if np.isfinite(dz).all():
+        return dz, None
+    both = np.isneginf(before.z) & np.isneginf(after.z)
+    dz[both] = 0.0
+    return dz, ~np.isfinite(dz).all(axis=-1)
+
+
+def row_motion(before: Rows, after: Rows, temperature: float = 1.0) -> RowMotion:
+    """Everything that P0-P2 need of one transition."""
+    dz, broken = logit_change(before, after)
+    if broken is not None and broken.any():
+        dz[broken] = np.where(np.isfinite(dz[broken]), dz[broken], 0.0)
+    square = np.einsum("rk,rk->r", dz, dz)
+    if broken is not None:
+        square[broken] = np.inf
+        used = np.isfinite(before.z)
+        change = 0.5 * (
+            np.where(used, dz, -np.inf).max(axis=1) - np.where(used, dz, np.inf).min(axis=1)
+        )
+    else:
+        change = 0.5 * (dz.max(axis=1) - dz.min(axis=1))
+    step = after.p - before.p
+    tv = 0.5 * np.abs(step).sum(axis=1)
+    mass = float(np.abs(step.sum(axis=1)).max())
+    mean = np.einsum("rk,rk->r", before.p, dz)
+    dz -= mean[:, None]
+    dz *= before.p
+    step -= dz
+    defect = 0.5 * np.abs(step, out=step).sum(axis=1)
+    return RowMotion(tv, change, 1 - before.p.max(axis=1), defect, square, mass)
+
+
+def _layers(name: str, value: object) -> list[npt.NDArray[np.floating]]:
+    """A list of arrays of one shape (..., keys), at least two of them."""
+    if isinstance(value, (list, tuple)):
+        layers = [_checks.real_array(f"{name}[{k}]", layer) for k, layer in enumerate(value)]
+    else:
+        array = _checks.real_array(name, value)  # type: ignore[arg-type]
+        if array.ndim < 2:
+            raise ValueError(
+                f"{name}: wanted layers of rows (layers, ..., keys), got shape {array.shape}"
+            )
+        layers = list(array)
+    if len(layers) < 2:
+        raise ValueError(
+            f"{name}: wanted at least two layers, got {len(layers)}; the diagnostics follow rows through depth"
+        )
+    for k, layer in enumerate(layers):
+        _checks.not_empty(f"{name}[{k}]", layer)
+        if layer.ndim < 1 or layer.shape != layers[0].shape or layer.dtype != layers[0].dtype:
+            raise ValueError(
+                f"{name}[{k}]: wanted {layers[0].dtype} of shape {layers[0].shape} like the first layer, got "
+                f"{layer.dtype} {layer.shape}"
+            )
+    return layers

@@ -1,0 +1,139 @@
+"""Locking (P2): how little a peaked softmax moves, and the bound that says so (eq 23)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from ._arrays import Float, count, float64, one_of
+from ._layers import LayerStack, row_motion
+
+__all__ = ["Locking", "locking", "locking_bound"]
+
+
+def locking_bound(
+    tail: npt.ArrayLike, change: npt.ArrayLike, *, form: str = "sharp", alpha: float = 0.0
+) -> Float:
+    """The largest TV that a softmax row of tail mass delta can move when its logits move by ``change`` (eq 23).
+
+    ``tail``: :math:`\\delta = 1 - \\max p`; ``change``: :math:`\\epsilon = \\|\\Delta z\\|_\\infty`,
+    best taken as half the range of :math:`\\Delta z`, as a common shift moves nothing.
+
+    - "sharp": :math:`\\sigma(\\mathrm{logit}\\,\\delta + 2\\epsilon) - \\delta` while
+      :math:`\\delta \\le 1/(1 + e^\\epsilon)`, then :math:`\\tanh(\\epsilon/2)`. Attained for every
+      delta and epsilon below that point: all of the tail up by epsilon, the largest entry down. Needs no
+      assumption on the argmax.
+    - "printed": half of :math:`\\min\\{1, 2\\delta\\}\\epsilon + \\alpha\\epsilon`, as eq 23 bounds the
+      L1 norm. With :math:`\\alpha = 0` it is not a bound: small steps reach
+      :math:`4\\delta(1 - \\delta)\\epsilon`, nearly twice as much.
+
+    >>> from qkcore.diagnostics import curvature
+    >>> float(curvature.locking_bound(0.01, 0.1).round(6)), float(curvature.locking_bound(0.01, 0.1, form="printed"))
+    (0.002187, 0.001)
+    """
+    delta, eps = np.broadcast_arrays(float64("tail", tail), float64("change", change))
+    if not ((delta >= 0).all() and (delta <= 1).all() and (eps >= 0).all()):
+        raise ValueError("tail, change: wanted 0 <= tail <= 1 and change >= 0, got values outside")
+    if one_of("form", form, ("sharp", "printed")) == "printed":
+        extra = _checks.number("alpha", alpha)
+        return np.asarray(0.5 * (np.minimum(1.0, 2 * delta) + extra) * eps)
+    growth = np.expm1(2 * eps)
+    with np.errstate(invalid="ignore", over="ignore"):
+        moved = delta * (1 - delta) * growth / (1 + growth * delta)
+    moved = np.where(np.isfinite(moved), moved, 1 - delta)
+    most = np.tanh(eps / 2)
+    return np.asarray(np.where(delta * (1 + np.exp(np.minimum(eps, 700))) <= 1, moved, most))
+
+
+@dataclass(frozen=True, eq=False)
+class Locking:
+    """Motion of rows against their tail mass, in bins."""
+
+    edges: Float
+    """of the bins of tail mass, geometric"""
+    counts: npt.NDArray[np.int64]
+    median: Float
+    """median TV per bin (NaN where a bin is empty)"""
+    low: Float = field(repr=False)
+    high: Float = field(repr=False)
+    """quartiles of the TV"""
+    bound: Float
+    """median of the sharp bound per bin"""
+    exceeding: float
+    """share of rows above the sharp bound: 0, unless rows are not the softmax of the logits"""
+    exceeding_printed: float
+    """share of rows above eq 23 with alpha = 0"""
+    alpha: float
+    """the smallest alpha with which eq 23 holds for all rows"""
+
+    def __str__(self) -> str:
+        lines = ["tail mass            rows   median TV   quartiles                bound"]
+        for k in range(len(self.counts)):
+            if not self.counts[k]:
+                continue
+            lines.append(
+                f"{self.edges[k]:.1e} - {self.edges[k + 1]:.1e} {self.counts[k]:8d}   {self.median[k]:.3e}"
+                f"   {self.low[k]:.2e} - {self.high[k]:.2e}   {self.bound[k]:.3e}"
+            )
+        lines.append(
+            f"above the bound: {100 * self.exceeding:.3g} % of rows; above eq 23 with alpha = 0: "
+            f"{100 * self.exceeding_printed:.3g} % (alpha = {self.alpha:.3g} would do)"
+        )
+        return "\n".join(lines)
+
+
+def locking(
+    logits: npt.ArrayLike, *, temperature: float = 1.0, bins: int = 12, least: float = 1e-6
+) -> Locking:
+    """TV between successive layers against tail mass, with the bound (P2, eq 23, figure 7; EOT-13).
+
+    ``logits`` (layers, ..., keys), at least two layers; -inf masks. Bins of tail mass are geometric from
+    ``least`` to 1.
+
+    >>> import numpy as np
+    >>> from qkcore.diagnostics import curvature
+    >>> rng = np.random.default_rng(0)
+    >>> z = 4 * rng.normal(size=(1, 50, 8)) + 0.05 * rng.normal(size=(3, 50, 8))
+    >>> curvature.locking(z).exceeding
+    0.0
+    """
+    stack = LayerStack.of_logits(logits, temperature)
+    motions = [row_motion(a, b, temperature=1.0) for a, b in stack.transitions()]
+    tail = np.concatenate([m.tail for m in motions])
+    change = np.concatenate([m.change for m in motions])
+    tv = np.concatenate([m.tv for m in motions])
+    return summarize(tail, change, tv, bins=count("bins", bins), least=least)
+
+
+def summarize(
+    tail: Float, change: Float, tv: Float, *, bins: int = 12, least: float = 1e-6
+) -> Locking:
+    """Bins of (tail mass, logit change, TV) triples of rows."""
+    edges = np.concatenate([[0.0], np.geomspace(_checks.positive("least", least), 1.0, bins)])
+    index = np.clip(np.searchsorted(edges, tail, side="right") - 1, 0, bins - 1)
+    bound = locking_bound(tail, change)
+    slack = 8 * np.finfo(np.float64).eps
+    sharp = tv > bound * (1 + 1e-9) + slack
+    printed = tv > locking_bound(tail, change, form="printed") * (1 + 1e-9) + slack
+    moving = change > 1e-12
+    ratio = 2 * tv[moving] / change[moving] - np.minimum(1.0, 2 * tail[moving])
+    counts = np.bincount(index, minlength=bins)
+    middle, low, high, limit = (np.full(bins, np.nan) for _ in range(4))
+    for k in np.flatnonzero(counts):
+        inside = index == k
+        low[k], middle[k], high[k] = np.quantile(tv[inside], [0.25, 0.5, 0.75])
+        limit[k] = np.median(bound[inside])
+    return Locking(
+        edges,
+        counts.astype(np.int64),
+        middle,
+        low,
+        high,
+        limit,
+        float(sharp.mean()),
+        float(printed.mean()),
+        float(max(ratio.max(), 0.0)) if ratio.size else 0.0,
+    )

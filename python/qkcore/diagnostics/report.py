@@ -1,0 +1,318 @@
+"""The suite P0-P4 on anyone's logits or activations (EOT-13, section 6.1, M.6, N.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from tqdm import tqdm
+
+from .. import _checks
+from . import _gate, _p_checks
+from ._arrays import Float, count, float64, generator
+from ._layers import LayerStack
+from ._p_checks import ABSTAIN, FAIL, PASS, Check
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["Check", "Report", "Thresholds", "run"]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What the verdicts are measured against. EOT gives those of P0; the others are ours, and stated."""
+
+    variation: float = 0.15
+    """P0: largest :math:`\\bar S_L` (N.4)"""
+    continuity: float = 1e-14
+    """P0: the continuity residual must stay below this (N.4)"""
+    adequacy: float = 0.25
+    """P1: largest share of the motion that one Euler step of the probability flow may miss"""
+    locked_tail: float = 0.1
+    """P2: rows of at most this tail mass count as locked"""
+    locked_motion: float = 0.05
+    """P2: largest median TV of locked rows"""
+    reduction: float = 0.0
+    """P3: the curvature gap must fall by more than this share"""
+    rotation: float = 0.1
+    """P4: largest share of rotation in the kinetic energy"""
+
+
+@dataclass(frozen=True, eq=False)
+class Report:
+    """Verdicts of P0-P4 with their numbers; prints as a table."""
+
+    checks: tuple[Check, ...]
+    thresholds: Thresholds
+    shape: str
+    """what was examined"""
+
+    def __getitem__(self, name: str) -> Check:
+        for check in self.checks:
+            if check.name == name:
+                return check
+        raise KeyError(f"{name!r}: wanted one of {', '.join(c.name for c in self.checks)}")
+
+    def __iter__(self) -> Iterator[Check]:
+        return iter(self.checks)
+
+    @property
+    def passed(self) -> bool:
+        """Whether nothing failed and the gate is open (abstentions do not count as failures)."""
+        return self["P0"].verdict == PASS and all(c.verdict != FAIL for c in self.checks)
+
+    @property
+    def verdicts(self) -> dict[str, str]:
+        """The verdict of each check."""
+        return {c.name: c.verdict for c in self.checks}
+
+    def __str__(self) -> str:
+        rows = [("", "check", "verdict", "number", "threshold", "reason")]
+        rows += [
+            (c.name, c.title, c.verdict, _number(c.value), f"{c.sense} {c.threshold:g}", c.reason)
+            for c in self.checks
+        ]
+        widths = [max(len(r[k]) for r in rows) for k in range(5)]
+        lines = [self.shape]
+        for r in rows:
+            cells = "  ".join(r[k].ljust(widths[k]) for k in range(5))
+            lines.append(f"{cells}  {r[5]}".rstrip())
+        return "\n".join(lines)
+
+    __repr__ = __str__
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings and lists, ready for JSON."""
+        return {
+            "shape": self.shape,
+            "passed": self.passed,
+            "thresholds": asdict(self.thresholds),
+            "checks": {
+                c.name: {
+                    "title": c.title,
+                    "verdict": c.verdict,
+                    "value": c.value,
+                    "threshold": c.threshold,
+                    "sense": c.sense,
+                    "reason": c.reason,
+                    "details": _plain(c.details),
+                }
+                for c in self.checks
+            },
+        }
+
+    def plot(self) -> Figure:
+        """One panel per check that has something to show (needs matplotlib)."""
+        from ._plots import draw
+
+        return draw(self)
+
+
+def run(
+    logits: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
+    *,
+    activations: npt.ArrayLike | None = None,
+    probabilities: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
+    unembedding: npt.ArrayLike | None = None,
+    temperature: float = 1.0,
+    queries: npt.ArrayLike | None = None,
+    keys: npt.ArrayLike | None = None,
+    budget: npt.ArrayLike | None = None,
+    diffusion: Any = None,
+    reference_energy: float | None = None,
+    thresholds: Thresholds | Mapping[str, float] | None = None,
+    temperatures: Sequence[float] = (1.0, 1.25, 1.5, 2.0),
+    n_pairs: int = 32,
+    n_components: int = 3,
+    n_resamples: int = 200,
+    seed: int | np.random.Generator | None = 0,
+    progress: bool = False,
+) -> Report:
+    """The diagnostics P0-P4 of a stack of layers: pass, fail or abstain, with numbers and reasons (EOT-13).
+
+    What is examined: ``logits`` (layers, ..., queries, keys), as an array or a list of layers, -inf
+    masks; or ``probabilities``, the attention weights themselves; and / or ``activations`` (layers, n,
+    d), which P4 needs. Activations with an ``unembedding`` (d, V) give logits as well. Everything is
+    accumulated in double precision, two layers at a time.
+
+    - **P0**, the gate: :math:`\\bar S_L` (the summed squared changes of a logit through depth, averaged
+      over rows and keys, of the worst head) at most 0.15, and no row gains or loses mass (below 1e-14).
+      If it fails, P1-P4 abstain.
+    - **P1**, adequacy of the probability flow: no layer moves by more TV than its drift budget and a
+      band (eq 22), and an Euler step :math:`p + J\\Delta z` of the flow misses at most a quarter of the
+      motion. The budget is :math:`\\frac12\\|\\Delta z\\|_\\infty`, the sharp constant for logits; with
+      ``budget`` (layers - 1,) or (layers - 1, rows) it is yours, e.g. from component sensitivities.
+    - **P2**, locking: no row above the bound of eq 23 (its sharp form), and locked rows hardly move.
+    - **P3**, contraction: the curvature gap falls as ``temperatures`` rise. Distances are those of
+      ``queries`` (n, d) and ``keys`` (m, d), or positions in the sequence.
+    - **P4**, alignment with a Schrödinger bridge: rotation is a small part of the kinetic energy, in the
+      ``n_components`` leading principal components of the activations, with ``diffusion`` tensor a in
+      these; with ``reference_energy``: it is below that.
+
+    ``thresholds``: a :class:`Thresholds` or a dictionary of those to change.
+
+    >>> import numpy as np
+    >>> import qkcore.diagnostics as diagnostics
+    >>> rng = np.random.default_rng(0)
+    >>> z = rng.normal(size=(16, 16)) + 0.01 * np.cumsum(rng.normal(size=(8, 2, 16, 16)), axis=0)
+    >>> diagnostics.run(z).verdicts
+    {'P0': 'pass', 'P1': 'pass', 'P2': 'abstain', 'P3': 'pass', 'P4': 'abstain'}
+    >>> z[4:] += 5 * rng.normal(size=(16, 16))  # a jump
+    >>> print(diagnostics.run(z)["P1"].reason)
+    P0 failed: the logits vary too much (S_L 25.7 > 0.15), most at transition 3 -> 4
+    """
+    limits = _thresholds(thresholds)
+    rng = generator(seed)
+    states = None if activations is None else _states(activations)
+    if unembedding is not None:
+        logits = _unembedded(states, unembedding, logits)
+    if logits is not None and probabilities is not None:
+        raise ValueError("logits, probabilities: wanted one of the two, got both")
+    if logits is None and probabilities is None and states is None:
+        raise ValueError("logits: wanted logits, probabilities or activations, got none of them")
+    stack = None
+    if logits is not None:
+        stack = LayerStack.of_logits(logits, temperature)
+    elif probabilities is not None:
+        stack = LayerStack.of_probabilities(probabilities)
+    factors = float64("temperatures", temperatures)
+    if factors.ndim != 1 or factors.size < 2 or not (np.diff(factors) > 0).all() or factors[0] <= 0:
+        raise ValueError(
+            f"temperatures: wanted at least two rising numbers > 0, got {temperatures!r}"
+        )
+    n_pairs, n_components = count("n_pairs", n_pairs), count("n_components", n_components)
+    n_resamples = count("n_resamples", n_resamples, 10)
+
+    gate = _gate.measure(stack) if stack is not None else _gate.measure_states(_needed(states))
+    first = _p_checks.gate_check(gate, limits, "logits" if stack is not None else "activations")
+    checks = [first]
+    shape = _shape(stack, states)
+    if first.verdict != PASS:
+        why = f"P0 failed: {first.reason}"
+        checks += [_p_checks.abstain(name, limits, why) for name in ("P1", "P2", "P3", "P4")]
+        return Report(tuple(checks), limits, shape)
+
+    if stack is None:
+        why = "needs logits, probabilities, or an unembedding beside the activations"
+        checks += [_p_checks.abstain(name, limits, why) for name in ("P1", "P2", "P3")]
+    else:
+        steps = tqdm(
+            stack.transitions(), total=stack.n_layers - 1, disable=not progress, desc="P1, P2"
+        )
+        motions = _p_checks.motions(steps)
+        given = None if budget is None else _budget(budget, motions.tv.shape)
+        checks.append(_p_checks.adequacy(motions, given, limits, n_resamples, rng))
+        checks.append(_p_checks.locking_check(motions, limits))
+        checks.append(
+            _p_checks.contraction(
+                stack,
+                temperature,
+                queries,
+                keys,
+                factors,
+                n_pairs,
+                limits,
+                n_resamples,
+                rng,
+                progress,
+            )
+        )
+    if states is None:
+        checks.append(_p_checks.abstain("P4", limits, "needs activations"))
+    else:
+        checks.append(
+            _p_checks.alignment(
+                states, diffusion, n_components, reference_energy, limits, n_resamples, rng
+            )
+        )
+    return Report(tuple(checks), limits, shape)
+
+
+def _thresholds(given: Thresholds | Mapping[str, float] | None) -> Thresholds:
+    if given is None:
+        return Thresholds()
+    if isinstance(given, Thresholds):
+        return given
+    known = asdict(Thresholds())
+    unknown = [name for name in given if name not in known]
+    if unknown:
+        raise ValueError(f"thresholds: wanted some of {', '.join(known)}, got {unknown[0]!r}")
+    return Thresholds(
+        **{**known, **{k: _checks.number(f"thresholds[{k!r}]", v) for k, v in given.items()}}
+    )
+
+
+def _states(activations: npt.ArrayLike) -> Float:
+    H = float64("activations", activations)
+    if H.ndim != 3 or len(H) < 2:
+        raise ValueError(
+            f"activations: wanted at least two layers (layers, n, d), got shape {H.shape}; "
+            "the diagnostics follow states through depth"
+        )
+    return H
+
+
+def _needed(states: Float | None) -> Float:
+    assert states is not None
+    return states
+
+
+def _unembedded(states: Float | None, W: npt.ArrayLike, logits: object) -> list[Float]:
+    if states is None or logits is not None:
+        raise ValueError("unembedding: wanted together with activations and without logits")
+    matrix = float64("unembedding", W)
+    if matrix.ndim != 2 or len(matrix) != states.shape[2]:
+        raise ValueError(
+            f"unembedding: wanted shape ({states.shape[2]}, V) like the activations, got {matrix.shape}"
+        )
+    return [layer @ matrix for layer in states]
+
+
+def _budget(budget: npt.ArrayLike, shape: tuple[int, ...]) -> Float:
+    given = float64("budget", budget)
+    if given.ndim == 1:
+        given = given[:, None]
+    if given.shape[0] != shape[0] or given.shape[1:] not in ((1,), shape[1:]):
+        raise ValueError(
+            f"budget: wanted shape ({shape[0]},) or {shape} (transitions, rows), got {given.shape}"
+        )
+    if (given < 0).any():
+        raise ValueError("budget: wanted numbers >= 0 (total variation), got negative ones")
+    return given
+
+
+def _shape(stack: LayerStack | None, states: Float | None) -> str:
+    parts = []
+    if stack is not None:
+        rest = " x ".join(map(str, stack.shape))
+        parts.append(f"{stack.n_layers} layers of {rest} logits")
+    if states is not None:
+        parts.append(
+            f"{len(states)} layers of {states.shape[1]} activations in {states.shape[2]} dimensions"
+        )
+    return ", ".join(parts)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4g}"
+
+
+def _plain(value: Any) -> Any:
+    """NumPy out, JSON in; infinities and NaN become None, which JSON has."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, np.ndarray):
+        return _plain(value.tolist())
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)):
+        return float(value) if np.isfinite(value) else None
+    return value
