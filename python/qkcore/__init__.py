@@ -13,6 +13,7 @@ from . import diffusion, divergence, isb, magnetic, scores
 from . import diffusion, divergence, magnetic, observables, scores
 from . import diffusion, divergence, magnetic, measure, scores
 from . import diagnostics, diffusion, divergence, magnetic, schedule, scores, simplex
+from . import diagnostics, diffusion, divergence, magnetic, scores
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime

@@ -116,7 +116,7 @@ def _hermite_values(y: Float, exponents: Float) -> Float:
 
 def _hermite_gradients(y: Float, exponents: Float) -> Float:
     """Gradients (n, m, d) of the products in whitened coordinates: He_k' = sqrt(k) He_{k-1}."""
-    n, d = y.shape
+    d = y.shape[1]
     H = _hermite(y, int(exponents.max()))
     values = np.stack([H[exponents[:, j], :, j].T for j in range(d)], axis=-1)  # (n, m, d)
     out = np.empty_like(values)
@@ -131,7 +131,7 @@ def _hermite_gradients(y: Float, exponents: Float) -> Float:
 def graph(
     X: Float, v: Float, weights: Float, A: DiffusionTensor, n_neighbors: int, **solver: float
 ) -> CloudHodge:
-    """theta at the samples: its differences along the edges of the neighbour graph against those of the field.
+    """theta at the samples: its differences along the edges of the neighbour graph against the field's.
 
     In coordinates in which a is the identity, an edge carries
     :math:`\\frac12(v_i + v_j)\\cdot(x_j - x_i)` (exact for potentials of degree two) with a self-tuning
@@ -143,7 +143,8 @@ def graph(
     inverse_root = vectors / np.sqrt(values) @ vectors.T
     y, f = X @ inverse_root, v @ inverse_root
     n, d = y.shape
-    distance, neighbour = cKDTree(y).query(y, k=n_neighbors + 1)
+    found = cKDTree(y).query(y, k=n_neighbors + 1)
+    distance, neighbour = (np.asarray(x) for x in found)
     radius = distance[:, -1]
     if not (radius > 0).all():
         raise ValueError(
@@ -166,7 +167,9 @@ def graph(
     entries = np.concatenate([-strength, -strength, strength, strength])
     L = sp.csr_matrix((entries, (rows, columns)), shape=(n, n))
     flux = strength * carried
-    b = np.bincount(end, flux, minlength=n) - np.bincount(begin, flux, minlength=n)
+    b = np.zeros(n)
+    b += np.bincount(end, flux, minlength=n)
+    b -= np.bincount(begin, flux, minlength=n)
     theta, solve = solve_grounded(L, b, **solver)
     left = carried - (theta[end] - theta[begin])
     spread, pull = np.zeros((n, d, d)), np.zeros((n, d))

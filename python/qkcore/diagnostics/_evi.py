@@ -27,7 +27,7 @@ def sinkhorn_w2(
     """The Sinkhorn surrogate of :math:`W_2^2` between laws on one support (EOT-12).
 
     ``p`` and ``q`` (..., n) laws, ``support`` (n,) positions or (n, d) points. The value is
-    :math:`\\min_\\Pi \\langle \\Pi, |x - y|^2\\rangle + \\varepsilon\\,\\mathrm{KL}(\\Pi\\,\\|\\,p\\otimes q)`
+    :math:`\\min_\\Pi \\langle \\Pi, |x - y|^2\\rangle + \\varepsilon\\,\\mathrm{KL}(\\Pi \\| p\\otimes q)`
     by :func:`qkcore.bridge`; ``debiased`` takes off the means of the self-terms, so that it vanishes
     when p = q and nowhere else. ``epsilon`` defaults to a hundredth of the mean squared distance of the
     support.
@@ -63,12 +63,15 @@ def sinkhorn_w2(
             i, j = mu[k] > 0, nu[k] > 0
             m, n = mu[k][i], nu[k][j]
             s = kernel if i.all() and j.all() else scores.distance(x[i], x[j], beta=1 / eps)
-            found = bridge(s, m / m.sum(), n / n.sum(), tol=tol, n_threads=n_threads)
+            m, n = m / m.sum(), n / n.sum()
+            found = bridge(s, m, n, tol=tol, max_iter=1000, n_threads=n_threads)
+            if not found.converged:  # slow at small epsilon: Newton starts where it stopped
+                found = bridge(s, m, n, tol=tol, solver="newton", init=found, n_threads=n_threads)
             if not found.converged:
                 raise ArithmeticError(
-                    f"Sinkhorn did not converge ({found.status}, error {found.error:.2e}); raise epsilon (now {eps:.3g})"
+                    f"Sinkhorn did not converge ({found.status}, error {found.error:.2e}); "
+                    f"raise epsilon (now {eps:.3g})"
                 )
-            m, n = m / m.sum(), n / n.sum()
             out[k] = eps * float(m @ (found.f - np.log(m)) + n @ (found.g - np.log(n)))
         return out
 
@@ -104,9 +107,10 @@ class EVI:
 
     def __str__(self) -> str:
         return (
-            f"EVI over {len(self.w2)} layers, {self.w2.shape[1]} rows: {100 * self.contracting:.3g} % of steps come "
-            f"nearer; W2^2 {self.w2[0].mean():.4g} -> {self.w2[-1].mean():.4g}; drift needed: median "
-            f"{np.median(self.drift):.3g}, largest {self.drift.max():.3g}"
+            f"EVI over {len(self.w2)} layers, {self.w2.shape[1]} rows: "
+            f"{100 * self.contracting:.3g} % of steps come nearer; "
+            f"W2^2 {self.w2[0].mean():.4g} -> {self.w2[-1].mean():.4g}; "
+            f"drift needed: median {np.median(self.drift):.3g}, largest {self.drift.max():.3g}"
         )
 
 

@@ -15,7 +15,8 @@ class Gate:
     """What P0 measures."""
 
     variation: float
-    """:math:`\\bar S_L`: :math:`\\sum_\\ell (\\Delta z)^2` of a logit, averaged over rows and keys, of the worst head"""
+    """:math:`\\bar S_L`: :math:`\\sum_\\ell (\\Delta z)^2` of a logit, averaged over rows and keys, of the
+    worst head"""
     by_head: Float = field(repr=False)
     by_layer: Float = field(repr=False)
     """mean square change of a logit at every transition"""

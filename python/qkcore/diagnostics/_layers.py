@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,7 @@ class LayerStack:
     """Layers of logits or of probabilities, checked, read one by one."""
 
     def __init__(
-        self, layers: Sequence[npt.NDArray[np.floating]], temperature: float, given: str
+        self, layers: Sequence[npt.NDArray[np.floating[Any]]], temperature: float, given: str
     ) -> None:
         self._layers = layers
         self._temperature = temperature
@@ -93,10 +94,6 @@ class LayerStack:
         """Rows come in heads: everything between the layer axis and (rows, keys)."""
         return int(np.prod(self.shape[:-2], dtype=np.int64)) if len(self.shape) > 2 else 1
 
-    def raw(self, k: int) -> npt.NDArray[np.floating]:
-        """Layer k as it came."""
-        return self._layers[k]
-
     def layer(self, k: int) -> Rows:
         """Layer k as (rows, keys) in double precision."""
         given = self._layers[k].reshape(-1, self.shape[-1])
@@ -120,7 +117,7 @@ class LayerStack:
 
 def softmax(z: Float) -> Float:
     """Row softmax, shifted by the largest entry."""
-    p = z - z.max(axis=-1, keepdims=True)
+    p: Float = z - z.max(axis=-1, keepdims=True)
     np.exp(p, out=p)
     p /= p.sum(axis=-1, keepdims=True)
     return p
@@ -134,10 +131,10 @@ def logit_change(before: Rows, after: Rows) -> tuple[Float, npt.NDArray[np.bool_
         return dz, None
     both = np.isneginf(before.z) & np.isneginf(after.z)
     dz[both] = 0.0
-    return dz, ~np.isfinite(dz).all(axis=-1)
+    return dz, np.asarray(~np.isfinite(dz).all(axis=-1))
 
 
-def row_motion(before: Rows, after: Rows, temperature: float = 1.0) -> RowMotion:
+def row_motion(before: Rows, after: Rows) -> RowMotion:
     """Everything that P0-P2 need of one transition."""
     dz, broken = logit_change(before, after)
     if broken is not None and broken.any():
@@ -159,10 +156,20 @@ def row_motion(before: Rows, after: Rows, temperature: float = 1.0) -> RowMotion
     dz *= before.p
     step -= dz
     defect = 0.5 * np.abs(step, out=step).sum(axis=1)
-    return RowMotion(tv, change, 1 - before.p.max(axis=1), defect, square, mass)
+    return RowMotion(tv, change, tail_mass(before.p), defect, square, mass)
 
 
-def _layers(name: str, value: object) -> list[npt.NDArray[np.floating]]:
+def tail_mass(p: Float) -> Float:
+    """1 - max p as the sum of the others, to full relative precision."""
+    top = p.argmax(axis=1)[:, None]
+    largest = np.take_along_axis(p, top, axis=1)
+    np.put_along_axis(p, top, 0.0, axis=1)
+    tail: Float = p.sum(axis=1)
+    np.put_along_axis(p, top, largest, axis=1)
+    return tail
+
+
+def _layers(name: str, value: object) -> list[npt.NDArray[np.floating[Any]]]:
     """A list of arrays of one shape (..., keys), at least two of them."""
     if isinstance(value, (list, tuple)):
         layers = [_checks.real_array(f"{name}[{k}]", layer) for k, layer in enumerate(value)]
@@ -175,7 +182,8 @@ def _layers(name: str, value: object) -> list[npt.NDArray[np.floating]]:
         layers = list(array)
     if len(layers) < 2:
         raise ValueError(
-            f"{name}: wanted at least two layers, got {len(layers)}; the diagnostics follow rows through depth"
+            f"{name}: wanted at least two layers, got {len(layers)}; "
+            "the diagnostics follow rows through depth"
         )
     for k, layer in enumerate(layers):
         _checks.not_empty(f"{name}[{k}]", layer)

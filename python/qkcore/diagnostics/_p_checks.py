@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from . import _locking, rotation
 from ._arrays import Float
@@ -48,7 +47,10 @@ class Check:
 
     def __str__(self) -> str:
         number = "-" if self.value is None else f"{self.value:.4g}"
-        return f"{self.name} {self.title}: {self.verdict} ({number} {self.sense} {self.threshold:g}); {self.reason}"
+        return (
+            f"{self.name} {self.title}: {self.verdict} "
+            f"({number} {self.sense} {self.threshold:g}); {self.reason}"
+        )
 
 
 def _limit(name: str, limits: Thresholds) -> tuple[str, float]:
@@ -241,6 +243,8 @@ def contraction(
     progress: bool,
 ) -> Check:
     """P3 (M.6): the curvature gap of neighbouring queries falls with temperature."""
+    from tqdm.auto import tqdm
+
     if len(stack.shape) < 2 or stack.shape[-2] < 2:
         return abstain("P3", limits, "needs at least two rows (queries) per layer")
     rows, columns = stack.shape[-2:]
@@ -267,8 +271,9 @@ def contraction(
         "distance": where,
     }
     text = (
-        f"gap {sweep.mean[0]:.3g} -> {sweep.mean[-1]:.3g} as temperature rises x {factors[-1] / factors[0]:g}, "
-        f"reduction [{low:.3g}, {high:.3g}], {sweep.gaps.shape[1]} pairs, distance of {where}"
+        f"gap {sweep.mean[0]:.3g} -> {sweep.mean[-1]:.3g} as temperature rises "
+        f"x {factors[-1] / factors[0]:g}, reduction [{low:.3g}, {high:.3g}], "
+        f"{sweep.gaps.shape[1]} pairs, distance of {where}"
     )
     if low > limits.reduction:
         return _check("P3", limits, PASS, sweep.reduction, text, **details)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-import scipy.stats
 
 from ._arrays import Float, count, float64, fraction
 from ._paths import Path
@@ -69,11 +68,14 @@ def parity(
     >>> duality.parity(rng.normal(size=(3, 500, 2)), rng.normal(size=(3, 400, 2)) + 1).agree
     False
     """
+    from scipy.stats import kstwobign
+
     x, t = _states("first", first)
     y, other = _states("second", second)
     if x.shape[0] != y.shape[0] or x.shape[2] != y.shape[2]:
         raise ValueError(
-            f"second: wanted {x.shape[0]} times and {x.shape[2]} coordinates like first, got shape {y.shape}; "
+            f"second: wanted {x.shape[0]} times and {x.shape[2]} coordinates like first, "
+            f"got shape {y.shape}; "
             "save both samplers on one grid"
         )
     if t is not None and other is not None and not np.allclose(t, other):
@@ -92,7 +94,7 @@ def parity(
             ks[k, j] = _ks(p, q)
     # Bonferroni over all comparisons: one answer for the whole picture
     level = (1 - confidence) / (times * d)
-    critical = float(scipy.stats.kstwobign.isf(level) * np.sqrt((n + m) / (n * m)))
+    critical = float(kstwobign.isf(level) * np.sqrt((n + m) / (n * m)))
     grid = (
         t if t is not None else other if other is not None else np.arange(times, dtype=np.float64)
     )

@@ -7,7 +7,9 @@ so IC(0) is here: the factor on the pattern of the matrix, by the fixed-point sw
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 import scipy.linalg
@@ -49,7 +51,7 @@ class Preconditioner:
             except scipy.linalg.LinAlgError:
                 self.shift = 1e-12
                 factor = scipy.linalg.cho_factor(A.toarray() + self.shift * np.eye(n), lower=True)
-            self._solve = lambda r: scipy.linalg.cho_solve(factor, r)
+            self._solve: Callable[[Float], Float] = lambda r: scipy.linalg.cho_solve(factor, r)
             return
         self.name = "IC(0)"
         lower = None
@@ -62,7 +64,7 @@ class Preconditioner:
         if self.shift:
             self.name = f"IC(0) of the matrix with {self.shift:g} added to its diagonal"
         # A triangular matrix is its own LU factor: SuperLU's solve is substitution in compiled code.
-        lu = spla.splu(lower.tocsc(), permc_spec="NATURAL", diag_pivot_thresh=0.0)
+        lu: Any = spla.splu(lower.tocsc(), permc_spec="NATURAL", diag_pivot_thresh=0.0)
         self._solve = lambda r: lu.solve(lu.solve(r), trans="T")
 
     def __call__(self, r: Float) -> Float:
@@ -129,8 +131,9 @@ def conjugate_gradients(
     p = z.copy()
     rz = float(r @ z)
     best, kept = np.inf, x
-    k = 0
-    for k in range(1, max_iter + 1):
+    steps = 0
+    while steps < max_iter:
+        steps += 1
         q = A @ p
         curvature = float(p @ q)
         if not curvature > 0:
@@ -146,7 +149,7 @@ def conjugate_gradients(
         z = M(r)
         rz, old = float(r @ z), rz
         p = z + (rz / old) * p
-    return kept, k, float(np.linalg.norm(b - A @ kept)) / size
+    return kept, steps, float(np.linalg.norm(b - A @ kept)) / size
 
 
 def extreme_eigenvalues(A: sp.csr_matrix) -> tuple[float, float]:
@@ -164,7 +167,8 @@ def extreme_eigenvalues(A: sp.csr_matrix) -> tuple[float, float]:
     M = Preconditioner(scaled)
 
     def inverse(v: Float) -> Float:
-        return d * conjugate_gradients(scaled, d * v.ravel(), M, tol=1e-5, max_iter=2000)[0]
+        out: Float = d * conjugate_gradients(scaled, d * v.ravel(), M, tol=1e-5, max_iter=2000)[0]
+        return out
 
     operator = spla.LinearOperator((n, n), matvec=inverse, dtype=np.float64)
     bottom = spla.eigsh(

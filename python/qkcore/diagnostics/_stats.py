@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
-import scipy.stats
 
 from ._arrays import Float
 
@@ -23,48 +24,51 @@ def interval(
     n_resamples: int,
     confidence: float,
     rng: np.random.Generator,
-) -> Interval | None:
-    """A bootstrap interval by SciPy over paired samples; None when resampling never varies it.
+) -> tuple[Interval, str] | None:
+    """A bootstrap interval by SciPy over paired samples, and its method; None when nothing varies.
 
     ``statistic`` is vectorised over leading axes and may return NaN for a resample that has no value
     (all of one abscissa): such resamples are drawn again.
     """
+    import scipy.stats
+
+    stats: Any = scipy.stats  # its stubs want literals where options are passed on
     batch = max(1, _AT_ONCE // samples[0].shape[-1])
     options = {"paired": True, "vectorized": True, "confidence_level": confidence, "batch": batch}
     kept: list[Float] = []
-    found = 0
-    result = None
-    for _ in range(20):
-        result = scipy.stats.bootstrap(
+    result: Any = None
+    with warnings.catch_warnings():
+        # It warns of NaN among the resamples, which are dealt with here, and of BCa without a value.
+        warnings.simplefilter("ignore", scipy.stats.DegenerateDataWarning)
+        while sum(draws.size for draws in kept) < n_resamples and len(kept) < 20:
+            result = stats.bootstrap(
+                samples,
+                statistic,
+                n_resamples=n_resamples,
+                method="percentile",
+                random_state=rng,
+                axis=-1,
+                **options,
+            )
+            draws = np.asarray(result.bootstrap_distribution)
+            kept.append(draws[np.isfinite(draws)])
+        draws = np.concatenate(kept)[:n_resamples]
+        if draws.size < 2 or np.ptp(draws) <= 1e-12 * max(1.0, float(np.abs(draws).max())):
+            return None
+        result = stats.bootstrap(
             samples,
             statistic,
-            n_resamples=n_resamples,
-            method="percentile",
-            random_state=rng,
+            n_resamples=0,
+            method=method,
+            bootstrap_result=replace(result, bootstrap_distribution=draws),
             axis=-1,
             **options,
         )
-        draws = np.asarray(result.bootstrap_distribution)
-        kept.append(draws[np.isfinite(draws)])
-        found += kept[-1].size
-        if found >= n_resamples:
-            break
-    draws = np.concatenate(kept)[:n_resamples]
-    if draws.size < 2 or np.ptp(draws) <= 1e-12 * max(1.0, float(np.abs(draws).max())):
-        return None
-    result = scipy.stats.bootstrap(
-        samples,
-        statistic,
-        n_resamples=0,
-        method=method,
-        bootstrap_result=replace(result, bootstrap_distribution=draws),
-        axis=-1,
-        **options,
-    )
     low, high = result.confidence_interval
-    if not (np.isfinite(low) and np.isfinite(high)):  # BCa without a jackknife spread
+    if not (np.isfinite(low) and np.isfinite(high)):  # no BCa without a spread of the jackknife
         low, high = np.quantile(draws, [(1 - confidence) / 2, (1 + confidence) / 2])
-    return float(low), float(high)
+        method = f"percentile ({method} undefined)"
+    return (float(low), float(high)), method
 
 
 def mean_interval(
@@ -94,4 +98,4 @@ def mean_interval(
         rng=rng,
     )
     middle = float((values * w).sum() / w.sum())
-    return found or (middle, middle)
+    return found[0] if found else (middle, middle)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Union
 
 import numpy as np
 import numpy.typing as npt
 
 from ._arrays import Field, Float, field_values, float64
 
-TensorLike = Union[npt.ArrayLike, Field]
+TensorLike = npt.ArrayLike | Field
 
 _DIFFERENCE = float(np.finfo(np.float64).eps) ** (1 / 3)  # step of a central difference
 _ASYMMETRY = 1e-10
@@ -66,11 +65,7 @@ class DiffusionTensor:
     def apply(self, x: Float, t: float, v: Float) -> Float:
         """a v, row by row."""
         a = self.at(x, t)
-        return (
-            a * v
-            if a.ndim == 2
-            else np.einsum("nij,nj->ni", np.broadcast_to(a, (len(v), *a.shape[1:])), v)
-        )
+        return a * v if a.ndim == 2 else _times(a, v)
 
     def root(self, x: Float, t: float, xi: Float) -> Float:
         """sigma xi with the symmetric root, which semi-definite tensors have too."""
@@ -79,7 +74,7 @@ class DiffusionTensor:
             return np.sqrt(np.maximum(a, 0.0)) * xi
         values, vectors = np.linalg.eigh(a)
         root = np.einsum("nij,nj,nkj->nik", vectors, np.sqrt(np.maximum(values, 0.0)), vectors)
-        return np.einsum("nij,nj->ni", np.broadcast_to(root, (len(xi), self.d, self.d)), xi)
+        return _times(root, xi)
 
     def solve(self, x: Float, t: float, v: Float) -> Float:
         """a^-1 v, row by row; a singular tensor is an error that says where."""
@@ -101,7 +96,7 @@ class DiffusionTensor:
         if a.ndim == 2:
             return v / a
         full = np.broadcast_to(a, (len(v), self.d, self.d))
-        return np.linalg.solve(full, v[..., None])[..., 0]
+        return np.asarray(np.linalg.solve(full, v[..., None])[..., 0], dtype=np.float64)
 
     def divergence(self, x: Float, t: float) -> Float:
         """(div a)_i = sum_j d a_ij / d x_j: as given, or by central differences."""
@@ -123,6 +118,13 @@ class DiffusionTensor:
             else:
                 out += slope[:, :, j] / width[:, None]
         return out
+
+
+def _times(a: Float, v: Float) -> Float:
+    """Matrices (n or 1, d, d) times rows (n, d)."""
+    if len(a) == 1:
+        return np.asarray(v @ a[0].T)
+    return np.asarray(np.einsum("nij,nj->ni", a, v))
 
 
 def _refuse_indefinite(a: Float, t: float) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
-import scipy.optimize
-import scipy.sparse as sp
-from scipy.spatial.distance import cdist
 
 from ._arrays import Float
 
@@ -20,11 +19,18 @@ def on_line(p: Float, q: Float, positions: Float) -> Float:
 
 def ground_metric(points: Float, metric: str) -> Float:
     """Distances between all points: l1 as EOT's M.1 has it, or l2."""
-    return np.asarray(cdist(points, points, {"l1": "cityblock", "l2": "euclidean"}[metric]))
+    from scipy.spatial.distance import cdist
+
+    if metric == "l1":
+        return np.asarray(cdist(points, points, "cityblock"))
+    return np.asarray(cdist(points, points, "euclidean"))
 
 
 def in_metric(p: Float, q: Float, distance: Float) -> float:
     """W1 in a metric: what the laws share stays where it is, the rest is a transport problem."""
+    import scipy.optimize
+    import scipy.sparse as sp
+
     surplus = p - q
     give = np.flatnonzero(surplus > 0)
     take = np.flatnonzero(surplus < 0)
@@ -39,7 +45,8 @@ def in_metric(p: Float, q: Float, distance: Float) -> float:
     scale = float(supply.sum())
     rows = sp.kron(sp.identity(m), np.ones((1, k)))
     columns = sp.kron(np.ones((1, m)), sp.identity(k))
-    found = scipy.optimize.linprog(
+    solver: Any = scipy.optimize  # its stubs refuse sparse constraints, which it takes
+    found = solver.linprog(
         cost.ravel(),
         A_eq=sp.vstack([rows, columns]).tocsr()[
             :-1

@@ -94,7 +94,7 @@ def weak_error_slope(
     x, y = np.log(step), np.log(size)
     slope = float(_slope(x, y))
     rng = generator(seed)
-    found: Interval | None = None
+    found: tuple[Interval, str] | None = None
     note = ""
     if values.ndim == 2 and values.shape[1] > 2:
 
@@ -131,10 +131,10 @@ def weak_error_slope(
     return WeakErrorSlope(
         slope,
         float((y - slope * x).mean()),
-        found,
+        found[0] if found else None,
         step,
         size,
-        method,
+        found[1] if found else method,
         n_resamples,
         confidence,
         "" if found else note,

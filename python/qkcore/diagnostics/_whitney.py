@@ -72,7 +72,7 @@ def simplex_mesh(d: int, n: int) -> Mesh:
     """
     axes = np.meshgrid(*[np.arange(n + 1)] * d, indexing="ij")
     x = np.stack([axis.ravel() for axis in axes], axis=1)
-    ordered = (np.diff(x, axis=1) <= 0).all(axis=1)
+    ordered = np.asarray((np.diff(x, axis=1) <= 0).all(axis=1))
     cells = grid_cells((n + 1,) * d)
     cells = cells[ordered[cells].all(axis=1)]
     number = np.cumsum(ordered) - 1
@@ -100,7 +100,7 @@ def edge_integrals(mesh: Mesh, form: Callable[[Float], Float] | Float) -> Float:
     x0, along = mesh.nodes[begin], mesh.nodes[end] - mesh.nodes[begin]
     if not callable(form):
         middle = 0.5 * (form[begin] + form[end])
-        return np.einsum("mek,mek->me", middle, along)
+        return np.asarray(np.einsum("mek,mek->me", middle, along))
     nodes, weights = np.polynomial.legendre.leggauss(5)
     out = np.zeros(begin.shape)
     for s, w in zip(0.5 * (nodes + 1), 0.5 * weights, strict=True):
@@ -145,7 +145,7 @@ def hodge(
     difference[np.arange(len(pairs)), j] = 1.0
     load = np.einsum("ev,mef,mf->mv", difference, whitney, integrals)
     n = len(mesh.nodes)
-    b = np.bincount(mesh.cells.ravel(), load.ravel(), minlength=n)
+    b = np.bincount(mesh.cells.ravel(), load.ravel(), minlength=n).astype(np.float64)
     stiffness = g * mass[:, None, None]
     rows = np.repeat(mesh.cells, d + 1, axis=1).ravel()
     columns = np.tile(mesh.cells, (1, d + 1)).ravel()

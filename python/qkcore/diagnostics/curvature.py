@@ -233,7 +233,8 @@ class CurvatureSweep:
     reduction_interval: Interval
     """percentile bootstrap over the pairs"""
     slope: float
-    """of log mean gap against log factor; -1 (temperature) and +1 (key norm, fixed metric) where logits are small"""
+    """of log mean gap against log factor; -1 (temperature) and +1 (key norm, fixed metric) where logits
+    are small"""
 
     @property
     def mean(self) -> Float:
@@ -249,7 +250,8 @@ class CurvatureSweep:
         ]
         low, high = self.reduction_interval
         lines.append(
-            f"  reduced by {100 * self.reduction:.3g} % [{100 * low:.3g}, {100 * high:.3g}], slope {self.slope:.3g}"
+            f"  reduced by {100 * self.reduction:.3g} % [{100 * low:.3g}, {100 * high:.3g}], "
+            f"slope {self.slope:.3g}"
         )
         return "\n".join(lines)
 

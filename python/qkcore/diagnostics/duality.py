@@ -51,7 +51,7 @@ Flow = Callable[[Float, float], Float]
 
 
 def velocity(F: Field, a: TensorLike, score: Field, *, divergence: Field | None = None) -> Flow:
-    """The probability-flow velocity :math:`u = F - \\frac12(a\\nabla\\log p + \\nabla\\cdot a)` (eq 4, EOT-7).
+    """The probability flow :math:`u = F - \\frac12(a\\nabla\\log p + \\nabla\\cdot a)` (eq 4, EOT-7).
 
     ``F(x, t)`` and ``score(x, t)`` take points (n, d) and give (n, d). ``a``: a number, a diagonal (d,),
     a matrix (d, d), or a function of (x, t) returning (n,), (n, d) or (n, d, d). ``divergence(x, t)`` is
@@ -104,7 +104,7 @@ def sample_sde(
     n_saved: int | None = None,
     seed: int | np.random.Generator | None = None,
 ) -> Path:
-    """Euler-Maruyama: :math:`x \\leftarrow x + F h + \\sigma\\sqrt{|h|}\\,\\xi` (EOT-7), n_steps of equal length.
+    """Euler-Maruyama: :math:`x \\leftarrow x + F h + \\sigma\\sqrt{|h|}\\,\\xi` (EOT-7).
 
     ``x0`` (n, d). ``t_span`` may run backwards (with the drift of :func:`reverse_drift`). ``n_saved`` states
     are kept, evenly spread over the steps, first and last included (default: all of them). Singular

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from .. import _checks
 from . import _gate, _p_checks
 from ._arrays import Float, count, float64, generator
 from ._layers import LayerStack
-from ._p_checks import ABSTAIN, FAIL, PASS, Check
+from ._p_checks import FAIL, PASS, Check
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -200,6 +199,8 @@ def run(
         why = "needs logits, probabilities, or an unembedding beside the activations"
         checks += [_p_checks.abstain(name, limits, why) for name in ("P1", "P2", "P3")]
     else:
+        from tqdm.auto import tqdm
+
         steps = tqdm(
             stack.transitions(), total=stack.n_layers - 1, disable=not progress, desc="P1, P2"
         )

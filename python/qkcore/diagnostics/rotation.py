@@ -20,17 +20,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Union
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from . import _cloud, _whitney
 from ._arrays import Float, count, float64, generator, one_of, points, same_shape
-from ._poisson import PoissonSolve
 from ._stats import Interval, mean_interval
 from ._tensor import DiffusionTensor, TensorLike, tensor
+
+if TYPE_CHECKING:
+    from ._poisson import PoissonSolve
+    from ._whitney import Mesh, MeshHodge
 
 __all__ = [
     "PathEnergy",
@@ -39,9 +41,10 @@ __all__ = [
     "on_simplex",
     "path_energy",
     "rotational_energy",
+    "simplex_points",
 ]
 
-SpaceField = Union[npt.ArrayLike, Callable[[Float], npt.ArrayLike]]
+SpaceField = npt.ArrayLike | Callable[[Float], npt.ArrayLike]
 """Values at the points, or a function of points (n, d)."""
 
 
@@ -147,6 +150,8 @@ def rotational_energy(
     >>> rotation.rotational_energy(X, -X).normalized < 1e-20  # a gradient flow
     True
     """
+    from . import _cloud
+
     x = points("X", X, least=3)
     n, d = x.shape
     v = _at_points("u", u, x)
@@ -161,14 +166,15 @@ def rotational_energy(
         method = "polynomial" if degree is not None or affordable >= 2 or d == 1 else "graph"
         if method == "graph" and not A.constant:
             raise ValueError(
-                f"a: a tensor that varies needs polynomials, and {n} samples in {d} dimensions are too few for "
-                'degree 2; pass method="polynomial", degree=1 or 2, or project the samples first'
+                f"a: a tensor that varies needs polynomials, and {n} samples in {d} dimensions are too few "
+                'for degree 2; pass method="polynomial", degree=1 or 2, or project the samples first'
             )
     if method == "polynomial":
         degree = max(affordable, 1) if degree is None else count("degree", degree)
         if _cloud.terms(d, degree) > min(n * d - 1, 5000):
             raise ValueError(
-                f"degree: {degree} has {_cloud.terms(d, degree)} terms in {d} dimensions, too many for {n} samples; "
+                f"degree: {degree} has {_cloud.terms(d, degree)} terms in {d} dimensions, too many for "
+                f"{n} samples; "
                 f"pass degree={max(affordable, 1)} or fewer, or project the samples first"
             )
         out = _cloud.polynomial(x, v, mass, A, degree, **solver)
@@ -223,6 +229,8 @@ def on_grid(
     >>> rotation.on_grid(field, 0.1, shape=(11, 11)).normalized < 1e-20
     True
     """
+    from . import _whitney
+
     if callable(u):
         if shape is None:
             raise ValueError("shape: wanted the numbers of vertices, as u is a function; got None")
@@ -233,7 +241,7 @@ def on_grid(
         size = values.shape[:-1]
         if values.ndim < 2 or values.shape[-1] != len(size) or min(size) < 2:
             raise ValueError(
-                f"u: wanted values (*shape, d) on a grid in d dimensions with at least two vertices per axis, "
+                "u: wanted values (*shape, d) on a grid in d dimensions, at least two vertices per axis, "
                 f"got shape {values.shape}"
             )
     d = len(size)
@@ -305,6 +313,8 @@ def on_simplex(
     >>> round(rotation.on_simplex(spin, 64).energy, 4)
     0.0522
     """
+    from . import _whitney
+
     d = _checks.integer_within("states", states, 2, 4, "use samples for more states") - 1
     mesh = _whitney.simplex_mesh(d, count("n", n))
     found, solve = _on_mesh(mesh, u, a, density, reference, gamma, max_condition)
@@ -316,6 +326,8 @@ def on_simplex(
 
 def simplex_points(n: int, states: int = 3) -> Float:
     """The vertices of the mesh of :func:`on_simplex`, (m, states - 1)."""
+    from . import _whitney
+
     return _whitney.simplex_mesh(states - 1, n).nodes
 
 
@@ -337,7 +349,8 @@ class PathEnergy:
         low, high = self.interval
         bad = sum(not layer.converged for layer in self.layers)
         return (
-            f"rotational energy {self.energy:.4g} over {len(self.layers)} layers, interval [{low:.4g}, {high:.4g}], "
+            f"rotational energy {self.energy:.4g} over {len(self.layers)} layers, "
+            f"interval [{low:.4g}, {high:.4g}], "
             f"{100 * self.normalized:.3g} % of the kinetic energy"
             + (f"; {bad} solves did not converge" if bad else "")
         )
@@ -388,14 +401,16 @@ def path_energy(
 
 
 def _on_mesh(
-    mesh: _whitney.Mesh,
+    mesh: Mesh,
     u: SpaceField,
     a: TensorLike | None,
     density: SpaceField | None,
     reference: SpaceField | None,
     gamma: float,
     max_condition: float,
-) -> tuple[_whitney.MeshHodge, PoissonSolve]:
+) -> tuple[MeshHodge, PoissonSolve]:
+    from . import _whitney
+
     d = mesh.d
     A = tensor(1.0 if a is None else _without_time(a), d)
 

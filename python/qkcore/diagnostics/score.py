@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from .. import _checks
 from ._arrays import Float, count, float64, fraction, points
@@ -87,7 +86,7 @@ class ScoreFit:
         h = points("x", x, least=2)
         s = self(h, t, sigma=sigma)
         centred = h - h.mean(axis=0)
-        values = np.linalg.eigvalsh(s.T @ s / len(s))
+        values = np.asarray(np.linalg.eigvalsh(s.T @ s / len(s)), dtype=np.float64)
         return ScoreMoments(
             float(np.linalg.norm(s.mean(axis=0))),
             float(np.linalg.norm(s.T @ centred / len(h) + np.eye(self.d))),
@@ -98,8 +97,9 @@ class ScoreFit:
     def __str__(self) -> str:
         end = "stopped early" if self.stopped_early else "ran to the end"
         return (
-            f"score network in {self.d} dimensions, {len(self.sigmas)} noise levels, {len(self.train_loss)} epochs "
-            f"({end}); validation loss {self.validation_loss[self.best_epoch]:.4g} at epoch {self.best_epoch}"
+            f"score network in {self.d} dimensions, {len(self.sigmas)} noise levels, "
+            f"{len(self.train_loss)} epochs ({end}); validation loss "
+            f"{self.validation_loss[self.best_epoch]:.4g} at epoch {self.best_epoch}"
         )
 
 
@@ -149,6 +149,8 @@ def fit(
     by :math:`\\sigma^2 w(\\sigma)`, without which the smallest level, whose targets are largest, drowns
     the others; False gives the printed form.
     """
+    from tqdm.auto import tqdm
+
     jax, optax = _backend()
     jnp = jax.numpy
     x = points("h", h, least=10)
@@ -168,9 +170,9 @@ def fit(
         raise ValueError("h: wanted samples that differ, got copies of one point; it has no score")
     order = np.random.default_rng(seed).permutation(n)
     y = ((x - centre) / scale).astype(np.float32)[order]
-    time = time.astype(np.float32)[order]
-    data, times = jnp.asarray(y[held:]), jnp.asarray(time[held:])
-    kept, kept_times = jnp.asarray(y[:held]), jnp.asarray(time[:held])
+    when = time.astype(np.float32)[order]
+    data, times = jnp.asarray(y[held:]), jnp.asarray(when[held:])
+    kept, kept_times = jnp.asarray(y[:held]), jnp.asarray(when[:held])
     batch = min(batch, len(data))
     steps = len(data) // batch
     levels = jnp.asarray(factors, dtype=jnp.float32)
@@ -294,7 +296,8 @@ def gaussian_score(
     >>> score.gaussian_score(np.array([[2.0]]), [1.0], [[0.5]], sigma=0.0)
     array([[-2.]])
     """
-    return mixture_score(x, [1.0], [mean], [cov], sigma=sigma)
+    m, C = float64("mean", mean), float64("cov", cov)
+    return mixture_score(x, [1.0], m[None], C[None], sigma=sigma)
 
 
 def mixture_score(
@@ -305,13 +308,14 @@ def mixture_score(
     *,
     sigma: float = 0.0,
 ) -> Float:
-    """The score of a Gaussian mixture smoothed by sigma: weights (k,), means (k, d), covariances (k, d, d)."""
+    """The score of a Gaussian mixture smoothed by sigma: weights (k,), means (k, d), covs (k, d, d)."""
     h = points("x", x)
     w, m, C = float64("weights", weights), float64("means", means), float64("covs", covs)
     d = h.shape[1]
     if m.shape != (len(w), d) or C.shape != (len(w), d, d):
         raise ValueError(
-            f"means, covs: wanted shapes ({len(w)}, {d}) and ({len(w)}, {d}, {d}), got {m.shape} and {C.shape}"
+            f"means, covs: wanted shapes ({len(w)}, {d}) and ({len(w)}, {d}, {d}), "
+            f"got {m.shape} and {C.shape}"
         )
     logs, slopes = [], []
     for weight, mean, cov in zip(w, m, C, strict=True):
