@@ -8,12 +8,19 @@
 (100, 8)
 """
 
-from . import diffusion, divergence, gaussian, magnetic, scores
-from . import diffusion, divergence, isb, magnetic, scores
-from . import diffusion, divergence, magnetic, observables, scores
-from . import diffusion, divergence, magnetic, measure, scores
-from . import diagnostics, diffusion, divergence, magnetic, schedule, scores, simplex
-from . import diagnostics, diffusion, divergence, magnetic, scores
+from . import (
+    diagnostics,
+    diffusion,
+    divergence,
+    gaussian,
+    isb,
+    magnetic,
+    measure,
+    observables,
+    schedule,
+    scores,
+    simplex,
+)
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
@@ -66,8 +73,8 @@ __all__ = [
     "diffusion",
     "directional_experts",
     "divergence",
-    "gaussian",
     "flow",
+    "gaussian",
     "get_num_threads",
     "isb",
     "kernel",

@@ -100,6 +100,8 @@ def gaussians(cov: NDArray[np.float64]) -> None:
     assert projected.shape == mean.shape
     counts: dict[str, int] = sol.counts()
     assert sum(counts.values()) == 1
+
+
 def iterated_bridges(X: NDArray[np.float32]) -> None:
     B = qk.isb.barycentric(X, 0.5)
     assert_type(B, qk.isb.BarycentricMap)
@@ -109,6 +111,8 @@ def iterated_bridges(X: NDArray[np.float32]) -> None:
     assert_type(qk.isb.kl_flow(X, 0.1, T=0.2, score=lambda x: -x), qk.isb.BridgeFlow)
     assert_type(flow.converged, bool)
     assert_type(qk.isb.Mixture.gaussian(0.0, 1.0).w2(X[:, :1]), float)
+
+
 def particles(X: NDArray[np.float32]) -> None:
     V = np.eye(X.shape[1])
     field = qk.AttentionField("softmax", Q=lambda t: t * V, K=V, V=V, mask="causal")
@@ -116,6 +120,8 @@ def particles(X: NDArray[np.float32]) -> None:
     velocity: NDArray[Any] = field(X, 0.5)
     assert velocity.shape == X.shape
     assert_type(qk.observables.wasserstein(X, X), float)
+
+
 def measures(X: NDArray[np.float32]) -> None:
     mu = qk.measure.Measure(X)
     A = qk.measure.AttentionKernel(qk.measure.DotPotential(0.5))
@@ -123,6 +129,8 @@ def measures(X: NDArray[np.float32]) -> None:
     assert_type(qk.measure.w1(mu, X), float)
     assert_type(qk.measure.lipschitz(A, X).query, qk.measure.Bound)
     assert_type(qk.measure.fixed_point(A, X).converged, bool)
+
+
 def simplex(z: NDArray[np.float64]) -> None:
     p = qk.simplex.softmax(z, tau=0.5)
     J = qk.simplex.Mobility(p, 0.5)
