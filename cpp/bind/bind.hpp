@@ -11,6 +11,7 @@ namespace py = pybind11;
 void register_arrays(py::module_& m);
 void register_engine(py::module_& m);
 void register_bridge(py::module_& m);
+void register_jacobian(py::module_& m);
 void register_low_rank(py::module_& m);
 void register_symmetric(py::module_& m);
 void register_gaussian(py::module_& m);

@@ -26,6 +26,7 @@ PYBIND11_MODULE(QK_MODULE_NAME, m, py::mod_gil_not_used()) {
     register_arrays(m);
     register_engine(m);
     register_bridge(m);
+    register_jacobian(m);
     register_low_rank(m);
     register_symmetric(m);
     register_gaussian(m);
