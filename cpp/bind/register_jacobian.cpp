@@ -21,8 +21,8 @@ AttentionFactors<T> factors_of(const py::tuple& arrays) {
 }
 
 template <class T>
-py::array push(const py::tuple& arrays, const py::array& left, const py::array& right, const py::array& d_values,
-               int n_threads) {
+py::array push(const py::tuple& arrays, const py::array& left, const py::array& right,
+               const py::array& d_values, int n_threads) {
     const AttentionFactors<T> f = factors_of<T>(arrays);
     py::array_t<T> out({f.n_rows, f.n_values});
     T* data = out.mutable_data();
@@ -39,8 +39,10 @@ py::array push(const py::tuple& arrays, const py::array& left, const py::array& 
 template <class T>
 py::tuple pull(const py::tuple& arrays, const py::array& u, int n_threads) {
     const AttentionFactors<T> f = factors_of<T>(arrays);
-    py::array_t<T> to_rows({f.n_rows, f.rank}), to_columns({f.n_cols, f.rank}), to_values({f.n_cols, f.n_values});
-    T *rows = to_rows.mutable_data(), *columns = to_columns.mutable_data(), *values = to_values.mutable_data();
+    py::array_t<T> to_rows({f.n_rows, f.rank}), to_columns({f.n_cols, f.rank}),
+        to_values({f.n_cols, f.n_values});
+    T *rows = to_rows.mutable_data(), *columns = to_columns.mutable_data(),
+      *values = to_values.mutable_data();
     const T* cotangents = data_of<T>(u);
     without_gil(n_threads, [&](const Run& run) {
         attention_pull(f, cotangents, rows, columns, values, run);

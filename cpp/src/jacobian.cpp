@@ -1,8 +1,9 @@
 #include "qk/jacobian.hpp"
 
-#include <Eigen/Core>
 #include <algorithm>
 #include <vector>
+
+#include <Eigen/Core>
 
 #include "qk/vector_math.hpp"
 
@@ -85,15 +86,16 @@ void pull_rows(const AttentionFactors<T>& f, const T* u, Index i, Index rows, Sc
         S.colwise() -= mean;
         S.array() *= P.array();
         result.noalias() += S * part(f.columns, j, cols, f.rank);
-        Map<T>(to_columns + j * f.rank, cols, f.rank).noalias() += S.transpose() * part(f.rows, i, rows, f.rank);
+        Map<T>(to_columns + j * f.rank, cols, f.rank).noalias() +=
+            S.transpose() * part(f.rows, i, rows, f.rank);
     }
 }
 
 }  // namespace
 
 template <class T>
-void attention_push(const AttentionFactors<T>& f, const T* left, const T* right, Index width, const T* d_values,
-                    T* out, const Run& run) {
+void attention_push(const AttentionFactors<T>& f, const T* left, const T* right, Index width,
+                    const T* d_values, T* out, const Run& run) {
     std::vector<Scratch<T>> scratch(static_cast<std::size_t>(run.n_threads));
     const Index n_tasks = (f.n_rows + tile_rows - 1) / tile_rows;
     parallel_for(run, n_tasks, [&](Index task, int worker) {
@@ -133,9 +135,9 @@ void attention_pull(const AttentionFactors<T>& f, const T* u, T* to_rows, T* to_
     }
 }
 
-#define QK_INSTANTIATE(T)                                                                                    \
-    template void attention_push<T>(const AttentionFactors<T>&, const T*, const T*, Index, const T*, T*,     \
-                                    const Run&);                                                             \
+#define QK_INSTANTIATE(T)                                                                                \
+    template void attention_push<T>(const AttentionFactors<T>&, const T*, const T*, Index, const T*, T*, \
+                                    const Run&);                                                         \
     template void attention_pull<T>(const AttentionFactors<T>&, const T*, T*, T*, T*, const Run&);
 QK_INSTANTIATE(float)
 QK_INSTANTIATE(double)

@@ -20,8 +20,8 @@ struct AttentionFactors {
 
 // out_i = sum_j p_ij dv_j + sum_j p_ij (ds_ij - mean) v_j with ds_ij = <left_i, right_j>, both of `width`.
 template <class T>
-void attention_push(const AttentionFactors<T>& f, const T* left, const T* right, Index width, const T* d_values,
-                    T* out, const Run& run);
+void attention_push(const AttentionFactors<T>& f, const T* left, const T* right, Index width,
+                    const T* d_values, T* out, const Run& run);
 
 // For cotangents u (n_rows x n_values) and G_ij = p_ij <u_i, v_j - y_i>:
 //   to_rows = G C,  to_columns = G^T R,  to_values = P^T u
