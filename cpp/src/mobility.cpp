@@ -80,6 +80,7 @@ double solve_gap(const Side& left, const Side& right, double below, double above
     const double a = near_below ? 0.0 : -gap, b = near_below ? gap : 0.0;
     double low = near_below ? 0.0 : -mu, high = near_below ? mu : 0.0;
     if (!near_below) mu = -mu;
+    const auto inside = [&](double x) { return x > low && x < high; };
     for (int iteration = 0; iteration < 100; ++iteration) {
         const Sum l = sum_terms(left, origin, mu), r = sum_terms(right, origin, mu);
         const double g = l.value + r.value;
@@ -87,8 +88,8 @@ double solve_gap(const Side& left, const Side& right, double below, double above
         (g > 0 ? high : low) = mu;
         const double step = rational_step(a - mu, b - mu, l, r);
         double next = mu + step;
-        if (!(next > low && next < high)) next = split(low, high);
-        if (!(next > low && next < high)) break;  // no number lies between
+        if (!inside(next)) next = split(low, high);
+        if (!inside(next)) break;  // no number lies between
         const bool still = std::abs(next - mu) <= eps * std::abs(next);
         mu = next;
         if (still) break;
