@@ -118,7 +118,7 @@ def run(options: Options) -> Group:
 
 
 def eigenvalues(group: Group, options: Options) -> None:
-    V = 300 if options.quick else 2000
+    V = 300 if options.quick else 1000
     p = rows(1, V, "float64")[0]
     J = np.diag(p) - np.outer(p, p)
     contenders: dict[str, Call] = {

@@ -422,3 +422,13 @@ def test_the_guides_run(page: str, capsys: pytest.CaptureFixture[str]) -> None:
     for block in blocks:
         exec(compile(block, page, "exec"), names)
     assert capsys.readouterr().out
+
+
+def test_masked_stacks_have_bounds_too() -> None:
+    """EOT-3: entries masked in all layers change nothing."""
+    z = stack(9, L=6, rows=(2,), V=4)
+    wide = np.insert(z, 1, -np.inf, axis=-1)
+    a, b = depth.finite_depth(z), depth.finite_depth(wide)
+    np.testing.assert_allclose(b.bound, a.bound, rtol=1e-12)
+    np.testing.assert_allclose(b.error, a.error, atol=1e-9)
+    assert (b.solution.p[..., 1] == 0).all() and b.holds

@@ -375,6 +375,11 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: kl_prox(P, np.array([-1.0, 2.0])), ValueError, r"reference: wanted weights >= 0"),
     (lambda: kl_prox(P, np.ones(3)), ValueError, r"reference: wanted shape \(\.\.\., 2\)"),
     (lambda: jko(P, P, tau=-1), ValueError, r"tau: wanted"),
+    (
+        lambda: free_energy(np.array([0.0, np.inf]), np.array([0.0, 1.0])),
+        ValueError,
+        r"cost: .*where the reference",
+    ),
     (lambda: jko(P, np.ones(3)), ValueError, r"energy: wanted shape"),
     (lambda: jko(P, P.astype(np.float32)), TypeError, r"energy: wanted float64 like p0"),
     (lambda: jko(P, lambda p: p * np.nan), ValueError, r"energy: wanted a finite gradient"),

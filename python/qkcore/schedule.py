@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.integrate import solve_ivp
 
 from . import _checks
 from .simplex import Mobility
@@ -212,6 +211,8 @@ def entropy_flow(
         push = rate * (wanted - y[1])
         outward = (y[0] >= high and push > 0) or (y[0] <= low and push < 0)
         return [0.0 if outward else push, (entropy(y[0], t) - y[1]) / lag]
+
+    from scipy.integrate import solve_ivp
 
     times = None if t_eval is None else np.asarray(t_eval, dtype=np.float64)
     sol = solve_ivp(

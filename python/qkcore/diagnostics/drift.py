@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial import cKDTree
 
 from .. import _checks, _config
 from .._estimator import Estimator
@@ -186,6 +185,8 @@ class KNNDrift(_Regressor):
             )
         _checks.integer_within("n_reweight", self.n_reweight, 1, 10**6, "reweight at least once")
         _checks.integer_within("n_loo", self.n_loo, 1, 10**9, "leave out at least one state")
+        from scipy.spatial import cKDTree
+
         n = len(points)
         self._tree = cKDTree(points.astype(np.float64))
         self._target = target

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from .. import _checks
 from . import _dopri
@@ -284,11 +283,15 @@ def pf_ode(
     out_t, out_p = ([t0], [p]) if times is None or (len(times) and times[0] == t0) else ([], [])
     wanted = times if times is None else times[times > t0]
     status = "finished"
-    with tqdm(total=t1 - t0, disable=not progress, unit="t") as bar:
+    bar = _progress_bar(t1 - t0) if progress else None
+    try:
         for piece in pieces_of(drift, p.shape, t0, t1):
             status = _run_piece(run, piece, limit, wanted, out_t, out_p, bar)
             if status != "finished":
                 break
+    finally:
+        if bar is not None:
+            bar.close()
     path = np.stack(out_p) if out_p else np.zeros((0, *p.shape))
     return PFSolution(
         t=np.array(out_t),
@@ -347,13 +350,20 @@ def _run_piece(
             if wanted is None:
                 out_t.append(end)
                 out_p.append(run.probabilities(run.y))
-            bar.update(end - t)
+            if bar is not None:
+                bar.update(end - t)
             t = run.t = end
             slope = field(t, run.y) if repaired else step.slopes[-1]
             h *= _dopri.factor(error)
     except _NotFinite:
         return "drift_not_finite"
     return "finished"
+
+
+def _progress_bar(length: float) -> Any:
+    from tqdm.auto import tqdm
+
+    return tqdm(total=length, desc="pf_ode", unit=" t")
 
 
 def _inside(run: _Integration, y: Double) -> Double:

@@ -6,7 +6,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import xlogy
 
 from .. import _checks
 
@@ -39,6 +38,12 @@ def plain_softmax(z: Array, tau: float) -> Array:
     return out
 
 
+def log_sum_exp(z: Real) -> Any:
+    """log sum exp over the last axis, which is kept; rows need an entry above -inf."""
+    top = z.max(axis=-1, keepdims=True)
+    return top + np.log(np.exp(z - top).sum(axis=-1, keepdims=True))
+
+
 def softmax(z: npt.ArrayLike, tau: float = 1.0) -> Real:
     """Probabilities of logits: :math:`p_i = e^{z_i/\\tau} / \\sum_j e^{z_j/\\tau}` (EOT 2.2).
 
@@ -54,7 +59,8 @@ def softmax(z: npt.ArrayLike, tau: float = 1.0) -> Real:
 
 def plain_entropy(p: Array) -> Array:
     """The entropy of every row of checked probabilities."""
-    rows: Any = np.asarray(-xlogy(p, p).sum(axis=-1))
+    logs = np.log(p, out=np.zeros_like(p), where=p > 0)
+    rows: Any = np.asarray(-(p * logs).sum(axis=-1))
     return cast(Array, rows)
 
 

@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import logsumexp
 
 from .. import _checks
-from ._softmax import logits, plain_softmax
+from ._softmax import log_sum_exp, logits, plain_softmax
 
 Real = npt.NDArray[np.floating[Any]]
 Gradient = Callable[[Real], npt.ArrayLike]
@@ -26,7 +25,13 @@ def _gibbs_logits(cost: npt.ArrayLike, reference: npt.ArrayLike | None, tau: flo
         z: Real = logits("cost (times -1)", -c)
     if reference is None:
         return z
-    return z + c.dtype.type(tau) * _log_reference(reference, z)
+    z = z + c.dtype.type(tau) * _log_reference(reference, z)
+    if np.isneginf(z.max(axis=-1)).any():
+        raise ValueError(
+            "cost: wanted a finite cost where the reference has mass, got a row without any; "
+            "its problem has no solution"
+        )
+    return z
 
 
 def _log_reference(reference: npt.ArrayLike, z: Real) -> Real:
@@ -64,13 +69,7 @@ def kl_prox(
     array([0.25, 0.75, 0.  ])
     """
     tau = _checks.positive("tau", tau)
-    z = _gibbs_logits(cost, reference, tau)
-    if np.isneginf(z.max(axis=-1)).any():
-        raise ValueError(
-            "cost: wanted a finite cost where the reference has mass, got a row without any; "
-            "its problem has no solution"
-        )
-    return plain_softmax(z, tau)
+    return plain_softmax(_gibbs_logits(cost, reference, tau), tau)
 
 
 def free_energy(
@@ -86,7 +85,7 @@ def free_energy(
     z = _gibbs_logits(cost, reference, tau)
     if reference is None:
         z = z - z.dtype.type(tau * np.log(z.shape[-1]))
-    out = -tau * logsumexp(z / z.dtype.type(tau), axis=-1)
+    out = -tau * log_sum_exp(z / z.dtype.type(tau))[..., 0]
     return float(out) if np.ndim(out) == 0 else out
 
 
@@ -181,7 +180,7 @@ def _implicit_step(
                 "energy: wanted a finite gradient, got NaN or inf; keep F differentiable on the simplex"
             )
         wanted = np.where(empty, -np.inf, log_u - np.where(empty, 0.0, slope) / tau)
-        wanted = wanted - logsumexp(wanted, axis=-1, keepdims=True)
+        wanted = wanted - log_sum_exp(wanted)
         residual = float(np.abs(np.exp(wanted) - p).sum(axis=-1).max())
         if residual <= best_residual:
             move = np.where(empty, 0.0, wanted - np.where(empty, 0.0, log_p))
@@ -194,5 +193,5 @@ def _implicit_step(
         # Odds change by at most a factor e^2 at a time: a stiff F must not throw p into a corner.
         longest = max(1.0, float(np.ptp(best_move, axis=-1).max()) / 2)
         log_p = best_log + min(damping, 1 / longest) * best_move
-        log_p = log_p - logsumexp(log_p, axis=-1, keepdims=True)
+        log_p = log_p - log_sum_exp(log_p)
     return best, best_residual, limit
