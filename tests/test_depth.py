@@ -165,6 +165,30 @@ def test_the_bound_holds_and_falls_with_depth(L: int, strength: float, seed: int
     assert "bound" in str(out) and "supplied" in str(out)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_the_bound_with_time_noise_and_temperature(seed: int) -> None:
+    """EOT-3: a drift of state and time, layers that miss it by noise, another start, any temperature."""
+    rng = np.random.default_rng(seed)
+    V, L = 4, int(rng.integers(3, 30))
+    tau, omega = rng.uniform(0.3, 3), rng.uniform(0, 6)
+    A, c = rng.uniform(-1, 1, size=(V, V)), rng.uniform(-1, 1, size=V)
+
+    def drift(p: ref.Array, t: float) -> ref.Array:
+        return p @ A.T + np.sin(omega * t) * c
+
+    z = [rng.normal(size=V)]
+    for k in range(L):
+        b = drift(ref.softmax(z[-1], tau), k / L) + 0.3 * rng.normal(size=V)
+        z.append(z[-1] + b / L)
+    slope = max(np.ptp(A[:, i] - A[:, j]) / 4 for i in range(V) for j in range(V))
+    size = max(np.ptp(A[:, i]) for i in range(V)) / 2 + np.ptp(c) / 2
+    constants = depth.Constants(L_b=slope, M_b=size, L_t=omega * np.ptp(c) / 2, tau=tau)
+    p0 = rng.dirichlet(np.ones(V)) if seed % 2 else None
+    out = depth.finite_depth(np.stack(z), drift, constants=constants, tau=tau, p0=p0)
+    assert out.holds, out
+    assert out.misfit > 0 and (out.start > 0) == (p0 is not None)
+
+
 def test_the_bound_for_layers_that_move_p_itself() -> None:
     """EOT-3, Q.1: layers p + J dz need eq 2's squares; with them Xi covers the error."""
     rng = np.random.default_rng(4)

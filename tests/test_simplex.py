@@ -239,6 +239,21 @@ def test_large_vocabulary() -> None:
     assert e[-1] == pytest.approx(Mobility(p).operator_norm, rel=1e-13)
 
 
+def test_the_number_of_threads_changes_no_bit() -> None:
+    p = softmax(np.random.default_rng(6).normal(size=(300, 70)))
+    want = Mobility(p[0]).eigenvalues(n_threads=1)
+    np.testing.assert_array_equal(Mobility(p[0]).eigenvalues(n_threads=4), want)
+    before = qk.get_num_threads()
+    norms = []
+    try:
+        for n in (1, 3):
+            qk.set_num_threads(n)
+            norms.append(Mobility(p).operator_norm)
+    finally:
+        qk.set_num_threads(before)
+    np.testing.assert_array_equal(*norms)
+
+
 # ---- EOT-1: proximal steps ----------------------------------------------------------------------
 
 
