@@ -28,6 +28,7 @@ GROUPS = (
     "particles",
     "measure",
     "simplex",
+    "diagnostics",
     "isa",
     "stages",
 )

@@ -457,3 +457,26 @@ ERRORS: list[tuple[str, Any, type[Exception], str]] = [
 def test_bad_input(name: str, call: Any, error: type[Exception], match: str) -> None:
     with pytest.raises(error, match=match):
         call()
+
+
+def test_no_rotation_does_not_make_a_bridge() -> None:
+    """Erratum (EOT 5.1, 5.2): a path of N(0, s(t)^2) has R = 0 whatever s, and is no Schrödinger bridge.
+
+    From N(0, 1) back to N(0, 1) over Brownian motion the bridge has variance 1.059 half-way; a path that
+    dips to 0.25 there has KL 0.34 to it, and zero rotational energy.
+    """
+    t = np.linspace(0, 1, 21)
+    variance = 1 - 0.75 * np.sin(np.pi * t) ** 2
+    x = np.random.default_rng(9).normal(size=(500, 1))
+    path = np.sqrt(variance)[:, None, None] * x
+    energy = rotation.path_energy(path)
+    assert energy.normalized < ZERO
+    in_plane = rotation.path_energy(
+        np.sqrt(variance)[:, None, None] * np.random.default_rng(9).normal(size=(500, 2))
+    )
+    assert in_plane.normalized < ZERO
+    covariance = (np.sqrt(5) - 1) / 2  # of the ends, for unit variances and sigma = 1
+    half = 0.5 + 0.5 * covariance + 0.25
+    assert half == pytest.approx(1.059, abs=1e-3)
+    kl = 0.5 * (0.25 / half - 1 - np.log(0.25 / half))
+    assert kl == pytest.approx(0.34, abs=0.005)

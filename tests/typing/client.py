@@ -157,6 +157,19 @@ def depth(z: NDArray[np.float64]) -> None:
     assert_type(qk.schedule.EntropySchedule(1.0).update(z[0]), float)
     policy = qk.schedule.EarlyExit(tol=0.1, n_layers=len(z) - 1)
     assert_type(policy.update(z[0]), qk.schedule.ExitDecision)
+def diagnostics(Z: NDArray[np.float64], H: NDArray[np.float64]) -> None:
+    report = qk.diagnostics.run(Z, activations=H)
+    assert_type(report, qk.diagnostics.Report)
+    assert_type(report["P0"], qk.diagnostics.Check)
+    assert_type(report.verdicts, dict[str, str])
+    R = qk.diagnostics.rotation.rotational_energy(H[0], -H[0])
+    assert_type(R, qk.diagnostics.rotation.RotationalEnergy)
+    fit = qk.diagnostics.duality.weak_error_slope([0.4, 0.2, 0.1], [0.4, 0.2, 0.1])
+    assert_type(fit.slope, float)
+    w1: NDArray[np.float64] = qk.diagnostics.curvature.w1(
+        [1.0, 0.0], [0.0, 1.0], positions=[0.0, 1.0]
+    )
+    assert w1 == 1
 
 
 def settings() -> None:
@@ -179,6 +192,8 @@ def main() -> None:
     measures(X)
     simplex(rng.normal(size=(3, 4)))
     depth(0.1 * rng.normal(size=(6, 5, 3)))
+    walk = np.cumsum(0.01 * rng.normal(size=(4, 30, 2)), axis=0)
+    diagnostics(rng.normal(size=(1, 6, 6)) + np.zeros((4, 1, 1)), walk)
     settings()
 
 

@@ -131,7 +131,7 @@ def fit(
     validation: float = 0.1,
     patience: int = 2,
     curriculum: bool = True,
-    preconditioned: bool = True,
+    preconditioned: bool = False,
     seed: int = 0,
     progress: bool = False,
 ) -> ScoreFit:
@@ -143,11 +143,10 @@ def fit(
     without a better validation loss), a curriculum from large noise to small. The loop over batches is
     one compiled scan per epoch.
 
-    Two choices are ours. ``sigmas`` are multiples of the root mean square norm of the data, not of each
-    sample's own norm: noise that depends on the sample makes denoising learn something else than a score
-    (docs/errata.md). ``preconditioned``: the network's output is divided by sigma and the loss weighted
-    by :math:`\\sigma^2 w(\\sigma)`, without which the smallest level, whose targets are largest, drowns
-    the others; False gives the printed form.
+    One choice is ours: ``sigmas`` are multiples of the root mean square norm of the data, not of each
+    sample's own norm: sigma is an input of the network, and would tell it the norm of the sample that it is
+    to find (docs/errata.md). ``preconditioned`` divides the network's output by sigma and weights the loss by
+    :math:`\\sigma^2 w(\\sigma)`, which fits large noise better and small noise worse (docs/diagnostics.md).
     """
     from tqdm.auto import tqdm
 
@@ -320,12 +319,12 @@ def mixture_score(
     logs, slopes = [], []
     for weight, mean, cov in zip(w, m, C, strict=True):
         total = cov + sigma**2 * np.eye(d)
-        slope = -np.linalg.solve(total, (h - mean).T).T
         sign, logdet = np.linalg.slogdet(total)
         if sign <= 0:
             raise ValueError(
                 "covs: wanted positive definite matrices, got a singular one; pass sigma > 0"
             )
+        slope = -np.linalg.solve(total, (h - mean).T).T
         logs.append(np.log(weight) + 0.5 * (slope * (h - mean)).sum(axis=1) - 0.5 * logdet)
         slopes.append(slope)
     top = np.stack(logs)
