@@ -177,6 +177,13 @@ def test_keys_and_queries_set_the_distance() -> None:
     assert report["P3"].details["distance"] == "keys" and report["P3"].verdict == "pass"
 
 
+def test_evi_of_a_few_rows() -> None:
+    report = diagnostics.run(smooth(), evi_rows=3)
+    found = report["P3"].details["evi"]
+    assert found["contracting"] == 1 and found["w2"].shape == (6,)  # a straight path in logits
+    assert found["w2"][-1] == pytest.approx(0, abs=1e-7) and "EVI" in report["P3"].reason
+
+
 def test_alignment() -> None:
     """EOT-13 (P4): a rotation fails, a gradient flow passes, and a reference energy is compared with."""
     z = smooth()

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from . import _locking, rotation
 from ._arrays import Float
+from ._evi import EVI, evi
 from ._gate import Gate
 from ._layers import LayerStack, Rows, row_motion
 from ._stats import mean_interval
@@ -241,6 +242,7 @@ def contraction(
     n_resamples: int,
     rng: np.random.Generator,
     progress: bool,
+    evi_rows: int,
 ) -> Check:
     """P3 (M.6): the curvature gap of neighbouring queries falls with temperature."""
     from tqdm.auto import tqdm
@@ -275,11 +277,27 @@ def contraction(
         f"x {factors[-1] / factors[0]:g}, reduction [{low:.3g}, {high:.3g}], "
         f"{sweep.gaps.shape[1]} pairs, distance of {where}"
     )
+    if evi_rows:
+        found = _evi_of_rows(stack, geometry, min(evi_rows, rows), rng)
+        details["evi"] = {
+            "w2": found.w2.mean(axis=1),
+            "contracting": found.contracting,
+            "drift": found.drift.mean(axis=1),
+        }
+        text += f"; {100 * found.contracting:.3g} % of steps come nearer to the last layer (EVI)"
     if low > limits.reduction:
         return _check("P3", limits, PASS, sweep.reduction, text, **details)
     if high <= limits.reduction:
         return _check("P3", limits, FAIL, sweep.reduction, text, **details)
     return _check("P3", limits, ABSTAIN, sweep.reduction, f"undecided: {text}", **details)
+
+
+def _evi_of_rows(stack: LayerStack, geometry: Geometry, n: int, rng: np.random.Generator) -> EVI:
+    """Eq 25 for a few rows of the first head, towards the last layer."""
+    chosen = np.sort(rng.choice(stack.shape[-2], size=n, replace=False))
+    path = np.stack([stack.layer(k).p[chosen] for k in range(stack.n_layers)])
+    support = geometry.positions if geometry.keys is None else geometry.keys
+    return evi(path / path.sum(axis=-1, keepdims=True), support)
 
 
 def alignment(

@@ -126,6 +126,7 @@ def run(
     thresholds: Thresholds | Mapping[str, float] | None = None,
     temperatures: Sequence[float] = (1.0, 1.25, 1.5, 2.0),
     n_pairs: int = 32,
+    evi_rows: int = 0,
     n_components: int = 3,
     n_resamples: int = 200,
     seed: int | np.random.Generator | None = 0,
@@ -148,6 +149,7 @@ def run(
     - **P2**, locking: no row above the bound of eq 23 (its sharp form), and locked rows hardly move.
     - **P3**, contraction: the curvature gap falls as ``temperatures`` rise. Distances are those of
       ``queries`` (n, d) and ``keys`` (m, d), or positions in the sequence.
+      ``evi_rows``: so many rows are followed to the last layer in Sinkhorn W2 as well (eq 25).
     - **P4**, alignment with a Schrödinger bridge: rotation is a small part of the kinetic energy, in the
       ``n_components`` leading principal components of the activations, with ``diffusion`` tensor a in
       these; with ``reference_energy``: it is below that.
@@ -185,6 +187,7 @@ def run(
         )
     n_pairs, n_components = count("n_pairs", n_pairs), count("n_components", n_components)
     n_resamples = count("n_resamples", n_resamples, 10)
+    evi_rows = count("evi_rows", evi_rows, 0)
 
     gate = _gate.measure(stack) if stack is not None else _gate.measure_states(_needed(states))
     first = _p_checks.gate_check(gate, limits, "logits" if stack is not None else "activations")
@@ -220,6 +223,7 @@ def run(
                 n_resamples,
                 rng,
                 progress,
+                evi_rows,
             )
         )
     if states is None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -51,7 +52,7 @@ class ScoreFit:
     parameters: Any = field(repr=False)
     centre: Float = field(repr=False)
     scale: float = field(repr=False)
-    """root mean square norm of the data: sigmas are multiples of it"""
+    """root mean square distance of the data from their mean: sigmas are multiples of it"""
     sigmas: Float
     """noise levels in units of the data"""
     train_loss: Float = field(repr=False)
@@ -143,14 +144,15 @@ def fit(
     without a better validation loss), a curriculum from large noise to small. The loop over batches is
     one compiled scan per epoch.
 
-    One choice is ours: ``sigmas`` are multiples of the root mean square norm of the data, not of each
-    sample's own norm: sigma is an input of the network, and would tell it the norm of the sample that it is
-    to find (docs/errata.md). ``preconditioned`` divides the network's output by sigma and weights the loss by
-    :math:`\\sigma^2 w(\\sigma)`, which fits large noise better and small noise worse (docs/diagnostics.md).
+    One choice is ours: ``sigmas`` are multiples of the root mean square norm of the centred data, not of
+    each sample's own norm: sigma is an input of the network, and would tell it the norm of the sample that
+    it is to find (docs/errata.md). ``preconditioned`` divides the network's output by sigma and weights the
+    loss by :math:`\\sigma^2 w(\\sigma)`, which fits large noise better and small noise worse
+    (docs/diagnostics.md).
     """
     from tqdm.auto import tqdm
 
-    jax, optax = _backend()
+    jax, _ = _backend()
     jnp = jax.numpy
     x = points("h", h, least=10)
     n, d = x.shape
@@ -171,47 +173,16 @@ def fit(
     y = ((x - centre) / scale).astype(np.float32)[order]
     when = time.astype(np.float32)[order]
     data, times = jnp.asarray(y[held:]), jnp.asarray(when[held:])
-    kept, kept_times = jnp.asarray(y[:held]), jnp.asarray(when[:held])
     batch = min(batch, len(data))
     steps = len(data) // batch
     levels = jnp.asarray(factors, dtype=jnp.float32)
-    weight = levels**2 / (levels**2 + levels[0] ** 2)
-    if preconditioned:
-        weight = weight * levels**2
 
-    key, start = jax.random.split(jax.random.PRNGKey(seed))
-    parameters = _initial(jax, start, d, width, depth)
-    apply = _network(jax, preconditioned)
-    optimizer = optax.adamw(learning_rate, weight_decay=weight_decay)
-    state = optimizer.init(parameters)
-
-    def loss(p: Any, points: Any, when: Any, noise: Any, active: Any) -> Any:
-        def level(sigma: Any, eps: Any) -> Any:
-            target = -eps / sigma
-            found = apply(p, points + sigma * eps, when, jnp.full(points.shape[0], sigma))
-            return jnp.mean(jnp.sum((found - target) ** 2, axis=1))
-
-        each = jax.vmap(level)(levels, noise)
-        return jnp.sum(active * weight * each) / jnp.sum(active * weight)
-
-    def step(carry: Any, chosen: Any) -> Any:
-        p, s, k, active = carry
-        k, now = jax.random.split(k)
-        noise = jax.random.normal(now, (levels.size, batch, d))
-        value, slope = jax.value_and_grad(loss)(p, data[chosen], times[chosen], noise, active)
-        update, s = optimizer.update(slope, s, p)
-        return (optax.apply_updates(p, update), s, k, active), value
-
-    @jax.jit  # type: ignore[untyped-decorator]  # JAX is Any here
-    def epoch(p: Any, s: Any, k: Any, active: Any) -> Any:
-        k, shuffle = jax.random.split(k)
-        chosen = jax.random.permutation(shuffle, len(data))[: steps * batch].reshape(steps, batch)
-        (p, s, k, _), values = jax.lax.scan(step, (p, s, k, active), chosen)
-        return p, s, k, values.mean()
-
-    check_noise = jax.random.normal(jax.random.PRNGKey(seed + 1), (levels.size, held, d))
-    everything = jnp.ones(levels.size)
-    validate = jax.jit(lambda p: loss(p, kept, kept_times, check_noise, everything))
+    key, check = jax.random.split(jax.random.PRNGKey(seed))
+    rng = np.random.default_rng(seed)
+    parameters = _initial(rng, d, width, depth)
+    epoch, validate, prepare = _programs(preconditioned, learning_rate, float(weight_decay))
+    state = prepare(parameters)
+    kept = jnp.asarray(y[:held]), jnp.asarray(when[:held])
 
     best, best_epoch, best_value = parameters, 0, np.inf
     train, valid = [], []
@@ -219,12 +190,17 @@ def fit(
     for k in tqdm(range(epochs), disable=not progress, desc="score"):
         used = min(levels.size, 1 + (k * levels.size) // epochs) if curriculum else levels.size
         active = jnp.asarray((np.arange(levels.size) >= levels.size - used).astype(np.float32))
-        parameters, state, key, value = epoch(parameters, state, key, active)
+        chosen = rng.permutation(len(data))[: steps * batch].reshape(steps, batch)
+        key, now = jax.random.split(key)
+        parameters, state, value = epoch(
+            parameters, state, now, data, times, jnp.asarray(chosen), levels, active
+        )
         train.append(float(value))
-        valid.append(float(validate(parameters)))
+        valid.append(float(validate(parameters, check, *kept, levels)))
         if not np.isfinite(valid[-1]):
             raise ArithmeticError(
-                f"the loss is not finite after epoch {k}; lower the learning rate (now {learning_rate:g})"
+                f"the loss is not finite after epoch {k}; lower the learning rate "
+                f"(now {learning_rate:g})"
             )
         if valid[-1] < best_value:
             best, best_epoch, best_value = parameters, k, valid[-1]
@@ -245,24 +221,56 @@ def fit(
     )
 
 
-def _initial(jax: Any, key: Any, d: int, width: int, depth: int) -> Any:
-    def dense(k: Any, rows: int, columns: int) -> Any:
-        return {
-            "w": jax.random.normal(k, (rows, columns)) / np.sqrt(rows),
-            "b": jax.numpy.zeros(columns),
-        }
+@lru_cache(maxsize=8)
+def _programs(preconditioned: bool, rate: float, decay: float) -> tuple[Any, Any, Any]:
+    """An epoch, the validation loss and the optimiser's start, compiled once for all fits of a shape."""
+    jax, optax = _backend()
+    jnp = jax.numpy
+    apply = _network(jax, preconditioned)
+    optimizer = optax.adamw(rate, weight_decay=decay)
 
-    keys = jax.random.split(key, 2 * depth + 2)
+    def loss(p: Any, key: Any, points: Any, when: Any, levels: Any, active: Any) -> Any:
+        n, d = points.shape
+        noise = jax.random.normal(key, (levels.size, n, d))
+        sigma = jnp.repeat(levels, n)
+        noisy = (points[None] + levels[:, None, None] * noise).reshape(-1, d)
+        found = apply(p, noisy, jnp.tile(when, levels.size), sigma)
+        missed = jnp.sum((found + noise.reshape(-1, d) / sigma[:, None]) ** 2, axis=1)
+        weight = levels**2 / (levels**2 + levels[0] ** 2)
+        weight = active * (weight * levels**2 if preconditioned else weight)
+        return jnp.sum(weight * missed.reshape(levels.size, n).mean(axis=1)) / jnp.sum(weight)
+
+    def epoch(
+        p: Any, s: Any, key: Any, h: Any, t: Any, chosen: Any, levels: Any, active: Any
+    ) -> Any:
+        def step(carry: Any, now: Any) -> Any:
+            p, s = carry
+            rows, key = now
+            value, slope = jax.value_and_grad(loss)(p, key, h[rows], t[rows], levels, active)
+            update, s = optimizer.update(slope, s, p)
+            return (optax.apply_updates(p, update), s), value
+
+        keys = jax.random.split(key, chosen.shape[0])
+        (p, s), values = jax.lax.scan(step, (p, s), (chosen, keys))
+        return p, s, values.mean()
+
+    def validate(p: Any, key: Any, h: Any, t: Any, levels: Any) -> Any:
+        return loss(p, key, h, t, levels, jnp.ones_like(levels))
+
+    return jax.jit(epoch), jax.jit(validate), optimizer.init
+
+
+def _initial(rng: np.random.Generator, d: int, width: int, depth: int) -> Any:
+    """Weights of variance 1 / inputs, by NumPy: nothing to compile."""
+
+    def dense(rows: int, columns: int) -> dict[str, npt.NDArray[np.float32]]:
+        w = rng.standard_normal((rows, columns), dtype=np.float32) / np.float32(np.sqrt(rows))
+        return {"w": w, "b": np.zeros(columns, np.float32)}
+
     return {
-        "enter": dense(keys[0], d + 2, width),
-        "blocks": [
-            {
-                "up": dense(keys[2 * k + 1], width, width),
-                "down": dense(keys[2 * k + 2], width, width),
-            }
-            for k in range(depth)
-        ],
-        "leave": dense(keys[-1], width, d),
+        "enter": dense(d + 2, width),
+        "blocks": [{"up": dense(width, width), "down": dense(width, width)} for _ in range(depth)],
+        "leave": dense(width, d),
     }
 
 
