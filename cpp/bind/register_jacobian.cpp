@@ -9,8 +9,6 @@ const T* data_of(const py::array& a) {
     return static_cast<const T*>(a.data());
 }
 
-bool is_float32(const py::array& a) { return a.dtype().num() == py::dtype::num_of<float>(); }
-
 // (rows, columns, shift, normalizer, values, outputs): contiguous and of one dtype, Python sees to that.
 template <class T>
 AttentionFactors<T> factors_of(const py::tuple& arrays) {
