@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _checks, scores
 from . import _particle_checks as checks
+from ._linear_transport import least_cost
 from .bridges import bridge
 
 __all__ = ["conditional_wasserstein", "wasserstein"]
@@ -60,7 +60,7 @@ def wasserstein(
         if uniform and (method == "exact" or len(x) <= _ASSIGNMENT):
             return _assignment(x, y, p)
         if method == "exact" or len(x) * len(y) <= _PROGRAMME:
-            return _programme(x, y, mu, nu, p)
+            return float(least_cost(_cost(x, y, p), mu, nu) ** (1 / p))
     return _debiased(x, y, mu, nu, p, epsilon)
 
 
@@ -132,26 +132,6 @@ def _assignment(x: Doubles, y: Doubles, p: float) -> float:
     cost = _cost(x, y, p)
     rows, cols = linear_sum_assignment(cost)
     return float(cost[rows, cols].mean() ** (1 / p))
-
-
-def _programme(x: Doubles, y: Doubles, mu: Doubles, nu: Doubles, p: float) -> float:
-    from scipy import sparse
-    from scipy.optimize import linprog
-
-    n, m = len(x), len(y)
-    rows: Any = sparse.kron(sparse.eye(n), np.ones((1, m)))
-    cols: Any = sparse.kron(np.ones((1, n)), sparse.eye(m))
-    # The last column constraint follows from the others.
-    constraints: Any = sparse.vstack([rows, cols.tocsr()[:-1]])
-    found: Any = linprog(
-        _cost(x, y, p).ravel(),
-        A_eq=constraints.tocsr(),
-        b_eq=np.concatenate([mu, nu[:-1]]),
-        method="highs",
-    )
-    if not found.success:
-        raise RuntimeError(f"wasserstein: the linear programme failed ({found.message})")
-    return float(max(0.0, found.fun) ** (1 / p))
 
 
 def _on_a_line(x: Doubles, y: Doubles, mu: Doubles, nu: Doubles, p: float) -> float:

@@ -157,6 +157,8 @@ def depth(z: NDArray[np.float64]) -> None:
     assert_type(qk.schedule.EntropySchedule(1.0).update(z[0]), float)
     policy = qk.schedule.EarlyExit(tol=0.1, n_layers=len(z) - 1)
     assert_type(policy.update(z[0]), qk.schedule.ExitDecision)
+
+
 def diagnostics(Z: NDArray[np.float64], H: NDArray[np.float64]) -> None:
     report = qk.diagnostics.run(Z, activations=H)
     assert_type(report, qk.diagnostics.Report)

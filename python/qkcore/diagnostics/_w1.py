@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
+from .._linear_transport import least_cost
 from ._arrays import Float
 
 
@@ -28,9 +27,6 @@ def ground_metric(points: Float, metric: str) -> Float:
 
 def in_metric(p: Float, q: Float, distance: Float) -> float:
     """W1 in a metric: what the laws share stays where it is, the rest is a transport problem."""
-    import scipy.optimize
-    import scipy.sparse as sp
-
     surplus = p - q
     give = np.flatnonzero(surplus > 0)
     take = np.flatnonzero(surplus < 0)
@@ -42,18 +38,4 @@ def in_metric(p: Float, q: Float, distance: Float) -> float:
     m, k = cost.shape
     if m == 1 or k == 1:
         return float((cost * np.outer(supply, demand)).sum() / supply.sum())
-    scale = float(supply.sum())
-    rows = sp.kron(sp.identity(m), np.ones((1, k)))
-    columns = sp.kron(np.ones((1, m)), sp.identity(k))
-    solver: Any = scipy.optimize  # its stubs refuse sparse constraints, which it takes
-    found = solver.linprog(
-        cost.ravel(),
-        A_eq=sp.vstack([rows, columns]).tocsr()[
-            :-1
-        ],  # one of the equations follows from the others
-        b_eq=np.concatenate([supply, demand])[:-1] / scale,
-        method="highs",
-    )
-    if found.status != 0:
-        raise ArithmeticError(f"the transport problem was not solved: {found.message}")
-    return float(found.fun) * scale
+    return least_cost(cost, supply, demand)

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import linprog
 
 from .. import _checks
 from ..operators import MarkovOperator, softmax
@@ -277,6 +276,8 @@ def _position(y: Array, t: Array, tol: float) -> str:
 
     The largest t0 such that all weights can be at least t0.
     """
+    from scipy.optimize import linprog
+
     n = len(y)
     cost = np.zeros(n + 1)
     cost[n] = -1.0

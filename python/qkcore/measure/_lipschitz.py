@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from scipy.special import lambertw
 
 from .. import _checks
 from ._bounds import Bound, psi_bounds
@@ -182,6 +181,8 @@ def _coupling_atoms(p: Measure, q: Measure) -> tuple[int, float]:
 
 def gaussian_factor(atoms: int, inverse: float, d: int) -> float:
     """The corrected factor of theorem 29 for couplings of so many atoms; ``inverse``: 1/least weight."""
+    from scipy.special import lambertw
+
     if math.isinf(inverse):
         return math.inf
     omega = float(np.real(lambertw((inverse - 1) / math.e)))

@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
-from scipy.spatial.distance import cdist
 
 from .. import _checks
 from .._lazy_scores import Real
@@ -170,6 +169,8 @@ class TableLookup(Lookup):
         return self._ratio("euclidean")
 
     def _ratio(self, metric: Literal["cityblock", "euclidean"]) -> float:
+        from scipy.spatial.distance import cdist
+
         best = 0.0
         for i in range(0, len(self.keys), _BLOCK):
             far = cdist(self.keys[i : i + _BLOCK], self.keys, metric)

@@ -9,11 +9,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from scipy import sparse
-from scipy.optimize import linear_sum_assignment, linprog
-from scipy.spatial.distance import cdist
 
 from .. import _checks
+from .._linear_transport import least_cost
 from ..bridges import bridge
 from ..scores import dense
 from ._measure import Measure, as_measure
@@ -148,7 +146,7 @@ def w1_bracket(
     generator = np.random.default_rng(rng)
     near_x, near_a, move_x = _landmarks(x, a, limit, generator)
     near_y, near_b, move_y = _landmarks(y, b, limit, generator)
-    cost = cdist(near_x, near_y, "cityblock")
+    cost = _l1(near_x, near_y)
     scale = float(a.sum())  # common mass is gone: what is left need not be 1
     alpha, beta = near_a / scale, near_b / scale
     lower, upper = 0.0, math.inf
@@ -227,11 +225,19 @@ def _without_common_mass(p: Measure, q: Measure) -> tuple[Array, Array, Array, A
 
 
 def _assignment(x: Array, y: Array, a: Array) -> float:
+    from scipy.optimize import linear_sum_assignment
+
     if len(x) * len(y) > _DENSE_ENTRIES:
         raise ValueError(_too_large(len(x), len(y), _DENSE_ENTRIES))
-    cost = cdist(x, y, "cityblock")
+    cost = _l1(x, y)
     rows, columns = linear_sum_assignment(cost)
     return math.fsum(cost[rows, columns]) * float(a.mean())
+
+
+def _l1(x: Array, y: Array) -> Array:
+    from scipy.spatial.distance import cdist
+
+    return np.asarray(cdist(x, y, "cityblock"))
 
 
 def _has_pot() -> bool:
@@ -248,7 +254,7 @@ def _pot(x: Array, a: Array, y: Array, b: Array) -> float:
     if len(x) * len(y) > _DENSE_ENTRIES:
         raise ValueError(_too_large(len(x), len(y), _DENSE_ENTRIES))
     total = float(a.sum())
-    cost = cdist(x, y, "cityblock")
+    cost = _l1(x, y)
     plan, log = ot.emd(a / total, b / total, cost, numItermax=10_000_000, log=True)
     if log["warning"] is not None:
         raise RuntimeError(f"POT did not solve the transport problem: {log['warning']}")
@@ -259,20 +265,7 @@ def _linprog(x: Array, a: Array, y: Array, b: Array) -> float:
     n, m = len(x), len(y)
     if n * m > _LINPROG_ENTRIES:
         raise ValueError(_too_large(n, m, _LINPROG_ENTRIES))
-    total = float(a.sum())
-    rows = sparse.kron(sparse.eye(n), np.ones((1, m)))
-    # One constraint follows from the others and would only make the programme degenerate.
-    columns = sparse.kron(np.ones((1, n)), sparse.eye(m), format="csr")[:-1]
-    found = linprog(
-        cdist(x, y, "cityblock").reshape(-1),
-        A_eq=sparse.vstack([rows, columns], format="csr"),
-        b_eq=np.concatenate([a, b[:-1]]) / total,
-        bounds=(0, None),
-        method="highs",
-    )
-    if found.status != 0 or found.fun is None:
-        raise RuntimeError(f"HiGHS did not solve the transport problem: {found.message}")
-    return total * float(found.fun)
+    return least_cost(_l1(x, y), a, b)
 
 
 def _too_large(n: int, m: int, limit: int) -> str:
@@ -292,7 +285,7 @@ def _landmarks(
     mass = np.zeros(limit)
     moved = 0.0
     for i in range(0, len(x), _BLOCK):
-        far = cdist(x[i : i + _BLOCK], chosen, "cityblock")
+        far = _l1(x[i : i + _BLOCK], chosen)
         nearest = far.argmin(axis=1)
         w = a[i : i + _BLOCK]
         mass += np.bincount(nearest, w, limit)
@@ -342,7 +335,7 @@ def _lipschitz_value(x: Array, a: Array, y: Array, b: Array, at: Array, potentia
     def mean(points: Array, weights: Array) -> float:
         total = 0.0
         for i in range(0, len(points), _BLOCK):
-            far = cdist(points[i : i + _BLOCK], at, "cityblock")
+            far = _l1(points[i : i + _BLOCK], at)
             total += float(weights[i : i + _BLOCK] @ (far - potential).min(axis=1))
         return total
 
