@@ -54,6 +54,18 @@ def check_operators() -> None:
             M = qk.magnetic.operator(X, beta=0.5, W=W)
             v = rng.normal(size=(n, 2)).astype(dtype)
             assert np.abs(M @ v - M.to_numpy() @ v).max() <= 100 * eps
+            J = qk.measure.AttentionJacobian(
+                qk.measure.AttentionKernel(qk.measure.DotPotential(0.5, W)), X
+            )
+            P, x, d = A.to_numpy().astype(np.float64), X.astype(np.float64), np.ones((n, 3))
+            d[::3] = -2
+            change = 0.5 * (d @ W @ x.T + x @ W @ d.T)
+            change -= (P * change).sum(axis=1, keepdims=True)
+            want = P @ d + (P * change) @ x
+            error = np.abs(J.apply(d.astype(dtype)) - want).max()
+            assert error <= 1000 * eps * np.abs(want).max()
+            pulled = (J.transpose(X).astype(np.float64) * d).sum()
+            assert abs(pulled - (want * x).sum()) <= 1000 * eps * np.abs(want * x).sum()
             for memory in (0, 1e9):
                 b = qk.bridge(
                     qk.scores.distance(X, beta=0.3), rho, rho[::-1].copy(), max_memory=memory

@@ -22,6 +22,7 @@ from qkcore.measure import (
     LinearLookup,
     Measure,
     PotentialConstants,
+    TableLookup,
     contraction,
     gaussian_lipschitz,
     lipschitz,
@@ -170,6 +171,32 @@ def test_reports(seed: int) -> None:
     assert report.attention.measured <= report.attention.bound * (1 + 1e-9)
     text = str(report)
     assert "tau(A) (23)" in text and "not a bound" in text and "theorem 26" in text
+
+
+def test_reports_of_other_kernels() -> None:
+    """MTA-3: parameters in single precision, tables and functions: bounds above what can be measured."""
+    rng = np.random.default_rng(0)
+    domain = Box([-1, -1.0], [1, 1])
+    data = rng.uniform(-1, 1, size=(6, 2)).astype(np.float32)
+    W, M = (rng.normal(size=(2, 2)).astype(np.float32) for _ in range(2))
+    single = AttentionKernel(DotPotential(0.5, W), LinearLookup(M))
+    report = contraction(single, domain, data=data, samples=100, climbs=10)
+    assert 0 < report.attention.measured <= report.attention.bound
+    factored = AttentionKernel(DotPotential(0.5, (W[:, :1], W[:1])))
+    assert contraction(factored, domain, samples=100, climbs=10).attention.measured > 0
+    tanh = AttentionKernel(GaussianPotential(0.5), FunctionLookup(np.tanh, lipschitz=1.0))
+    report = contraction(tanh, domain, data=data, samples=100, climbs=10)
+    assert 0.5 < report.lookup.measured <= 1.0 and report.invariant is None
+    assert 0 < report.attention.measured <= report.attention.bound
+    unknown = AttentionKernel(GaussianPotential(0.5), FunctionLookup(np.tanh))
+    assert contraction(unknown, domain, samples=50, climbs=0).attention.bound == math.inf
+    table = AttentionKernel(DotPotential(0.5), TableLookup(data, data[::-1].copy()))
+    report = contraction(table, domain, data=data, samples=50, climbs=5)
+    assert report.lookup.bound == report.lookup.measured > 0
+    # With float32 data the Jacobian is measured in that precision, close to the double one.
+    low, high = (lipschitz(single.double() if d == "d" else single, data.astype(d)) for d in "fd")
+    assert math.isclose(low.spectral.value, high.spectral.value, rel_tol=1e-3)
+    assert math.isclose(low.w1.value, high.w1.value, rel_tol=1e-4)
 
 
 def test_constants_against_a_grid() -> None:

@@ -157,6 +157,9 @@ def contraction(
     measure = None if data is None else as_measure("data", data)
     if measure is not None:
         _inside("data", measure, domain)
+    kernel = kernel.double()
+    if measure is not None:
+        measure = Measure(measure.points.astype(np.float64), _doubled(measure.weights))
     c = kernel.potential.constants(domain)
     query_values, key_values = psi_bounds(c)
     potential = kernel.potential
@@ -223,6 +226,11 @@ def invariant(kernel: AttentionKernel, domain: Domain) -> bool | None:
     if M.shape != (domain.dim, domain.dim):
         return None
     return domain.holds([M], np.zeros(domain.dim) if lookup.b is None else lookup.b)
+
+
+def _doubled(weights: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
+    w = weights.astype(np.float64)
+    return np.asarray(w / w.sum())
 
 
 def _local(kernel: AttentionKernel, measure: Measure) -> float:

@@ -124,6 +124,10 @@ class AttentionKernel:
         assert self.lookup is not None
         return self.lookup
 
+    def double(self) -> AttentionKernel:
+        """The same kernel with parameters in float64: constants are looked for in double precision."""
+        return AttentionKernel(self.potential.double(), self.values.double(), self.projection)
+
     def __call__(self, mu: Measure | npt.ArrayLike) -> ConditionedKernel:
         """The Markov kernel :math:`A_\\mu`."""
         return ConditionedKernel(self, as_measure("mu", mu))

@@ -30,6 +30,10 @@ class Lookup(ABC):
     def values(self, points: Real) -> Real:
         """l of keys (n, d), as (n, d')."""
 
+    def double(self) -> Lookup:
+        """The same lookup with its arrays in float64."""
+        return self
+
     def push(self, points: Real, direction: Real) -> Real:
         """The derivative of l at the points."""
         raise self._no_derivative()
@@ -85,6 +89,11 @@ class LinearLookup(Lookup):
             _checks.same_dtype("b", self.b, points.dtype, "the keys")
             out = out + self.b
         return out
+
+    def double(self) -> LinearLookup:
+        """The same lookup with its arrays in float64."""
+        M, b = (None if a is None else a.astype(np.float64) for a in (self.M, self.b))
+        return LinearLookup(M, b)
 
     def push(self, points: Real, direction: Real) -> Real:
         """direction M."""
@@ -157,6 +166,10 @@ class TableLookup(Lookup):
                     f"keys: wanted one value for each key, got key {i} equal to key {first} with "
                     "another value; a table is a function"
                 )
+
+    def double(self) -> TableLookup:
+        """The same table with its arrays in float64."""
+        return TableLookup(self.keys.astype(np.float64), self.table.astype(np.float64))
 
     @cached_property
     def lipschitz(self) -> float:  # type: ignore[override]  # computed on demand

@@ -105,6 +105,10 @@ class Potential(ABC):
         """The same for one query x: those of G(x, .) (proposition 25)."""
         return self.constants(domain)
 
+    def double(self) -> Potential:
+        """The same potential with its arrays in float64."""
+        return self
+
     def pairs(self, X: Matrix, Y: Matrix) -> Matrix:
         """a(x_i, y_i) for points in pairs, (n,)."""
         rows = [self.scores(x[None], y[None]).to_numpy()[0, 0] for x, y in zip(X, Y, strict=True)]
@@ -166,6 +170,13 @@ class DotPotential(Potential):
     def scaled(cls, dim: int, W: npt.ArrayLike | None = None) -> DotPotential:
         """Scaled dot product: beta = 1/sqrt(dim)."""
         return cls(_checks.integer_within("dim", dim, 1, 2**31, "a dimension") ** -0.5, W)
+
+    def double(self) -> DotPotential:
+        """The same potential with W in float64."""
+        if isinstance(self.W, tuple):
+            left, right = (np.asarray(W, dtype=np.float64) for W in self.W)
+            return DotPotential(self.beta, (left, right))
+        return DotPotential(self.beta, None if self.W is None else np.asarray(self.W, np.float64))
 
     def _matrix(self, d: int, dtype: np.dtype[Any] | None = None) -> Real:
         if self.W is None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ._domains import Domain
 from ._jacobian import AttentionJacobian
 from ._kernels import AttentionKernel
+from ._lookups import TableLookup
 from ._measure import Measure
 from ._potentials import Potential
 from ._transport import w1
@@ -106,8 +107,6 @@ def lookup_ratio(
     kernel: AttentionKernel, domain: Domain, samples: int, steps: int, rng: np.random.Generator
 ) -> float:
     """Proposition 21: largest :math:`\\|\\ell(x) - \\ell(y)\\|_1/\\|x-y\\|_1` found (of a table: in it)."""
-    from ._lookups import TableLookup
-
     lookup = kernel.values
     if isinstance(lookup, TableLookup):
         return lookup.lipschitz
@@ -117,8 +116,6 @@ def lookup_ratio(
         moved = np.abs(lookup.values(x) - lookup.values(y)).sum(axis=1)
         return np.where(apart > 1e-7 * domain.diameter, moved / np.maximum(apart, 1e-300), 0.0)
 
-    if not _takes_double(lookup.values, domain):
-        return 0.0
     x, y = domain.sample(samples, rng), domain.sample(samples, rng)
     axis = np.eye(domain.dim)[rng.integers(domain.dim, size=samples)]
     step = np.where(domain.centre > x, 1.0, -1.0) * axis * 0.1 * domain.diameter / domain.dim
@@ -127,20 +124,14 @@ def lookup_ratio(
     return _climb(ratio, (x, y), domain, steps, rng)
 
 
-def _takes_double(values: Callable[[Array], object], domain: Domain) -> bool:
-    """Lookups in single precision refuse double: they are not sampled."""
-    try:
-        values(domain.centre[None])
-    except TypeError:
-        return False
-    return True
-
-
 def attention_ratio(
     kernel: AttentionKernel, domain: Domain, samples: int, steps: int, rng: np.random.Generator
 ) -> float:
-    """Theorem 23: local constants of small weighted measures, or pairs where there is no derivative."""
-    if kernel.projection != "dirac" or not _takes_double(kernel.values.values, domain):
+    """Theorem 23: local constants of small weighted measures, or pairs where there is no derivative.
+
+    0 for tables, which know no points but their own, and for projections onto other families.
+    """
+    if kernel.projection != "dirac" or isinstance(kernel.values, TableLookup):
         return 0.0
 
     def local(points: Array, logits: Array) -> float:
