@@ -407,6 +407,7 @@ ERRORS: list[tuple[str, Any, type[Exception], str]] = [
         ValueError,
         "a:.*epsilon",
     ),
+    ("zero", lambda: rotation.rotational_energy(X, X, 0.0), ValueError, "a:.*positive definite"),
     (
         "singular graph",
         lambda: rotation.rotational_energy(X, X, np.diag([1.0, 0.0]), method="graph"),

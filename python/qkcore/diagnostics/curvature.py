@@ -147,10 +147,11 @@ def curvature(
 
     >>> import numpy as np
     >>> from qkcore.diagnostics import curvature
-    >>> walk = np.eye(6, k=1) + np.eye(6, k=-1)
-    >>> walk[0, 0] = walk[-1, -1] = 1  # a reflected walk does not bring neighbours together
-    >>> float(curvature.curvature(walk / 2, pairs=[[2, 3]]).kappa[0])
-    0.0
+    >>> walk = (np.eye(8, k=1) + np.eye(8, k=-1) + 2 * np.eye(8)) / 4
+    >>> walk[0, 0] = walk[-1, -1] = 0.75
+    >>> P = 0.5 * walk + 0.5 / 8  # every other step goes anywhere
+    >>> float(curvature.curvature(P, pairs=[[3, 4]]).kappa[0])
+    0.5
     """
     rows = float64("P", P)
     if rows.ndim != 2 or len(rows) < 2:

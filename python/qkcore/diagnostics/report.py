@@ -164,7 +164,7 @@ def run(
     {'P0': 'pass', 'P1': 'pass', 'P2': 'abstain', 'P3': 'pass', 'P4': 'abstain'}
     >>> z[4:] += 5 * rng.normal(size=(16, 16))  # a jump
     >>> print(diagnostics.run(z)["P1"].reason)
-    P0 failed: the logits vary too much (S_L 25.7 > 0.15), most at transition 3 -> 4
+    P0 failed: the logits vary too much (S_L 24.7 > 0.15), most at transition 3 -> 4
     """
     limits = _thresholds(thresholds)
     rng = generator(seed)

@@ -61,7 +61,7 @@ class RotationalEnergy:
     interval: Interval | None
     """bootstrap interval of the energy over the samples, the potential held fixed"""
     theta: Float = field(repr=False)
-    """the potential at the points (mean 0)"""
+    """the potential at the points (mean 0); NaN at grid vertices that a mask leaves out"""
     remainder: Float = field(repr=False)
     """w at the points; on meshes at the centres of the simplices"""
     method: str
@@ -161,6 +161,7 @@ def rotational_energy(
     mass = _weights(weights, n)
     one_of("method", method, ("auto", "polynomial", "graph"))
     solver = _solver(gamma, max_condition)
+    moving = float(mass @ np.einsum("nk,nk->n", v, A.solve(x, 0.0, v)))  # a singular a ends here
     affordable = _cloud.best_degree(n, d)
     if method == "auto":
         method = "polynomial" if degree is not None or affordable >= 2 or d == 1 else "graph"
@@ -182,10 +183,8 @@ def rotational_energy(
         if not A.constant:
             raise ValueError('a: method "graph" wants a constant tensor; pass method="polynomial"')
         k = 16 * d + 16 if n_neighbors is None else count("n_neighbors", n_neighbors, d + 1)
-        _invertible(A, x)
         out = _cloud.graph(x, v, mass, A, min(k, n - 1), **solver)
     each = np.einsum("nk,nk->n", out.remainder, A.solve(x, 0.0, out.remainder))
-    moving = float(mass @ np.einsum("nk,nk->n", v, A.solve(x, 0.0, v)))
     energy = float(mass @ each)
     error = float(np.sqrt(((mass * (each - energy)) ** 2).sum() * n / max(n - 1, 1)))
     found = mean_interval(
@@ -520,7 +519,3 @@ def _weights(weights: npt.ArrayLike | None, n: int) -> Float:
             "weights: wanted numbers >= 0 with a positive sum, got negative or only zeros"
         )
     return w / total
-
-
-def _invertible(A: DiffusionTensor, x: Float) -> None:
-    A.solve(x[:1], 0.0, np.zeros_like(x[:1]))
