@@ -51,6 +51,28 @@ def test_w1_agrees_with_an_assignment_and_scipy() -> None:
     assert many.shape == (2,) and many[1] == 0 and many[0] == pytest.approx(wanted)
 
 
+@pytest.mark.parametrize(("n", "d"), [(30, 1), (60, 2), (90, 12)])
+def test_w1_of_larger_laws(n: int, d: int) -> None:
+    """Column generation against the whole programme, and against the closed form where there is one."""
+    import scipy.sparse as sp
+    from scipy.optimize import linprog
+
+    rng = np.random.default_rng(n)
+    x = rng.normal(size=(n, d))
+    p, q = rng.dirichlet(np.full(n, 0.3), size=2)
+    D = np.abs(x[:, None] - x).sum(axis=-1)
+    rows = sp.kron(sp.identity(n), np.ones((1, n)))
+    columns = sp.kron(np.ones((1, n)), sp.identity(n))
+    A = sp.vstack([rows, columns]).tocsr()[:-1]
+    whole: Any = linprog(D.ravel(), A_eq=A, b_eq=np.concatenate([p, q])[:-1], method="highs")
+    got = float(
+        curvature.w1(p, q, points=np.repeat(x, 2, axis=1) / 2)
+    )  # two columns: not the line's path
+    assert got == pytest.approx(float(whole.fun), abs=1e-6)
+    if d == 1:
+        assert got == pytest.approx(float(curvature.w1(p, q, positions=x[:, 0])), abs=1e-11)
+
+
 # Curvature
 
 

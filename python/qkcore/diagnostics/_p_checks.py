@@ -29,6 +29,7 @@ TITLES = {
     "P3": "contraction",
     "P4": "bridge alignment",
 }
+_PROGRAMMES = 256  # linear programmes that P3 may take
 _BAND_ROWS = 2000  # rows that a band is bootstrapped from
 
 
@@ -252,12 +253,13 @@ def contraction(
     rows, columns = stack.shape[-2:]
     geometry = Geometry((rows, columns), queries, keys)
     where = "positions" if geometry.keys is None else "keys"
-    pairs = _pairs(None, rows, n_pairs, rng)
     gaps = []
     if geometry.keys is None:
-        chosen = range(stack.n_layers)
-    else:  # a linear programme per pair: a few layers say enough
+        chosen = list(range(stack.n_layers))
+    else:  # a linear programme per pair and temperature: few layers and pairs must do
         chosen = np.unique(np.linspace(0, stack.n_layers - 1, 4).round()).astype(int).tolist()
+        n_pairs = min(n_pairs, max(2, _PROGRAMMES // (len(chosen) * stack.n_heads * factors.size)))
+    pairs = _pairs(None, rows, n_pairs, rng)
     for k in tqdm(chosen, disable=not progress, desc="P3"):
         z = stack.layer(k).z.reshape(-1, rows, columns)
         gaps += [gaps_at(head, pairs, geometry, factors, "temperature", True) for head in z]

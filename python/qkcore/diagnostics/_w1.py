@@ -8,6 +8,8 @@ from .._linear_transport import least_cost
 from ._arrays import Float
 
 
+
+
 def on_line(p: Float, q: Float, positions: Float) -> Float:
     """W1 on a line: the integral of \\|P - Q\\| of the distribution functions; batches along leading axes."""
     order = np.argsort(positions, kind="stable")
@@ -33,9 +35,4 @@ def in_metric(p: Float, q: Float, distance: Float) -> float:
     if not give.size or not take.size:
         return 0.0
     supply, demand = surplus[give], -surplus[take]
-    demand = demand * (supply.sum() / demand.sum())  # equal to the last bit, as the solver wants it
-    cost = distance[np.ix_(give, take)]
-    m, k = cost.shape
-    if m == 1 or k == 1:
-        return float((cost * np.outer(supply, demand)).sum() / supply.sum())
-    return least_cost(cost, supply, demand)
+    return least_cost(distance[np.ix_(give, take)], supply, demand)
