@@ -8,8 +8,6 @@ from .._linear_transport import least_cost
 from ._arrays import Float
 
 
-
-
 def on_line(p: Float, q: Float, positions: Float) -> Float:
     """W1 on a line: the integral of \\|P - Q\\| of the distribution functions; batches along leading axes."""
     order = np.argsort(positions, kind="stable")
