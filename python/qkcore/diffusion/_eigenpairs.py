@@ -15,7 +15,7 @@ from ..operators import KernelOperator
 # Vectors multiplied at a time, and basis vectors kept. Where every entry costs an exp, 16 vectors take
 # 1.6 times as long as one; where weights are read, four take little longer than one.
 _LAZY = (16, 240)
-_FORMED = (2, 80)
+_FORMED = (4, 80)
 
 
 def nontrivial_eigenpairs(
