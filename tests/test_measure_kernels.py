@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -30,6 +32,15 @@ from .generators import DTYPES
 from .reference import Array
 
 SIZES = (1, 2, 7, 8, 9, 33)
+
+
+def test_the_guide_runs() -> None:
+    """Every example of docs/measure.md prints what it says."""
+    guide = Path(__file__).resolve().parent.parent / "docs" / "measure.md"
+    found = doctest.testfile(
+        str(guide), module_relative=False, optionflags=doctest.NORMALIZE_WHITESPACE
+    )
+    assert found.attempted > 20 and found.failed == 0
 
 
 def tolerance(dtype: str) -> float:

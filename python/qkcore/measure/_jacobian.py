@@ -169,7 +169,7 @@ class AttentionJacobian:
         history: list[float] = []
         converged = False
         while not converged and count < limit - 2:
-            steps = min(_LANCZOS_STEPS, len(vector), (limit - count) // 2)
+            steps = max(1, min(_LANCZOS_STEPS, len(vector), (limit - count - 2) // 2))
             vector, values, exhausted = _lanczos(gram, vector, steps, rtol, history)
             history += values
             converged = exhausted or _settled(history, rtol)
