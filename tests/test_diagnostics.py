@@ -107,6 +107,7 @@ def test_mass_must_be_conserved() -> None:
     assert report["P0"].verdict == "fail" and "mass" in report["P0"].reason
     relaxed = diagnostics.run(probabilities=p.astype(np.float32), thresholds={"continuity": 1e-5})
     assert relaxed["P0"].verdict == "pass"
+    assert relaxed["P2"].details["exceeding"] == 0  # rounding is not motion
 
 
 def test_probabilities_and_logits_agree() -> None:

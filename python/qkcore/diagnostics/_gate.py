@@ -36,11 +36,11 @@ def measure(stack: LayerStack) -> Gate:
     """One pass over the layers, in double precision."""
     heads = stack.n_heads
     squares, layers = [], []
-    before = stack.layer(0)
+    before = stack.layer(0, as_given=True)
     residual = float(np.abs(before.p.sum(axis=1) - 1).max())
     total = 0.0
     for k in range(1, stack.n_layers):
-        after = stack.layer(k)
+        after = stack.layer(k, as_given=True)
         dz, broken = logit_change(before, after)
         if broken is None:
             width = np.full(len(dz), dz.shape[1], dtype=np.float64)

@@ -94,11 +94,14 @@ class LayerStack:
         """Rows come in heads: everything between the layer axis and (rows, keys)."""
         return int(np.prod(self.shape[:-2], dtype=np.int64)) if len(self.shape) > 2 else 1
 
-    def layer(self, k: int) -> Rows:
-        """Layer k as (rows, keys) in double precision."""
+    def layer(self, k: int, *, as_given: bool = False) -> Rows:
+        """Layer k as (rows, keys) in double precision; given probabilities lose their rounded mass
+        unless they are wanted as they came."""
         given = self._layers[k].reshape(-1, self.shape[-1])
         if self._given == "probabilities":
             p = given.astype(np.float64)
+            if not as_given:
+                p /= p.sum(axis=-1, keepdims=True)
             with np.errstate(divide="ignore"):
                 return Rows(np.log(p), p)
         z = given.astype(np.float64)
