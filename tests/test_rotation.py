@@ -481,3 +481,24 @@ def test_no_rotation_does_not_make_a_bridge() -> None:
     assert half == pytest.approx(1.059, abs=1e-3)
     kl = 0.5 * (0.25 / half - 1 - np.log(0.25 / half))
     assert kl == pytest.approx(0.34, abs=0.005)
+
+
+def test_many_dimensions() -> None:
+    """Degree two where it is affordable, the graph where it is not; contractions are gradients in both."""
+    rng = np.random.default_rng(10)
+    for n, d, method in ((400, 12, "meshless"), (60, 30, "graph")):
+        X = rng.normal(size=(n, d))
+        S = rng.normal(size=(d, d))
+        assert rotation.rotational_energy(X, X @ (S + S.T)).normalized < ZERO
+        R = rotation.rotational_energy(X, X @ (S - S.T))
+        assert R.method.startswith(method) and R.normalized > 0.7
+
+
+def test_too_dense_for_an_incomplete_factor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where IC(0) would take too much memory the diagonal serves, and the result says so."""
+    X = np.random.default_rng(11).normal(size=(700, 2))
+    wanted = rotation.rotational_energy(X, spin(X), method="graph")
+    monkeypatch.setattr(_poisson, "_MOST_PAIRS", 10)
+    R = rotation.rotational_energy(X, spin(X), method="graph")
+    assert R.preconditioner == "diagonal" and R.converged and R.n_iter > wanted.n_iter
+    assert R.energy == pytest.approx(wanted.energy, rel=1e-8)

@@ -13,9 +13,10 @@ from scipy.spatial import cKDTree
 from . import _poisson
 from ._arrays import Float
 from ._tensor import DiffusionTensor
-from ._whitney import solve_grounded
+from ._whitney import Index, solve_grounded
 
 _MOST_TERMS = 600
+_MOST_QUADRATIC = 1000  # degree two is worth more: without it no contraction is a gradient
 _CHUNK = 4_000_000  # numbers of one block of gradients
 
 
@@ -36,9 +37,10 @@ def terms(d: int, degree: int) -> int:
 
 def best_degree(n: int, d: int) -> int:
     """The largest degree up to 6 whose terms are few against the n d numbers that they explain."""
-    allowed = min(_MOST_TERMS, max(d, n * d // 80))
-    degree = 0
-    while degree < 6 and terms(d, degree + 1) <= allowed:
+    if terms(d, 2) > min(_MOST_QUADRATIC, n * d // 20):
+        return 1
+    degree = 2
+    while degree < 6 and terms(d, degree + 1) <= min(_MOST_TERMS, n * d // 80):
         degree += 1
     return degree
 
@@ -119,12 +121,13 @@ def _hermite_gradients(y: Float, exponents: Float) -> Float:
     d = y.shape[1]
     H = _hermite(y, int(exponents.max()))
     values = np.stack([H[exponents[:, j], :, j].T for j in range(d)], axis=-1)  # (n, m, d)
-    out = np.empty_like(values)
+    ones = np.ones_like(values[..., :1])
+    before = np.cumprod(np.concatenate([ones, values[..., :-1]], axis=-1), axis=-1)
+    after = np.cumprod(np.concatenate([ones, values[..., :0:-1]], axis=-1), axis=-1)[..., ::-1]
+    out: Float = before * after  # products of all other factors
     for j in range(d):
         e = exponents[:, j]
-        slope = np.sqrt(e) * H[np.maximum(e - 1, 0), :, j].T
-        others = np.prod(np.delete(values, j, axis=-1), axis=-1) if d > 1 else 1.0
-        out[..., j] = slope * others
+        out[..., j] *= np.sqrt(e) * H[np.maximum(e - 1, 0), :, j].T
     return out
 
 
@@ -142,7 +145,7 @@ def graph(
     values, vectors = np.linalg.eigh(matrix)
     inverse_root = vectors / np.sqrt(values) @ vectors.T
     y, f = X @ inverse_root, v @ inverse_root
-    n, d = y.shape
+    n = len(y)
     found = cKDTree(y).query(y, k=n_neighbors + 1)
     distance, neighbour = (np.asarray(x) for x in found)
     radius = distance[:, -1]
@@ -172,16 +175,26 @@ def graph(
     b -= np.bincount(begin, flux, minlength=n)
     theta, solve = solve_grounded(L, b, **solver)
     left = carried - (theta[end] - theta[begin])
-    spread, pull = np.zeros((n, d, d)), np.zeros((n, d))
-    outer = strength[:, None, None] * along[:, :, None] * along[:, None, :]
-    push = (strength * left)[:, None] * along
-    for side in (begin, end):
-        np.add.at(spread, side, outer)
-        np.add.at(pull, side, push)
-    ridge = 1e-10 * np.trace(spread, axis1=1, axis2=2) / d
-    spread[:, np.arange(d), np.arange(d)] += ridge[:, None]
-    covector = np.linalg.solve(spread, pull[..., None])[..., 0]
+    covector = _at_points(n, begin, end, along, strength, left)
     root = (vectors * np.sqrt(values)) @ vectors.T
     return CloudHodge(
         theta, covector @ root, solve, f"graph of {n_neighbors} neighbours, {begin.size} edges"
     )
+
+
+def _at_points(
+    n: int, begin: Index, end: Index, along: Float, strength: Float, left: Float
+) -> Float:
+    """The vector at every point that fits the remainders of its edges best (weighted least squares)."""
+    d = along.shape[1]
+    side = np.concatenate([begin, end])
+    edge = np.tile(np.arange(begin.size), 2)[np.argsort(side, kind="stable")]
+    stops = np.cumsum(np.bincount(side, minlength=n))
+    out = np.zeros((n, d))
+    for i, (first, last) in enumerate(zip(np.append(0, stops[:-1]), stops, strict=True)):
+        mine = edge[first:last]
+        pull = along[mine] * strength[mine, None]
+        spread = pull.T @ along[mine]
+        spread[np.diag_indices(d)] += 1e-10 * np.trace(spread) / d
+        out[i] = np.linalg.solve(spread, pull.T @ left[mine])
+    return out

@@ -19,7 +19,12 @@ import scipy.sparse.linalg as spla
 from ._arrays import Float
 
 _DENSE = 600  # up to this size eigenvalues come from LAPACK
-_MOST_FILLED = 0.25  # a fuller matrix is factorised completely
+_FULL = (
+    4000  # and up to this one when most entries are there; such matrices are factorised completely
+)
+_MOST_PAIRS = (
+    30_000_000  # of entries that meet in a column: beyond, IC(0) would take too much memory
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +49,7 @@ class Preconditioner:
     def __init__(self, A: sp.csr_matrix) -> None:
         n = A.shape[0]
         self.shift = 0.0
-        if n <= _DENSE and A.nnz > _MOST_FILLED * n * n:
+        if _is_full(A):
             self.name = "complete Cholesky"
             try:
                 factor = scipy.linalg.cho_factor(A.toarray(), lower=True)
@@ -52,6 +57,11 @@ class Preconditioner:
                 self.shift = 1e-12
                 factor = scipy.linalg.cho_factor(A.toarray() + self.shift * np.eye(n), lower=True)
             self._solve: Callable[[Float], Float] = lambda r: scipy.linalg.cho_solve(factor, r)
+            return
+        below = np.diff(sp.csc_matrix(sp.tril(A)).indptr).astype(np.float64) - 1
+        if float((below * (below + 1)).sum()) / 2 > _MOST_PAIRS:
+            self.name = "diagonal"  # which is 1 already
+            self._solve = lambda r: r
             return
         self.name = "IC(0)"
         lower = None
@@ -69,6 +79,11 @@ class Preconditioner:
 
     def __call__(self, r: Float) -> Float:
         return np.asarray(self._solve(r))
+
+
+def _is_full(A: sp.csr_matrix) -> bool:
+    n = A.shape[0]
+    return bool(n <= _FULL and A.nnz > 0.25 * n * n)
 
 
 def incomplete_cholesky(
@@ -155,7 +170,7 @@ def conjugate_gradients(
 def extreme_eigenvalues(A: sp.csr_matrix) -> tuple[float, float]:
     """The smallest and the largest eigenvalue, by LAPACK or by Lanczos with inner CG solves."""
     n = A.shape[0]
-    if n <= _DENSE:
+    if n <= _DENSE or _is_full(A):
         values = scipy.linalg.eigvalsh(A.toarray())
         return max(float(values[0]), 0.0), float(values[-1])
     v0 = np.random.default_rng(0).normal(size=n)

@@ -131,10 +131,10 @@ def rotational_energy(
       allows). Exact for such potentials; takes any ``a``. A sample of n points makes the energy look
       smaller by a share of about (number of terms) / (n d), a potential outside the span makes it look
       larger.
-    - "graph": theta at the samples, on the graph of ``n_neighbors`` neighbours (default 16 d + 16).
-      Exact for potentials of degree two, resolves what polynomials cannot; takes a constant ``a``. One
-      potential value per sample absorbs part of a rotation (8 % of a plane Gaussian's at the default),
-      less with more neighbours.
+    - "graph": theta at the samples, on the graph of ``n_neighbors`` neighbours (default 16 d + 16, at most
+      96, at least 2 d + 2). Exact for potentials of degree two, resolves what polynomials cannot; takes a
+      constant ``a``. One potential value per sample absorbs part of a rotation (8 % of a plane Gaussian's at
+      the default), less with more neighbours.
     - "auto": polynomials where degree two is affordable, else the graph.
 
     The system is solved by conjugate gradients with incomplete Cholesky, and ``gamma`` raised until its
@@ -182,7 +182,11 @@ def rotational_energy(
     else:
         if not A.constant:
             raise ValueError('a: method "graph" wants a constant tensor; pass method="polynomial"')
-        k = 16 * d + 16 if n_neighbors is None else count("n_neighbors", n_neighbors, d + 1)
+        k = (
+            max(2 * d + 2, min(16 * d + 16, 96))
+            if n_neighbors is None
+            else count("n_neighbors", n_neighbors, d + 1)
+        )
         out = _cloud.graph(x, v, mass, A, min(k, n - 1), **solver)
     each = np.einsum("nk,nk->n", out.remainder, A.solve(x, 0.0, out.remainder))
     energy = float(mass @ each)
