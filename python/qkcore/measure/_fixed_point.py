@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 from .. import _checks
 from .._lazy_scores import Real
@@ -110,6 +109,8 @@ def fixed_point(
     theorem = _verdict(block, domain, tau)
     run = _Run(apply, x, depth if method == "anderson" else 0)
     status = "iteration limit"
+    from tqdm import tqdm
+
     bar = tqdm(total=limit, disable=not progress, desc="fixed point")
     try:
         for _ in range(limit):
