@@ -1,0 +1,29 @@
+#include "particles.hpp"
+
+namespace qk::cuda {
+
+template <class T>
+Outcome project(const ProjectTask<T>& task, Stream stream) {
+    return run_project<Shipped>(task, stream);
+}
+template <class T>
+Outcome combine(const CombineTask<T>& task, Stream stream) {
+    return run_combine<Shipped>(task, stream);
+}
+template <class T>
+std::size_t workspace_bytes(const VelocityTask<T>& task) {
+    return velocity_workspace<Shipped>(task);
+}
+template <class T>
+Outcome velocity(const VelocityTask<T>& task, Workspace room, Stream stream) {
+    return run_velocity<Shipped>(task, room, stream);
+}
+
+#define QK_INSTANCE(Config, T)                                       \
+    template Outcome project<T>(const ProjectTask<T>&, Stream);      \
+    template Outcome combine<T>(const CombineTask<T>&, Stream);      \
+    template std::size_t workspace_bytes<T>(const VelocityTask<T>&); \
+    template Outcome velocity<T>(const VelocityTask<T>&, Workspace, Stream);
+QK_CUDA_REALS(QK_INSTANCE, Shipped)
+
+}  // namespace qk::cuda

@@ -1,0 +1,9 @@
+// What the tests may ask of the SIMT layer itself; a library for a device has none of it.
+#include "simt.hpp"
+
+#define QK_EXPORT extern "C" __attribute__((visibility("default")))
+
+QK_EXPORT void qk_simt_seed(unsigned long long seed) { simt::set_seed(seed); }
+QK_EXPORT const char* qk_simt_reports() { return simt::reports(); }
+QK_EXPORT void qk_simt_clear() { simt::clear_reports(); }
+QK_EXPORT int qk_simt_watches_memory() { return simt::watches_memory() ? 1 : 0; }

@@ -1,0 +1,38 @@
+// What the scheduler tells the memory watcher, and what the watcher tells it back.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace simt {
+
+constexpr std::size_t shared_capacity = 228 * 1024;  // the most any device has
+
+// The thread that runs now. An access is ordered after another one of the same block when a barrier, or within a
+// warp a __syncwarp of the whole warp, lies between them. Shuffles order no memory.
+struct Now {
+    bool in_kernel = false;
+    std::uint32_t launch = 0, block = 0;
+    std::uint32_t thread = 0;
+    std::uint32_t barriers = 0, warp_syncs = 0;
+};
+extern Now now;
+
+unsigned char* shared_base();
+std::size_t shared_used();
+
+void report(const std::string& line);
+std::string source_line(const void* pc);  // "" when it is not known
+
+// Memory: whether [at, at + bytes) lies in a live allocation; true too when it is no memory of ours.
+enum class Place { elsewhere, shared, device, outside };
+Place place_of(const void* at, std::size_t bytes);
+std::size_t device_offset(const void* at);  // within the arena
+
+void watch_access(const void* at, std::size_t bytes, bool write, bool atomic, const void* pc);
+void watch_reset_shared();
+void watch_written(const void* at, std::size_t bytes);
+void watch_forget(const void* at, std::size_t bytes);
+
+}  // namespace simt
