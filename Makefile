@@ -1,4 +1,4 @@
-# make demo | test | lint | format | bench | wheel | check-wheel | cuda | dev | clean
+# make demo | test | race | lint | format | bench | wheel | check-wheel | cuda | cuda-tests | dev | clean
 #
 # One wheel is built, and everything installs that wheel, so the sources are compiled once. Needs Python with venv and
 # its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments under .venv and build/.
@@ -16,7 +16,8 @@ CHECK_ARGS ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: demo test lint lint-python lint-cpp format bench wheel check-wheel cuda dev clean
+.PHONY: demo test race simt simt-race lint lint-python lint-cpp format bench wheel check-wheel cuda cuda-update cuda-tests \
+    dev clean
 
 PIP := -m pip --disable-pip-version-check -q
 TOOLS := $(BUILD)/tools
@@ -24,7 +25,7 @@ WHEEL := $(BUILD)/wheel
 LINT := $(BUILD)/lint
 BENCH := $(BUILD)/bench
 
-CXX_SOURCES := $(shell find cpp cuda bench/native -name build -prune -o '(' -name '*.[ch]pp' -o -name '*.cu' ')' -print)
+CXX_SOURCES := $(shell find cpp cuda bench/native tests/simt -name build -prune -o '(' -name '*.[ch]pp' -o -name '*.cu' ')' -print)
 BUILD_SOURCES := $(shell find cmake cpp python/qkcore -type f -not -path '*/__pycache__/*') \
     CMakeLists.txt pyproject.toml README.md LICENSE NOTICE
 
@@ -36,11 +37,27 @@ define install
 	touch $(1)/.stamp
 endef
 
+define build_simt
+	$(TOOLS)/bin/cmake -G Ninja -S tests/simt -B $(BUILD)/simt -DQKCORE_WERROR=$(WERROR) \
+	    -DCMAKE_MAKE_PROGRAM=$(abspath $(TOOLS))/bin/ninja > $(BUILD)/simt.log || { cat $(BUILD)/simt.log; exit 1; }
+	$(TOOLS)/bin/cmake --build $(BUILD)/simt --target $(1)
+endef
+
 demo: $(VENV)/.stamp
 	$(VENV)/bin/python -m qkcore.demo
 
-test: $(VENV)/.stamp
+test: $(VENV)/.stamp simt
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+# The CUDA kernels on the CPU (tests/simt): plain for the test suite, and with every load and store watched.
+simt: $(TOOLS)/.stamp
+	$(call build_simt,qk_simt)
+
+simt-race: $(TOOLS)/.stamp
+	$(call build_simt,qk_simt_race)
+
+race: $(VENV)/.stamp simt simt-race
+	QKCORE_RACE=1 $(VENV)/bin/python -m pytest tests/test_cuda.py tests/test_simt.py $(ARGS)
 
 lint: lint-python lint-cpp
 
@@ -93,10 +110,36 @@ $(BUILD)/dist.stamp: $(WHEEL)/.stamp
 check-wheel: wheel
 	PYTHON=$(PYTHON) tools/check_wheel.sh dist/qkcore-*.whl $(CHECK_ARGS)
 
+# The static gate of the kernels: warnings are errors on every architecture, no spills, no more registers and shared
+# memory than cuda/resources.csv allows, and a roofline page that follows from it. Nothing is run: that takes a GPU.
+CUDA_OBJECTS := $(patsubst cuda/src/%.cu,$(BUILD)/cuda/%.o,$(wildcard cuda/src/*.cu))
+CUDA_HEADERS := $(wildcard cpp/include/qk/*.hpp cuda/include/qk_cuda/*.hpp cuda/src/*.hpp)
+NVCC := PYTHON=$(PYTHON) BUILD=$(BUILD) tools/nvcc.sh -std=c++20 -O3 -Icpp/include -Icuda/include -Icuda/src \
+    -Xcompiler=-Wall,-Wextra,-fPIC
+
 cuda: $(BUILD)/cuda/check_headers
+	$(MAKE) --no-print-directory -j$$(nproc) $(CUDA_OBJECTS)
+	$(PYTHON) tools/cuda_resources.py $(CUDA_OBJECTS:.o=.log)
+	$(PYTHON) tools/cuda_roofline.py --check
+	$(NVCC) -o $(BUILD)/cuda/check_link cuda/check_headers.cu $(CUDA_OBJECTS)
+	@echo "cuda: compiled and linked (not run: that takes a GPU)"
+
+# After a change of the kernels: the table and the page anew, to be looked at and committed.
+cuda-update: $(BUILD)/cuda/check_headers
+	$(MAKE) --no-print-directory -j$$(nproc) $(CUDA_OBJECTS)
+	$(PYTHON) tools/cuda_resources.py --update $(CUDA_OBJECTS:.o=.log)
+	$(PYTHON) tools/cuda_roofline.py
+
+# On a machine with a device: the kernels for tests/test_cuda.py, which then runs there too.
+cuda-tests: $(BUILD)/cuda/check_headers
+	mkdir -p $(BUILD)/simt
+	$(NVCC) -shared -o $(BUILD)/simt/libqk_device.so tests/simt/capi.cu cuda/src/memory.cu
+
+$(BUILD)/cuda/%.o: cuda/src/%.cu tools/nvcc.sh $(CUDA_HEADERS)
+	$(NVCC) -Xptxas=-v -c -o $@ $< > $(@:.o=.log) 2>&1 || { grep -vE 'ptxas info|bytes stack' $(@:.o=.log); exit 1; }
+
 $(BUILD)/cuda/check_headers: cuda/check_headers.cu tools/nvcc.sh $(wildcard cpp/include/qk/*.hpp)
-	PYTHON=$(PYTHON) BUILD=$(BUILD) tools/nvcc.sh -std=c++20 -O2 -Icpp/include -Xcompiler=-Wall,-Wextra -o $@ $<
-	@echo "$@: compiled and linked (not run: that takes a GPU)"
+	$(NVCC) -o $@ $<
 
 # For work on the sources: an editable install of one -march=native module; Python edits are seen at once, C++ edits
 # after the next `make dev`.

@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 
 from tests import reference as ref
 from tests.cuda_cases import KINDS, MASKS, SHAPES, close, scores
-from tests.kernels import SHIPPED, SMALL32, SMALL64, Backend, KernelError, Scores, backend, bfloat16, built
+from tests.kernels import (
+    SHIPPED,
+    SMALL32,
+    SMALL64,
+    Backend,
+    KernelError,
+    Scores,
+    backend,
+    bfloat16,
+    built,
+)
 
 Array = NDArray[Any]
 
@@ -28,7 +38,9 @@ def _devices() -> int:
 HAS_DEVICE = _devices() > 0
 SIMT = "race" if os.environ.get("QKCORE_RACE") else "simt"
 needs_simt = pytest.mark.skipif(not built(SIMT), reason="the SIMT layer is not built: make simt")
-BACKENDS = [pytest.param((SIMT, config), marks=needs_simt) for config in (SHIPPED, SMALL32, SMALL64)]
+BACKENDS = [
+    pytest.param((SIMT, config), marks=needs_simt) for config in (SHIPPED, SMALL32, SMALL64)
+]
 if HAS_DEVICE:
     BACKENDS.append(pytest.param(("gpu", SHIPPED), marks=pytest.mark.gpu))
 
@@ -58,7 +70,9 @@ def test_device_is_there() -> None:
 
 def small(kernels: Backend, n: int, m: int) -> bool:
     """Large blocks are slow to interpret: the shipped tiles see a few of the shapes only."""
-    return kernels.config != SHIPPED or kernels.name == "gpu" or (n, m) in ((1, 1), (33, 31), (65, 70))
+    return (
+        kernels.config != SHIPPED or kernels.name == "gpu" or (n, m) in ((1, 1), (33, 31), (65, 70))
+    )
 
 
 # ---- kernel 1: log-sum-exp and products -----------------------------------------------------------
@@ -131,7 +145,9 @@ def test_apply_of_16_bit_inputs(kernels: Backend, dtype: str) -> None:
     """Inputs of 16 bits, sums in float32: only the inputs are rounded, which the reference sees."""
     rng = np.random.default_rng(5)
     n, m, d = 40, 45, 19
-    values = [rng.normal(size=shape).astype(np.float32) for shape in ((n, d), (m, d), (m, 10), (n, m))]
+    values = [
+        rng.normal(size=shape).astype(np.float32) for shape in ((n, d), (m, d), (m, 10), (n, m))
+    ]
     if dtype == "float16":
         bits = [a.astype(np.float16) for a in values]
         bits[0][0, :4] = [np.float16(6e-8), np.float16(-3e-6), np.float16(0), np.float16(-0.0)]
@@ -150,8 +166,11 @@ def test_apply_of_16_bit_inputs(kernels: Backend, dtype: str) -> None:
 def test_empty_sides(kernels: Backend) -> None:
     """No rows: nothing happens. No columns: -inf and zeros."""
     V = np.zeros((0, 3))
-    lse, product = kernels.rows(Scores(5, 0, features=[("dot", np.zeros((5, 2)), np.zeros((0, 2)), 1.0)]),
-                                "float64", values=V)
+    lse, product = kernels.rows(
+        Scores(5, 0, features=[("dot", np.zeros((5, 2)), np.zeros((0, 2)), 1.0)]),
+        "float64",
+        values=V,
+    )
     assert np.all(lse == -np.inf) and product is not None and np.all(product == 0)
     lse, _ = kernels.rows(Scores(0, 5, dense=[(np.zeros((0, 5)), 1.0)]), "float64")
     assert lse.shape == (0,)
@@ -160,7 +179,9 @@ def test_empty_sides(kernels: Backend) -> None:
 def test_extreme_scores(kernels: Backend) -> None:
     """Shifts far beyond the range of exp, growing along the row: the state is raised at every tile."""
     Z = np.linspace(-1e4, 1e4, 6 * 150).reshape(6, 150).astype(np.float32)
-    lse, product = kernels.rows(Scores(6, 150, dense=[(Z, 1.0)]), "float32", values=np.eye(150, 8, dtype=np.float32))
+    lse, product = kernels.rows(
+        Scores(6, 150, dense=[(Z, 1.0)]), "float32", values=np.eye(150, 8, dtype=np.float32)
+    )
     close(lse, ref.logsumexp(ref.high(Z)))
     close(product, ref.softmax(ref.high(Z))[:, :8])
 
@@ -209,7 +230,11 @@ def test_dense_output(kernels: Backend, dtype: str) -> None:
     s, exact = scores(rng, 33, 70, 3, "sum", "causal", dtype)
     size = float(np.abs(exact[np.isfinite(exact)]).max())
     close(kernels.dense(s, dtype, raw=True), exact, scale=2 * size)
-    close(kernels.dense(s, dtype, raw=False), np.exp(exact), scale=2 * size * float(np.exp(exact).max()))
+    close(
+        kernels.dense(s, dtype, raw=False),
+        np.exp(exact),
+        scale=2 * size * float(np.exp(exact).max()),
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -349,7 +374,14 @@ def test_velocity(kernels: Backend, kind: str, field: str, dtype: str) -> None:
     Q, K, V = (a.astype(dtype) for a in (Q, K, V))
     causal = field == "softmax"
     out, stepped = kernels.velocity(
-        x, Q, K, V, weight=field, kind=kind, mean=field != "softmax", h=0.125,
+        x,
+        Q,
+        K,
+        V,
+        weight=field,
+        kind=kind,
+        mean=field != "softmax",
+        h=0.125,
         **({"band": (-(1 << 60), 0)} if causal else {}),
     )
     wanted = np.zeros((n, d), dtype=ref.HIGH)
@@ -363,11 +395,16 @@ def test_velocity(kernels: Backend, kind: str, field: str, dtype: str) -> None:
     close(stepped, ref.high(x) + ref.HIGH(0.125) * wanted, scale=64.0)
 
 
-RK4 = (np.array([[0, 0, 0, 0], [0.5, 0, 0, 0], [0, 0.5, 0, 0], [0, 0, 1, 0]]), np.array([1, 2, 2, 1]) / 6)
+RK4 = (
+    np.array([[0, 0, 0, 0], [0.5, 0, 0, 0], [0, 0.5, 0, 0], [0, 0, 1, 0]]),
+    np.array([1, 2, 2, 1]) / 6,
+)
 EULER = (np.zeros((1, 1)), np.ones(1))
 
 
-def gaussian_slope(field: str, mean: Array, cov: Array, matrices: list[tuple[Array, ...]], **options: Any) -> Any:
+def gaussian_slope(
+    field: str, mean: Array, cov: Array, matrices: list[tuple[Array, ...]], **options: Any
+) -> Any:
     """TPDE 4.1-4.3: mean' = b + M mean, cov' = M cov + cov M^T."""
     d = len(mean)
     M, b = np.zeros((d, d), dtype=ref.HIGH), np.zeros(d, dtype=ref.HIGH)
@@ -392,7 +429,11 @@ def test_gaussian_flow(kernels: Backend, d: int, field: str, dtype: str) -> None
     rng = np.random.default_rng(15)
     kind = "l2" if field == "l2" else "weighted"
     options = {"gain": 0.5, "raw_moment": True} if field == "raw" else {}
-    for n, tableau, shared, n_steps in ((1, EULER, True, 3), (11, RK4, False, 2), (33, RK4, True, 1)):
+    for n, tableau, shared, n_steps in (
+        (1, EULER, True, 3),
+        (11, RK4, False, 2),
+        (33, RK4, True, 1),
+    ):
         A = rng.normal(size=(n, d, d))
         mean = rng.normal(size=(n, d)).astype(dtype)
         cov = (A @ np.swapaxes(A, 1, 2) / d + np.eye(d)).astype(dtype)
@@ -400,12 +441,22 @@ def test_gaussian_flow(kernels: Backend, d: int, field: str, dtype: str) -> None
         shape = (2, d, d) if shared else (n, 2, d, d)
         score, query, value = (0.3 * rng.normal(size=shape).astype(dtype) for _ in range(3))
         found = kernels.gaussian(
-            kind, mean, cov, score, value, query=query, tableau=tableau, h=0.0625, n_steps=n_steps, **options
+            kind,
+            mean,
+            cov,
+            score,
+            value,
+            query=query,
+            tableau=tableau,
+            h=0.0625,
+            n_steps=n_steps,
+            **options,
         )
         a, b = tableau
         for t in range(n):
             own = [
-                tuple(ref.high((w if shared else w[t])[h]) for w in (score, query, value)) for h in range(2)
+                tuple(ref.high((w if shared else w[t])[h]) for w in (score, query, value))
+                for h in range(2)
             ]
             m, C = ref.high(mean[t]), ref.high(cov[t])
             for _ in range(n_steps):
@@ -455,6 +506,8 @@ def test_bad_arguments_are_refused(kernels: Backend) -> None:
         kernels.rows(Scores(3, 3, dense=[(Z, 1.0)]), "float64", values=Z, weight="relu")
     with pytest.raises(KernelError, match="scores: empty"):
         kernels.marginals(Scores(0, 3), "float64")
+    eye = np.eye(9)[None]
     with pytest.raises(KernelError, match="d: 1 to 8"):
-        eye = np.eye(9)[None]
-        kernels.gaussian("weighted", np.zeros((1, 9)), eye, eye, eye, tableau=EULER, h=0.1, n_steps=1)
+        kernels.gaussian(
+            "weighted", np.zeros((1, 9)), eye, eye, eye, tableau=EULER, h=0.1, n_steps=1
+        )

@@ -13,8 +13,8 @@ Outcome check(const Scores<T, In>& s) {
     if (s.n_rows < 0 || s.n_cols < 0) return bad("scores: a size is negative");
     if (s.n_rows > Index{1} << 36 || s.n_cols > Index{1} << 36)
         return {Status::too_large, 0, "scores: more than 2^36 rows or columns"};
-    if (s.n_features < 0 || s.n_features > max_terms || s.n_dense < 0 || s.n_dense > max_terms || s.n_masks < 0 ||
-        s.n_masks > max_terms)
+    if (s.n_features < 0 || s.n_features > max_terms || s.n_dense < 0 || s.n_dense > max_terms ||
+        s.n_masks < 0 || s.n_masks > max_terms)
         return bad("scores: more terms or masks than max_terms");
     if (s.n_row_bias < 0 || s.n_row_bias > max_biases || s.n_col_bias < 0 || s.n_col_bias > max_biases)
         return bad("scores: more biases than max_biases");

@@ -7,8 +7,7 @@ Outcome gaussian_steps(const GaussianTask<T>& task, Stream stream) {
     return run_gaussian<Shipped>(task, stream);
 }
 
-#define QK_INSTANCE(Config, T) \
-    template Outcome gaussian_steps<T>(const GaussianTask<T>&, Stream);
+#define QK_INSTANCE(Config, T) template Outcome gaussian_steps<T>(const GaussianTask<T>&, Stream);
 QK_CUDA_REALS(QK_INSTANCE, Shipped)
 
 }  // namespace qk::cuda

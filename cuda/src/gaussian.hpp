@@ -68,7 +68,8 @@ QK_DEVICE void solve(T* S, T* W, int r) {
 
 // Derivative of the state (covariance, mean) at `state` into `out`. All lanes of a warp call this together.
 template <class T, int D>
-QK_DEVICE void derivative(const GaussianTask<T>& task, Index trajectory, const T* state, T* out, T* work, int r) {
+QK_DEVICE void derivative(const GaussianTask<T>& task, Index trajectory, const T* state, T* out, T* work,
+                          int r) {
     constexpr int ld = D + 1, matrix = GaussianSpace<T, D>::matrix;
     T *const W = work, *const S = work + matrix, *const U = work + 2 * matrix, *const vec = work + 3 * matrix;
     const T* const cov = state;
@@ -204,7 +205,8 @@ Outcome run_gaussian(const GaussianTask<T>& task, Stream stream) {
     if (task.n < 0 || task.n_steps < 0) return bad("n or n_steps: negative");
     if (task.d < 1 || task.d > max_gaussian_dim) return bad("d: 1 to 8");
     if (task.heads < 1) return bad("heads: at least 1");
-    if (task.tableau.n_stages < 1 || task.tableau.n_stages > max_gaussian_stages) return bad("tableau: 1 to 4 stages");
+    if (task.tableau.n_stages < 1 || task.tableau.n_stages > max_gaussian_stages)
+        return bad("tableau: 1 to 4 stages");
     if (task.n == 0 || task.n_steps == 0) return {};
     if (task.score == nullptr || task.value == nullptr || task.mean == nullptr || task.cov == nullptr)
         return bad("score, value, mean or cov: null");

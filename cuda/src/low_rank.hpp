@@ -27,17 +27,18 @@ struct FactoredArgs {
 // The part of H that one chunk of points gives; a thread per combination of components.
 template <class T, int Threads>
 __global__ void QK_BOUNDS(Threads) gather_core(QK_PARAM FactoredArgs<T> args) {
-    QK_SHARED_DYN(T, staged);  // tile_points x n_components: neighbouring threads read neighbouring components
+    QK_SHARED_DYN(T,
+                  staged);  // tile_points x n_components: neighbouring threads read neighbouring components
     const Index first = static_cast<Index>(blockIdx.x) * args.chunk_points;
     const Index end = first + args.chunk_points < args.n_points ? first + args.chunk_points : args.n_points;
     const T* const z = args.z + static_cast<Index>(blockIdx.y) * args.n_points;
-    T* const out =
-        args.partial + (static_cast<Index>(blockIdx.y) * gridDim.x + blockIdx.x) * args.n_combos;
+    T* const out = args.partial + (static_cast<Index>(blockIdx.y) * gridDim.x + blockIdx.x) * args.n_combos;
 
     for (Index combo0 = 0; combo0 < args.n_combos; combo0 += Threads * combos_per_thread) {
         T sum[combos_per_thread] = {};
         for (Index tile = first; tile < end; tile += args.tile_points) {
-            const int points = static_cast<int>(end - tile < args.tile_points ? end - tile : args.tile_points);
+            const int points =
+                static_cast<int>(end - tile < args.tile_points ? end - tile : args.tile_points);
             __syncthreads();  // the tile before has been read
             int component = 0;
             for (int e = 0; e < args.n_experts; ++e) {
@@ -46,7 +47,8 @@ __global__ void QK_BOUNDS(Threads) gather_core(QK_PARAM FactoredArgs<T> args) {
                 for (int idx = static_cast<int>(threadIdx.x); idx < rank * points; idx += Threads) {
                     const int p = idx % points, c = idx / points;
                     const T weight = e == 0 ? z[tile + p] : T(1);
-                    staged[p * args.n_components + component + c] = factor.data[c * factor.stride + tile + p] * weight;
+                    staged[p * args.n_components + component + c] =
+                        factor.data[c * factor.stride + tile + p] * weight;
                 }
                 component += rank;
             }
@@ -85,7 +87,8 @@ __global__ void QK_BOUNDS(Threads) gather_core(QK_PARAM FactoredArgs<T> args) {
 
 // Chunks added in their order, in double for both types.
 template <class T, int Threads>
-__global__ void QK_BOUNDS(Threads) join_core(const T* partial, Index chunks, Index n_combos, Index numbers, T* core) {
+__global__ void QK_BOUNDS(Threads)
+    join_core(const T* partial, Index chunks, Index n_combos, Index numbers, T* core) {
     const Index at = static_cast<Index>(blockIdx.x) * Threads + threadIdx.x;
     if (at >= numbers) return;
     const Index k = at / n_combos, combo = at % n_combos;
@@ -130,7 +133,8 @@ struct FactoredPlan {
         const Index most = 512;  // chunks
         chunk_points = ceil_div(task.n_right, most) < 256 ? 256 : ceil_div(task.n_right, most);
         chunks = ceil_div(task.n_right, chunk_points);
-        const Index fits = staging_bytes / (static_cast<Index>(sizeof(T)) * (n_components > 0 ? n_components : 1));
+        const Index fits =
+            staging_bytes / (static_cast<Index>(sizeof(T)) * (n_components > 0 ? n_components : 1));
         tile_points = static_cast<int>(fits < 32 ? fits : 32);
     }
     T* cut_partial(Cutter& room, Index k) const { return room.take<T>(k * chunks * n_combos); }
@@ -145,7 +149,8 @@ Outcome check(const FactoredTask<T>& task) {
     for (int e = 0; e < task.n_experts; ++e) {
         if (task.left[e].rank != task.right[e].rank || task.left[e].rank < 1)
             return bad("rank: at least 1, and the same left and right");
-        if ((task.n_left > 0 && task.left[e].data == nullptr) || (task.n_right > 0 && task.right[e].data == nullptr))
+        if ((task.n_left > 0 && task.left[e].data == nullptr) ||
+            (task.n_right > 0 && task.right[e].data == nullptr))
             return bad("left or right: null");
     }
     return {};
@@ -191,8 +196,8 @@ Outcome run_factored(const FactoredTask<T>& task, Workspace room, Stream stream)
         QK_TRY(QK_LAUNCH((gather_core<T, threads>), grid, threads, shared, stream, args));
     }
     const Index numbers = task.k * plan.n_combos;
-    QK_TRY(QK_LAUNCH((join_core<T, threads>), static_cast<unsigned>(ceil_div(numbers, threads)), threads, 0, stream,
-                     static_cast<const T*>(args.partial), plan.chunks, plan.n_combos, numbers, core));
+    QK_TRY(QK_LAUNCH((join_core<T, threads>), static_cast<unsigned>(ceil_div(numbers, threads)), threads, 0,
+                     stream, static_cast<const T*>(args.partial), plan.chunks, plan.n_combos, numbers, core));
     for (int e = 0; e < task.n_experts; ++e) args.side[e] = task.left[e];
     args.n_points = task.n_left;
     args.core = core;

@@ -1,8 +1,7 @@
-#include "qk_cuda/memory.hpp"
-
 #include <atomic>
 
 #include "platform.hpp"
+#include "qk_cuda/memory.hpp"
 
 namespace qk::cuda {
 namespace {
@@ -54,13 +53,17 @@ void release(void* pointer) noexcept {
 }
 Outcome upload(void* to, const void* from, std::size_t bytes, Stream stream) {
     if (bytes == 0) return {};
-    return outcome(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)));
+    return outcome(
+        cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, static_cast<cudaStream_t>(stream)));
 }
 Outcome download(void* to, const void* from, std::size_t bytes, Stream stream) {
     if (bytes == 0) return {};
-    return outcome(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(stream)));
+    return outcome(
+        cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToHost, static_cast<cudaStream_t>(stream)));
 }
-Outcome synchronize(Stream stream) { return outcome(cudaStreamSynchronize(static_cast<cudaStream_t>(stream))); }
+Outcome synchronize(Stream stream) {
+    return outcome(cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
+}
 
 #else
 

@@ -2,6 +2,11 @@
 
 namespace qk::cuda {
 
+// Compiled in rows.cu.
+#define QK_ELSEWHERE(Config, T) \
+    extern template Outcome run_rows<Config, T, T>(const RowTask<T, T>&, Workspace, Stream);
+QK_CUDA_REALS(QK_ELSEWHERE, Shipped)
+
 template <class T>
 Outcome project(const ProjectTask<T>& task, Stream stream) {
     return run_project<Shipped>(task, stream);

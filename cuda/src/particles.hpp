@@ -11,7 +11,8 @@ __global__ void QK_BOUNDS(Threads) project_points(QK_PARAM ProjectTask<T> task) 
     if (at >= task.n * task.d_out) return;
     const Index i = at / task.d_out, a = at % task.d_out;
     T sum = T(0);
-    for (Index b = 0; b < task.d_in; ++b) sum = qk::fma(task.matrix[a * task.d_in + b], task.x[i * task.d_in + b], sum);
+    for (Index b = 0; b < task.d_in; ++b)
+        sum = qk::fma(task.matrix[a * task.d_in + b], task.x[i * task.d_in + b], sum);
     task.out[at] = task.accumulate ? qk::fma(task.scale, sum, task.out[at]) : task.scale * sum;
 }
 
@@ -66,8 +67,8 @@ RowTask<T> head_task(const VelocityTask<T>& task, const VelocityRoom<T>& room) {
     RowTask<T> rows;
     rows.scores.n_rows = rows.scores.n_cols = task.n;
     rows.scores.n_features = 1;
-    rows.scores.features[0] = {task.kind, {room.queries, task.d_head, 1}, {room.keys, task.d_head, 1}, task.d_head,
-                               task.scale};
+    rows.scores.features[0] = {
+        task.kind, {room.queries, task.d_head, 1}, {room.keys, task.d_head, 1}, task.d_head, task.scale};
     rows.scores.band = task.band;
     if (task.mask != nullptr) {
         rows.scores.n_masks = 1;
@@ -91,25 +92,28 @@ std::size_t velocity_workspace(const VelocityTask<T>& task) {
 
 template <class Config, class T>
 Outcome run_velocity(const VelocityTask<T>& task, Workspace space, Stream stream) {
-    if (task.n < 0 || task.d < 1 || task.d_head < 1 || task.heads < 1) return bad("n, d, d_head or heads: too small");
+    if (task.n < 0 || task.d < 1 || task.d_head < 1 || task.heads < 1)
+        return bad("n, d, d_head or heads: too small");
     if (task.n == 0) return {};
-    if (task.x == nullptr || task.Q == nullptr || task.K == nullptr || task.V == nullptr || task.out == nullptr)
+    if (task.x == nullptr || task.Q == nullptr || task.K == nullptr || task.V == nullptr ||
+        task.out == nullptr)
         return bad("x, Q, K, V or out: null");
     QK_TRY(check_room(space, velocity_workspace<Config>(task)));
     Cutter cutter(space.data);
     const VelocityRoom<T> room(task, cutter);
-    const Workspace rest{static_cast<unsigned char*>(space.data) + cutter.used(), space.bytes - cutter.used()};
+    const Workspace rest{static_cast<unsigned char*>(space.data) + cutter.used(),
+                         space.bytes - cutter.used()};
     const Index size = task.d_head * task.d;
     for (Index h = 0; h < task.heads; ++h) {
-        QK_TRY((run_project<Config, T>({task.n, task.d, task.d_head, task.x, task.Q + h * size, T(1), false, room.queries},
-                                       stream)));
-        QK_TRY((run_project<Config, T>({task.n, task.d, task.d_head, task.x, task.K + h * size, T(1), false, room.keys},
-                                       stream)));
+        QK_TRY((run_project<Config, T>(
+            {task.n, task.d, task.d_head, task.x, task.Q + h * size, T(1), false, room.queries}, stream)));
+        QK_TRY((run_project<Config, T>(
+            {task.n, task.d, task.d_head, task.x, task.K + h * size, T(1), false, room.keys}, stream)));
         QK_TRY((run_rows<Config, T, T>(head_task(task, room), rest, stream)));
         const T scale = task.mean ? T(1) / static_cast<T>(task.n) : T(1);
-        QK_TRY((run_project<Config, T>({task.n, task.d, task.d, room.product, task.V + h * task.d * task.d, scale, h > 0,
-                                        task.out},
-                                       stream)));
+        QK_TRY((run_project<Config, T>(
+            {task.n, task.d, task.d, room.product, task.V + h * task.d * task.d, scale, h > 0, task.out},
+            stream)));
     }
     return {};
 }

@@ -18,18 +18,19 @@
 #define QK_UNROLL _Pragma("unroll")
 #define QK_UNROLL_4 _Pragma("unroll 4")
 #define QK_NO_UNROLL _Pragma("unroll 1")
-// One block at least per multiprocessor: told so, ptxas trades no spills for occupancy.
+// At least so many blocks per multiprocessor (1 unless said): told so, ptxas trades no spills for occupancy.
 #define QK_BOUNDS(threads) __launch_bounds__(threads, 1)
+#define QK_BOUNDS_BLOCKS(threads, blocks) __launch_bounds__(threads, blocks)
 #define QK_SHARED(T, name, n) __shared__ __align__(16) T name[n]
-#define QK_SHARED_DYN(T, name)                                        \
+#define QK_SHARED_DYN(T, name)                                         \
     extern __shared__ __align__(16) unsigned char qk_dynamic_shared[]; \
     T* const name = reinterpret_cast<T*>(qk_dynamic_shared)
 // QK_LAUNCH((kernel<float, 128>), grid, block, shared bytes, stream, arguments...): an Outcome.
-#define QK_LAUNCH(kernel, grid, block, smem, stream, ...)                                     \
-    [&]() -> ::qk::cuda::Outcome {                                                            \
-        auto* const qk_launched = kernel;                                                     \
-        qk_launched<<<grid, block, smem, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__);   \
-        return ::qk::cuda::launched(cudaGetLastError());                                      \
+#define QK_LAUNCH(kernel, grid, block, smem, stream, ...)                                   \
+    [&]() -> ::qk::cuda::Outcome {                                                          \
+        auto* const qk_launched = kernel;                                                   \
+        qk_launched<<<grid, block, smem, static_cast<cudaStream_t>(stream)>>>(__VA_ARGS__); \
+        return ::qk::cuda::launched(cudaGetLastError());                                    \
     }()
 
 namespace qk::cuda {
@@ -111,8 +112,8 @@ constexpr Index max_grid_x = 2147483647;
 
 }  // namespace qk::cuda
 
-#define QK_TRY(expression)                                    \
-    do {                                                      \
-        const ::qk::cuda::Outcome qk_outcome = (expression);  \
-        if (!qk_outcome.ok()) return qk_outcome;              \
+#define QK_TRY(expression)                                   \
+    do {                                                     \
+        const ::qk::cuda::Outcome qk_outcome = (expression); \
+        if (!qk_outcome.ok()) return qk_outcome;             \
     } while (false)

@@ -11,9 +11,10 @@ Outcome reduce_rows(const RowTask<T, In>& task, Workspace room, Stream stream) {
     return run_rows<Shipped, T, In>(task, room, stream);
 }
 
-#define QK_INSTANCE(Config, T, In)                                        \
-    template std::size_t workspace_bytes<T, In>(const RowTask<T, In>&); \
-    template Outcome reduce_rows<T, In>(const RowTask<T, In>&, Workspace, Stream);
+#define QK_INSTANCE(Config, T, In)                                                 \
+    template std::size_t workspace_bytes<T, In>(const RowTask<T, In>&);            \
+    template Outcome reduce_rows<T, In>(const RowTask<T, In>&, Workspace, Stream); \
+    template Outcome run_rows<Config, T, In>(const RowTask<T, In>&, Workspace, Stream);
 QK_CUDA_INPUTS(QK_INSTANCE, Shipped)
 
 }  // namespace qk::cuda

@@ -63,11 +63,11 @@ Outcome launch_rows(const RowArgs<T, In>& args, const RowPlan<Config, T, In>& pl
     if (plan.narrow) {
         if constexpr (sizeof(In) == sizeof(T)) {  // inputs of 16 bits take the wide kernel always
             if (args.n_values > 0)
-                QK_TRY(QK_LAUNCH((reduce_narrow<T, In, typename Set::Narrow, Set::narrow_values, Softmax>), grid,
-                                 Set::Narrow::threads, 0, stream, args));
+                QK_TRY(QK_LAUNCH((reduce_narrow<T, In, typename Set::Narrow, Set::narrow_values, Softmax>),
+                                 grid, Set::Narrow::threads, 0, stream, args));
             else if constexpr (Softmax)
-                QK_TRY(QK_LAUNCH((reduce_narrow<T, In, typename Set::Narrow, 0, true>), grid, Set::Narrow::threads, 0,
-                                 stream, args));
+                QK_TRY(QK_LAUNCH((reduce_narrow<T, In, typename Set::Narrow, 0, true>), grid,
+                                 Set::Narrow::threads, 0, stream, args));
         }
     } else {
         QK_TRY(QK_LAUNCH((reduce_wide<T, In, typename Set::Wide, Set::wide_values, Softmax>), grid,
@@ -78,8 +78,8 @@ Outcome launch_rows(const RowArgs<T, In>& args, const RowPlan<Config, T, In>& pl
     const Index numbers = args.scores.n_rows * (args.n_values > 0 ? args.n_values : 1);
     const Index blocks = ceil_div(numbers, threads);
     if (blocks > max_grid_x) return {Status::too_large, 0, "product: too many numbers for one launch"};
-    return QK_LAUNCH((merge_rows<T, In, threads, Softmax>), static_cast<unsigned>(blocks), threads, 0, stream, args,
-                     plan.splits);
+    return QK_LAUNCH((merge_rows<T, In, threads, Softmax>), static_cast<unsigned>(blocks), threads, 0, stream,
+                     args, plan.splits);
 }
 
 template <class Config, class T, class In>

@@ -13,13 +13,17 @@ struct RowArgs {
     Weight weight;
     Matrix<In> values;
     Index n_values;
-    Index split_cols;     // columns per split, a whole number of tiles
-    T* log_sum_exp;       // results when there is one split
+    Index split_cols;  // columns per split, a whole number of tiles
+    T* log_sum_exp;    // results when there is one split
     T* product;
-    T* part_max;          // otherwise states: (splits, n_rows), (splits, n_rows), (splits, n_rows, n_values)
+    T* part_max;  // otherwise states: (splits, n_rows), (splits, n_rows), (splits, n_rows, n_values)
     T* part_sum;
     T* part_product;
 };
+
+// Two blocks of 256 threads per multiprocessor leave 128 registers per thread: enough for single precision.
+template <class T>
+constexpr int two_blocks = sizeof(T) == 4 ? 2 : 1;
 
 template <class T>
 QK_DEVICE T plain_weight(Weight weight, T s) {
@@ -48,7 +52,8 @@ QK_DEVICE void write_state(const RowArgs<T, In>& args, Index i, const SoftmaxSta
 }
 
 template <class T, class In>
-QK_DEVICE void write_product(const RowArgs<T, In>& args, Index i, Index c, const SoftmaxState<T>& state, T acc) {
+QK_DEVICE void write_product(const RowArgs<T, In>& args, Index i, Index c, const SoftmaxState<T>& state,
+                             T acc) {
     const Index at = i * args.n_values + c;
     if (args.part_max != nullptr)
         args.part_product[static_cast<Index>(blockIdx.y) * args.scores.n_rows * args.n_values + at] = acc;
@@ -58,7 +63,7 @@ QK_DEVICE void write_product(const RowArgs<T, In>& args, Index i, Index c, const
 
 // At most Values right-hand sides, each thread summing over the columns it holds; lanes are merged at the end.
 template <class T, class In, class Shape, int Values, bool Softmax>
-__global__ void QK_BOUNDS(Shape::threads) reduce_narrow(QK_PARAM RowArgs<T, In> args) {
+__global__ void QK_BOUNDS_BLOCKS(Shape::threads, two_blocks<T>) reduce_narrow(QK_PARAM RowArgs<T, In> args) {
     QK_SHARED(T, x, Shape::row_space);
     QK_SHARED(T, y, Shape::col_space);
     const int tx = static_cast<int>(threadIdx.x) % Shape::tx, ty = static_cast<int>(threadIdx.x) / Shape::tx;
@@ -70,8 +75,7 @@ __global__ void QK_BOUNDS(Shape::threads) reduce_narrow(QK_PARAM RowArgs<T, In> 
     T acc[Shape::tm][n_acc] = {};
 
     const Index begin = static_cast<Index>(blockIdx.y) * args.split_cols;
-    const ColumnRange seen =
-        visible_columns<T, In, Shape>(args.scores, row0, begin, begin + args.split_cols);
+    const ColumnRange seen = visible_columns<T, In, Shape>(args.scores, row0, begin, begin + args.split_cols);
     QK_NO_UNROLL
     for (Index col0 = seen.begin; col0 < seen.end; col0 += Shape::cols) {
         T s[Shape::tm][Shape::tn];
@@ -107,9 +111,10 @@ __global__ void QK_BOUNDS(Shape::threads) reduce_narrow(QK_PARAM RowArgs<T, In> 
                 QK_UNROLL
                 for (int c = 0; c < Values; ++c) {
                     const bool live = j < args.scores.n_cols && c < args.n_values;
-                    const T v = live ? static_cast<T>(widen(
-                                           args.values.data[j * args.values.row_stride + c * args.values.col_stride]))
-                                     : T(0);
+                    const T v =
+                        live ? static_cast<T>(widen(
+                                   args.values.data[j * args.values.row_stride + c * args.values.col_stride]))
+                             : T(0);
                     QK_UNROLL
                     for (int a = 0; a < Shape::tm; ++a) acc[a][c] = qk::fma(s[a][b], v, acc[a][c]);
                 }
@@ -150,7 +155,7 @@ __global__ void QK_BOUNDS(Shape::threads) reduce_narrow(QK_PARAM RowArgs<T, In> 
 // Values right-hand sides per block (blockIdx.z says which): the tile of weights goes through shared memory, and
 // thread (tx, ty) sums `Values / TX` columns of the product for its rows.
 template <class T, class In, class Shape, int Values, bool Softmax>
-__global__ void QK_BOUNDS(Shape::threads) reduce_wide(QK_PARAM RowArgs<T, In> args) {
+__global__ void QK_BOUNDS_BLOCKS(Shape::threads, two_blocks<T>) reduce_wide(QK_PARAM RowArgs<T, In> args) {
     constexpr int cv = Values / Shape::tx;
     static_assert(Values % Shape::tx == 0);
     QK_SHARED(T, x, Shape::row_space);
@@ -166,8 +171,7 @@ __global__ void QK_BOUNDS(Shape::threads) reduce_wide(QK_PARAM RowArgs<T, In> ar
     T acc[Shape::tm][cv] = {};
 
     const Index begin = static_cast<Index>(blockIdx.y) * args.split_cols;
-    const ColumnRange seen =
-        visible_columns<T, In, Shape>(args.scores, row0, begin, begin + args.split_cols);
+    const ColumnRange seen = visible_columns<T, In, Shape>(args.scores, row0, begin, begin + args.split_cols);
     QK_NO_UNROLL
     for (Index col0 = seen.begin; col0 < seen.end; col0 += Shape::cols) {
         T s[Shape::tm][Shape::tn];
@@ -207,8 +211,8 @@ __global__ void QK_BOUNDS(Shape::threads) reduce_wide(QK_PARAM RowArgs<T, In> ar
         for (int idx = static_cast<int>(threadIdx.x); idx < Shape::cols * Values; idx += Shape::threads) {
             const Index j = col0 + idx / Values, c = c0 + idx % Values;
             const bool live = j < args.scores.n_cols && c < args.n_values;
-            v[idx] = live ? static_cast<T>(
-                                widen(args.values.data[j * args.values.row_stride + c * args.values.col_stride]))
+            v[idx] = live ? static_cast<T>(widen(
+                                args.values.data[j * args.values.row_stride + c * args.values.col_stride]))
                           : T(0);
         }
         __syncthreads();
@@ -235,7 +239,8 @@ __global__ void QK_BOUNDS(Shape::threads) reduce_wide(QK_PARAM RowArgs<T, In> ar
             if (Softmax && tx == 0 && blockIdx.z == 0) write_state(args, i, state[a]);
             QK_UNROLL
             for (int c = 0; c < cv; ++c)
-                if (c0 + tx * cv + c < args.n_values) write_product(args, i, c0 + tx * cv + c, state[a], acc[a][c]);
+                if (c0 + tx * cv + c < args.n_values)
+                    write_product(args, i, c0 + tx * cv + c, state[a], acc[a][c]);
         }
     }
 }

@@ -35,7 +35,8 @@ __global__ void QK_BOUNDS(Threads) scaling_strips(QK_PARAM ScalingArgs<T> args) 
             const T v = args.v[j];
             QK_UNROLL
             for (int r = 0; r < scaling_rows; ++r)
-                if (row0 + r < args.n_rows) dot[r] = qk::fma(args.kernel[(row0 + r) * args.row_stride + j], v, dot[r]);
+                if (row0 + r < args.n_rows)
+                    dot[r] = qk::fma(args.kernel[(row0 + r) * args.row_stride + j], v, dot[r]);
         }
         QK_UNROLL
         for (int r = 0; r < scaling_rows; ++r) {
@@ -88,15 +89,16 @@ Outcome run_scaling(const ScalingTask<T>& task, Workspace room, Stream stream) {
     if (task.row_stride < task.n_cols) return bad("row_stride: smaller than the number of columns");
     if (task.kernel == nullptr || task.v == nullptr || task.mu == nullptr || task.nu == nullptr)
         return bad("kernel, v, mu or nu: null");
-    if (task.u == nullptr || task.columns == nullptr || task.v_new == nullptr) return bad("u, columns or v_new: null");
+    if (task.u == nullptr || task.columns == nullptr || task.v_new == nullptr)
+        return bad("u, columns or v_new: null");
     QK_TRY(check_room(room, scaling_workspace<Config>(task)));
     const Index blocks = scaling_blocks(task);
     Cutter cutter(room.data);
     T* const partial = cutter.take<T>(blocks * task.n_cols);
     double* const pairs = take_pairs<Config>(cutter, task.n_cols, task.residual != nullptr);
-    const ScalingArgs<T> args{task.n_rows, task.n_cols, task.kernel, task.row_stride,
-                              task.v,      task.mu,     task.u,      partial,
-                              ceil_div(task.n_rows, scaling_rows)};
+    const ScalingArgs<T> args{task.n_rows,     task.n_cols, task.kernel,
+                              task.row_stride, task.v,      task.mu,
+                              task.u,          partial,     ceil_div(task.n_rows, scaling_rows)};
     constexpr int threads = Config::vector_threads;
     QK_TRY(QK_LAUNCH((scaling_strips<T, threads>), static_cast<unsigned>(blocks), threads, 0, stream, args));
     FinishArgs<T> last{};

@@ -26,7 +26,8 @@ Outcome finish(FinishArgs<T> args, double* pairs, double* residual, Stream strea
     const Index blocks = ceil_div(args.n_cols, threads);
     if (blocks > max_grid_x) return {Status::too_large, 0, "scores: too many columns for one launch"};
     args.residual = residual != nullptr ? pairs : nullptr;
-    QK_TRY(QK_LAUNCH((finish_columns<T, threads, Scaling>), static_cast<unsigned>(blocks), threads, 0, stream, args));
+    QK_TRY(QK_LAUNCH((finish_columns<T, threads, Scaling>), static_cast<unsigned>(blocks), threads, 0, stream,
+                     args));
     if (residual == nullptr) return {};
     return QK_LAUNCH((finish_residual<32>), 1, 32, 0, stream, pairs, blocks, residual);
 }
@@ -57,7 +58,8 @@ Outcome run_marginals(const MarginalTask<T>& task, Workspace room, Stream stream
     MarginalArgs<T> args{task.scores, task.rows, nullptr, ceil_div(task.scores.n_rows, Shape::rows)};
     Cutter cutter(room.data);
     args.partial = cutter.take<T>(blocks * task.scores.n_cols);
-    QK_TRY(QK_LAUNCH((marginal_strips<T, Shape>), static_cast<unsigned>(blocks), Shape::threads, 0, stream, args));
+    QK_TRY(QK_LAUNCH((marginal_strips<T, Shape>), static_cast<unsigned>(blocks), Shape::threads, 0, stream,
+                     args));
     FinishArgs<T> last{};
     last.partial = args.partial;
     last.n_parts = static_cast<int>(blocks);
@@ -105,7 +107,8 @@ Outcome run_sweep(const SweepTask<T>& task, Workspace room, Stream stream) {
     args.partial = cutter.take<T>(blocks * n_cols);
     double* const pairs = take_pairs<Config>(cutter, n_cols, task.residual != nullptr);
     if (task.store_weights) args.weights = cutter.take<T>(blocks * Shape::rows * n_cols);
-    QK_TRY(QK_LAUNCH((sinkhorn_strips<T, Shape>), static_cast<unsigned>(blocks), Shape::threads, 0, stream, args));
+    QK_TRY(QK_LAUNCH((sinkhorn_strips<T, Shape>), static_cast<unsigned>(blocks), Shape::threads, 0, stream,
+                     args));
 
     FinishArgs<T> last{};
     last.partial = args.partial;
@@ -128,8 +131,10 @@ Outcome run_dense(const DenseTask<T>& task, Stream stream) {
     if (task.scores.n_rows == 0 || task.scores.n_cols == 0) return {};
     if (task.out == nullptr) return bad("out: null");
     if (task.row_stride < task.scores.n_cols) return bad("row_stride: smaller than the number of columns");
-    const Index strips = ceil_div(task.scores.n_rows, Shape::rows), tiles = ceil_div(task.scores.n_cols, Shape::cols);
-    if (strips > max_grid_x || tiles > 65535) return {Status::too_large, 0, "scores: too many tiles for one launch"};
+    const Index strips = ceil_div(task.scores.n_rows, Shape::rows),
+                tiles = ceil_div(task.scores.n_cols, Shape::cols);
+    if (strips > max_grid_x || tiles > 65535)
+        return {Status::too_large, 0, "scores: too many tiles for one launch"};
     const DenseArgs<T> args{task.scores, task.raw, task.out, task.row_stride};
     const dim3 grid(static_cast<unsigned>(strips), static_cast<unsigned>(tiles));
     return QK_LAUNCH((dense_tile<T, Shape>), grid, Shape::threads, 0, stream, args);

@@ -14,7 +14,8 @@ QK_DEVICE void put_column(T* mine, Index j, T total, bool first) {
 // Adds a tile of numbers by columns: over the rows of a thread, then over the rows of threads, in order. Holds two
 // barriers: `space` (ty x cols) is free again only after the next barrier.
 template <class T, class Shape>
-QK_DEVICE void add_columns(const T (&w)[Shape::tm][Shape::tn], T* space, Index col0, Index n_cols, T* mine, bool first) {
+QK_DEVICE void add_columns(const T (&w)[Shape::tm][Shape::tn], T* space, Index col0, Index n_cols, T* mine,
+                           bool first) {
     const int tx = static_cast<int>(threadIdx.x) % Shape::tx, ty = static_cast<int>(threadIdx.x) / Shape::tx;
     __syncthreads();
     QK_UNROLL
@@ -131,8 +132,9 @@ __global__ void QK_BOUNDS(Shape::threads) sinkhorn_strips(QK_PARAM SweepArgs<T> 
     const int tx = static_cast<int>(threadIdx.x) % Shape::tx, ty = static_cast<int>(threadIdx.x) / Shape::tx;
     const Index n_rows = args.scores.n_rows, n_cols = args.scores.n_cols;
     T* const mine = args.partial + static_cast<Index>(blockIdx.x) * n_cols;
-    T* const weights =
-        args.weights != nullptr ? args.weights + static_cast<Index>(blockIdx.x) * Shape::rows * n_cols : nullptr;
+    T* const weights = args.weights != nullptr
+                           ? args.weights + static_cast<Index>(blockIdx.x) * Shape::rows * n_cols
+                           : nullptr;
     const T low = T(1e-20), high = T(1e20);
 
     bool first = true;
@@ -235,7 +237,8 @@ __global__ void QK_BOUNDS(Shape::threads) sinkhorn_strips(QK_PARAM SweepArgs<T> 
                 for (int a = 0; a < Shape::tm; ++a) {
                     const int r = ty * Shape::tm + a;
                     QK_UNROLL
-                    for (int b = 0; b < Shape::tn; ++b) w[a][b] = shifted_weight(w[a][b], shifts[r]) * factors[r];
+                    for (int b = 0; b < Shape::tn; ++b)
+                        w[a][b] = shifted_weight(w[a][b], shifts[r]) * factors[r];
                 }
                 add_columns<T, Shape>(w, space, col0, n_cols, mine, first);
             }
@@ -257,7 +260,7 @@ struct FinishArgs {
     const T* potential;  // g, or v when scaling
     T damping;
     T* columns;
-    T* updated;       // or null
+    T* updated;        // or null
     double* residual;  // gridDim.x pairs, or null
 };
 

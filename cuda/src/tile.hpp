@@ -26,7 +26,8 @@ QK_DEVICE void stage(const Matrix<In>& m, Index first, Index n, Index k0, int de
     for (int idx = static_cast<int>(threadIdx.x); idx < Extent * depth; idx += Threads) {
         const int k = idx % depth, r = idx / depth;
         const Index i = first + r;
-        out[k * Ld + r] = i < n ? static_cast<T>(widen(m.data[i * m.row_stride + (k0 + k) * m.col_stride])) : T(0);
+        out[k * Ld + r] =
+            i < n ? static_cast<T>(widen(m.data[i * m.row_stride + (k0 + k) * m.col_stride])) : T(0);
     }
 }
 
@@ -69,8 +70,10 @@ QK_DEVICE void score_tile(const Scores<T, In>& scores, Index row0, Index col0, T
         for (Index k0 = 0; k0 < term.dim; k0 += Shape::depth) {
             const int depth = static_cast<int>(term.dim - k0 < Shape::depth ? term.dim - k0 : Shape::depth);
             __syncthreads();  // everyone has read what was staged before
-            stage<In, T, Shape::rows, Shape::row_ld, Shape::threads>(term.rows, row0, scores.n_rows, k0, depth, x);
-            stage<In, T, Shape::cols, Shape::col_ld, Shape::threads>(term.cols, col0, scores.n_cols, k0, depth, y);
+            stage<In, T, Shape::rows, Shape::row_ld, Shape::threads>(term.rows, row0, scores.n_rows, k0,
+                                                                     depth, x);
+            stage<In, T, Shape::cols, Shape::col_ld, Shape::threads>(term.cols, col0, scores.n_cols, k0,
+                                                                     depth, y);
             __syncthreads();
             if (term.kind == FeatureKind::dot)
                 accumulate<DotStep, T, Shape>(x, y, depth, part);
@@ -112,7 +115,8 @@ QK_DEVICE void score_tile(const Scores<T, In>& scores, Index row0, Index col0, T
             for (int b = 0; b < Shape::tn; ++b) {
                 const Index i = i0 + a, j = j0 + b;
                 if (i < scores.n_rows && j < scores.n_cols) {
-                    const In entry = term.values.data[i * term.values.row_stride + j * term.values.col_stride];
+                    const In entry =
+                        term.values.data[i * term.values.row_stride + j * term.values.col_stride];
                     s[a][b] = qk::fma(term.scale, static_cast<T>(widen(entry)), s[a][b]);
                 }
             }
@@ -132,14 +136,16 @@ QK_DEVICE void score_tile(const Scores<T, In>& scores, Index row0, Index col0, T
     }
     // Most tiles lie wholly inside the matrix and the band: the whole block skips the check.
     const bool inside = row0 + Shape::rows <= scores.n_rows && col0 + Shape::cols <= scores.n_cols &&
-                        scores.band.keep(row0, col0 + Shape::cols - 1) && scores.band.keep(row0 + Shape::rows - 1, col0);
+                        scores.band.keep(row0, col0 + Shape::cols - 1) &&
+                        scores.band.keep(row0 + Shape::rows - 1, col0);
     if (!inside) {
         QK_UNROLL
         for (int a = 0; a < Shape::tm; ++a) {
             QK_UNROLL
             for (int b = 0; b < Shape::tn; ++b) {
                 const Index i = i0 + a, j = j0 + b;
-                if (i >= scores.n_rows || j >= scores.n_cols || !scores.band.keep(i, j)) s[a][b] = -qk::infinity<T>();
+                if (i >= scores.n_rows || j >= scores.n_cols || !scores.band.keep(i, j))
+                    s[a][b] = -qk::infinity<T>();
             }
         }
     }

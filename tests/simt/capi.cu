@@ -118,7 +118,8 @@ public:
     template <class T>
     T* out(Index n) {
         buffers_.push_back(std::make_unique<Buffer>());
-        if (outcome_.ok()) outcome_ = buffers_.back()->reserve(sizeof(T) * static_cast<std::size_t>(n > 0 ? n : 1));
+        if (outcome_.ok())
+            outcome_ = buffers_.back()->reserve(sizeof(T) * static_cast<std::size_t>(n > 0 ? n : 1));
         return static_cast<T*>(buffers_.back()->data());
     }
     // An array that comes back to `host` by fetch().
@@ -180,8 +181,10 @@ Scores<T, In> to_device(const CScores& c, Arrays& arrays) {
     for (int t = 0; t < c.n_dense && t < max_terms; ++t)
         s.dense[t] = {{arrays.in<In>(c.dense[t].values, c.n_rows * c.n_cols), c.n_cols, 1},
                       static_cast<T>(c.dense[t].scale)};
-    for (int t = 0; t < c.n_row_bias && t < max_terms; ++t) s.row_bias[t] = arrays.in<T>(c.row_bias[t], c.n_rows);
-    for (int t = 0; t < c.n_col_bias && t < max_terms; ++t) s.col_bias[t] = arrays.in<T>(c.col_bias[t], c.n_cols);
+    for (int t = 0; t < c.n_row_bias && t < max_terms; ++t)
+        s.row_bias[t] = arrays.in<T>(c.row_bias[t], c.n_rows);
+    for (int t = 0; t < c.n_col_bias && t < max_terms; ++t)
+        s.col_bias[t] = arrays.in<T>(c.col_bias[t], c.n_cols);
     for (int t = 0; t < c.n_masks && t < max_terms; ++t) {
         const CMask& m = c.masks[t];
         const Index n = (c.n_rows - 1) * m.row_stride + (c.n_cols - 1) * m.col_stride + 1;
@@ -204,7 +207,8 @@ int rows(const CRows& c) {
     task.log_sum_exp = arrays.back<T>(c.log_sum_exp, task.scores.n_rows);
     task.product = arrays.back<T>(c.product, task.scores.n_rows * c.n_values);
     const Workspace room = arrays.room(row_workspace<Config, T, In>(task));
-    return arrays.finish(arrays.outcome().ok() ? run_rows<Config, T, In>(task, room, nullptr) : arrays.outcome());
+    return arrays.finish(arrays.outcome().ok() ? run_rows<Config, T, In>(task, room, nullptr)
+                                               : arrays.outcome());
 }
 
 template <class Config, class T>
@@ -215,7 +219,8 @@ int marginal(const CSweep& c) {
     task.rows = arrays.back<T>(c.lse, task.scores.n_rows);
     task.cols = arrays.back<T>(c.columns, task.scores.n_cols);
     const Workspace room = arrays.room(marginal_workspace<Config>(task));
-    return arrays.finish(arrays.outcome().ok() ? run_marginals<Config>(task, room, nullptr) : arrays.outcome());
+    return arrays.finish(arrays.outcome().ok() ? run_marginals<Config>(task, room, nullptr)
+                                               : arrays.outcome());
 }
 
 template <class Config, class T>
@@ -284,7 +289,8 @@ int factored(const CFactored& c) {
     task.z = arrays.in<T>(c.z, c.k * c.n_right);
     task.out = arrays.back<T>(c.out, c.k * c.n_left);
     const Workspace room = arrays.room(factored_workspace(task));
-    return arrays.finish(arrays.outcome().ok() ? run_factored<Config>(task, room, nullptr) : arrays.outcome());
+    return arrays.finish(arrays.outcome().ok() ? run_factored<Config>(task, room, nullptr)
+                                               : arrays.outcome());
 }
 
 template <class Config, class T>

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <set>
 #include <sstream>
@@ -57,8 +58,10 @@ struct Context {
 };
 static void switch_to(Context& from, Context& to) { qk_simt_switch(&from.sp, to.sp); }
 static void prepare(Context& context, unsigned char* stack, std::size_t bytes, void (*entry)()) {
-    auto* top = reinterpret_cast<void**>((reinterpret_cast<std::uintptr_t>(stack) + bytes) & ~std::uintptr_t{15});
-    *--top = nullptr;  // a return address for `entry`, which does not return; keeps the stack aligned as after a call
+    auto* top =
+        reinterpret_cast<void**>((reinterpret_cast<std::uintptr_t>(stack) + bytes) & ~std::uintptr_t{15});
+    *--top =
+        nullptr;  // a return address for `entry`, which does not return; keeps the stack aligned as after a call
     *--top = reinterpret_cast<void*>(entry);
     for (int i = 0; i < 6; ++i) *--top = nullptr;
     context.sp = top;
@@ -107,11 +110,12 @@ void set_seed(std::uint64_t seed) {
     random_state = seed * 0x9E3779B97F4A7C15ULL + 1;
 }
 
-std::string source_line(const void* pc) {
+static std::string ask_source_line(const void* pc) {
     Dl_info info;
     if (pc == nullptr || dladdr(pc, &info) == 0 || info.dli_fname == nullptr) return "";
     std::ostringstream command;
-    const auto offset = reinterpret_cast<std::uintptr_t>(pc) - reinterpret_cast<std::uintptr_t>(info.dli_fbase) - 1;
+    const auto offset =
+        reinterpret_cast<std::uintptr_t>(pc) - reinterpret_cast<std::uintptr_t>(info.dli_fbase) - 1;
     command << "addr2line -s -e '" << info.dli_fname << "' 0x" << std::hex << offset << " 2>/dev/null";
     FILE* pipe = popen(command.str().c_str(), "r");
     if (pipe == nullptr) return "";
@@ -121,6 +125,12 @@ std::string source_line(const void* pc) {
     std::string out = got == nullptr ? "" : line;
     while (!out.empty() && (out.back() == '\n' || out.back() == ' ')) out.pop_back();
     return out;
+}
+
+std::string source_line(const void* pc) {
+    static std::map<const void*, std::string> known;
+    const auto it = known.find(pc);
+    return it != known.end() ? it->second : known[pc] = ask_source_line(pc);
 }
 
 // ---- the block that runs ------------------------------------------------------------------------
@@ -152,8 +162,12 @@ struct Block {
     const char* name = "";
     bool broken = false;  // the block cannot go on
     // static shared arrays, by the place in the source that declares them
-    std::vector<std::pair<const void*, std::size_t>> arrays;
-    std::size_t shared_used = 0, dynamic_at = 0;
+    struct Array {
+        const void* site;
+        std::size_t at, bytes;
+    };
+    std::vector<Array> arrays;
+    std::size_t shared_used = 0;
 };
 Block block;
 unsigned char* shared_memory = nullptr;
@@ -235,8 +249,7 @@ void try_warp_op() {
         } else if (op == WarpOp::shuffle) {
             source = segment + (fiber.operand & (fiber.width - 1));
         }
-        if ((mask >> source & 1) == 0)
-            report("shuffle reads a lane that its mask does not name: " + where());
+        if ((mask >> source & 1) == 0) report("shuffle reads a lane that its mask does not name: " + where());
         fiber.value = op == WarpOp::ballot ? ballot : given[source];
         fiber.state = State::ready;
         fiber.op = WarpOp::none;
@@ -252,8 +265,8 @@ void explain_deadlock() {
         in_warp += fiber.state == State::in_warp_op;
     }
     std::ostringstream out;
-    out << "deadlock: " << at_barrier << " threads wait at a barrier, " << in_warp << " for lanes of their warp, "
-        << block.n_done << " have returned: " << where();
+    out << "deadlock: " << at_barrier << " threads wait at a barrier, " << in_warp
+        << " for lanes of their warp, " << block.n_done << " have returned: " << where();
     report(out.str());
 }
 
@@ -265,9 +278,10 @@ void run_block(int n_threads, std::size_t dynamic_bytes) {
     block.arrays.clear();
     block.at_barrier = block.n_done = block.predicate = 0;
     block.broken = false;
-    block.dynamic_at = 0;
-    block.shared_used = (dynamic_bytes + 15) / 16 * 16;
-    std::memset(shared_memory, 0xFF, shared_capacity);  // NaN: what is read before it is written spoils the result
+    block.arrays.push_back({nullptr, 0, dynamic_bytes});
+    block.shared_used = dynamic_bytes;
+    std::memset(shared_memory, 0xFF,
+                shared_capacity);  // NaN: what is read before it is written spoils the result
     watch_reset_shared();
     for (int t = 0; t < n_threads; ++t) {
         Fiber& fiber = block.fibers[static_cast<std::size_t>(t)];
@@ -300,7 +314,10 @@ void run_block(int n_threads, std::size_t dynamic_bytes) {
 }  // namespace
 
 unsigned char* shared_base() { return shared_memory; }
-std::size_t shared_used() { return block.shared_used; }
+bool inside_shared_array(std::size_t at, std::size_t bytes) {
+    return std::any_of(block.arrays.begin(), block.arrays.end(),
+                       [&](const auto& a) { return at >= a.at && at + bytes <= a.at + a.bytes; });
+}
 
 int barrier(int predicate) {
     Fiber& self = block.fibers[static_cast<std::size_t>(block.running)];
@@ -327,17 +344,16 @@ std::uint64_t warp_op(WarpOp op, unsigned mask, std::uint64_t value, int operand
 }
 
 void* shared_array(const void* site, std::size_t bytes, std::size_t alignment) {
-    for (const auto& [known, offset] : block.arrays)
-        if (known == site) return shared_memory + offset;
+    for (const auto& array : block.arrays)
+        if (array.site == site) return shared_memory + array.at;
     // Room between arrays, so that running over the end of one does not land in the next.
     const std::size_t at = (block.shared_used + 64 + alignment - 1) / alignment * alignment;
-    block.arrays.emplace_back(site, at);
+    block.arrays.push_back({site, at, bytes});
     block.shared_used = at + bytes;
     if (block.shared_used > shared_capacity) {
         report("more shared memory than any device has: " + where());
         std::abort();
     }
-    watch_written(nullptr, 0);
     return shared_memory + at;
 }
 void* dynamic_shared() { return shared_memory; }
@@ -353,18 +369,19 @@ float atomic_add(float* at, float x) { return add_atomically(at, x); }
 double atomic_add(double* at, double x) { return add_atomically(at, x); }
 int atomic_add(int* at, int x) { return add_atomically(at, x); }
 
-bool run(Body body, const void* arguments, dim3 grid, dim3 threads, std::size_t dynamic_bytes, const char* name) {
+bool run(Body body, const void* arguments, dim3 grid, dim3 threads, std::size_t dynamic_bytes,
+         const char* name) {
     if (shared_memory == nullptr)
-        shared_memory = static_cast<unsigned char*>(mmap(nullptr, shared_capacity, PROT_READ | PROT_WRITE,
-                                                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+        shared_memory = static_cast<unsigned char*>(
+            mmap(nullptr, shared_capacity, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
     block.body = body;
     block.arguments = arguments;
     block.name = name;
     blockDim = threads;
     gridDim = grid;
     ++now.launch;
-    if (threads.x % 32 != 0 || threads.x == 0 || threads.x > 1024 || grid.x == 0 || grid.y == 0 || grid.z == 0 ||
-        grid.y > 65535 || grid.z > 65535 || dynamic_bytes > 48 * 1024) {
+    if (threads.x % 32 != 0 || threads.x == 0 || threads.x > 1024 || grid.x == 0 || grid.y == 0 ||
+        grid.z == 0 || grid.y > 65535 || grid.z > 65535 || dynamic_bytes > 48 * 1024) {
         report(std::string("a launch that a device refuses: ") + name);
         return false;
     }

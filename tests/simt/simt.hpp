@@ -33,7 +33,8 @@ int atomic_add(int* at, int x);
 // ---- called by hosts ----------------------------------------------------------------------------
 using Body = void (*)(const void* arguments);
 // Runs a grid; true when nothing was reported.
-bool run(Body body, const void* arguments, dim3 grid, dim3 block, std::size_t dynamic_bytes, const char* name);
+bool run(Body body, const void* arguments, dim3 grid, dim3 block, std::size_t dynamic_bytes,
+         const char* name);
 
 void* allocate(std::size_t bytes);  // null when the arena is full
 void release(void* pointer);        // reports writes around it
@@ -42,7 +43,7 @@ void mark_written(const void* pointer, std::size_t bytes);
 void set_seed(std::uint64_t seed);  // 0: threads and blocks in their natural order
 const char* reports();              // what was found since clear_reports, one line each
 void clear_reports();
-bool watches_memory();              // whether this is the race build
+bool watches_memory();  // whether this is the race build
 
 template <class To, class From>
 To bits_of(From x) {
@@ -62,8 +63,8 @@ template <class... Params, class... Args>
 qk::cuda::Outcome launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t smem,
                          qk::cuda::Stream, Args&&... args) {
     auto call = [=] { kernel(args...); };
-    const bool clean = run([](const void* c) { (*static_cast<const decltype(call)*>(c))(); }, &call, grid, block, smem,
-                           name);
+    const bool clean = run([](const void* c) { (*static_cast<const decltype(call)*>(c))(); }, &call, grid,
+                           block, smem, name);
     if (clean) return {};
     return {qk::cuda::Status::launch_failed, 1, reports()};
 }
@@ -78,8 +79,9 @@ qk::cuda::Outcome launch(const char* name, void (*kernel)(Params...), dim3 grid,
 #define QK_UNROLL_4
 #define QK_NO_UNROLL
 #define QK_BOUNDS(threads)
-#define QK_SHARED(T, name, n)                                                    \
-    static const char name##_site = 0;                                           \
+#define QK_BOUNDS_BLOCKS(threads, blocks)
+#define QK_SHARED(T, name, n)          \
+    static const char name##_site = 0; \
     T* const name = static_cast<T*>(simt::shared_array(&name##_site, sizeof(T) * (n), 16))
 #define QK_SHARED_DYN(T, name) T* const name = static_cast<T*>(simt::dynamic_shared())
 #define QK_LAUNCH(kernel, grid, block, smem, stream, ...) \

@@ -16,7 +16,7 @@ namespace simt {
 namespace {
 
 constexpr std::size_t arena_bytes = std::size_t{1} << 30;  // reserved, not used until touched
-constexpr std::size_t red_zone = 4096;                      // on both sides of every allocation
+constexpr std::size_t red_zone = 4096;                     // on both sides of every allocation
 constexpr unsigned char red = 0xA5;
 
 unsigned char* arena = nullptr;
@@ -59,7 +59,8 @@ void mark_written(const void* pointer, std::size_t bytes) { watch_written(pointe
 Place place_of(const void* at, std::size_t bytes) {
     const auto* p = static_cast<const unsigned char*>(at);
     if (const unsigned char* base = shared_base(); p >= base && p < base + shared_capacity)
-        return p + bytes <= base + shared_used() ? Place::shared : Place::outside;
+        return inside_shared_array(static_cast<std::size_t>(p - base), bytes) ? Place::shared
+                                                                              : Place::outside;
     if (arena == nullptr || p < arena || p >= arena + arena_bytes) return Place::elsewhere;
     const std::size_t offset = static_cast<std::size_t>(p - arena);
     auto it = alive.upper_bound(offset);
@@ -116,21 +117,22 @@ bool unordered(const Access& before, bool atomic) {
 
 void conflict(const char* kind, const Access& before, const void* pc) {
     const std::string first = source_line(before.pc), second = source_line(pc);
-    report(std::string(before.block != now.block ? "race between blocks" : "race") + " (" + kind + ") at " + second +
-           " with " + first);
+    report(std::string(before.block != now.block ? "race between blocks" : "race") + " (" + kind + ") at " +
+           second + " with " + first);
 }
 
 void touch(Cell& cell, bool write, bool atomic, const void* pc) {
     const Access self{now.launch, now.block, now.thread, now.barriers, now.warp_syncs, atomic, pc};
-    if (cell.written && unordered(cell.write, atomic)) conflict(write ? "write, write" : "read after write", cell.write, pc);
+    if (cell.written && unordered(cell.write, atomic))
+        conflict(write ? "write, write" : "read after write", cell.write, pc);
     if (!write) {
         if (!cell.written) report("read of memory that nobody has written, at " + source_line(pc));
         Access& first = cell.read[0];
         const bool same_warp = first.launch == now.launch && first.block == now.block &&
                                first.barriers == now.barriers && first.thread / 32 == now.thread / 32 &&
                                first.thread != now.thread;
-        const bool fresh = first.launch != now.launch || first.block != now.block || first.barriers != now.barriers ||
-                           first.thread == now.thread;
+        const bool fresh = first.launch != now.launch || first.block != now.block ||
+                           first.barriers != now.barriers || first.thread == now.thread;
         if (fresh)
             first = self;
         else if (!same_warp || cell.read[1].barriers != now.barriers || cell.read[1].block != now.block)
@@ -165,9 +167,7 @@ void watch_access(const void* at, std::size_t bytes, bool write, bool atomic, co
     now.in_kernel = true;
 }
 
-void watch_reset_shared() {
-    std::fill(shared_cells.begin(), shared_cells.end(), Cell{});
-}
+void watch_reset_shared() { std::fill(shared_cells.begin(), shared_cells.end(), Cell{}); }
 void watch_written(const void* at, std::size_t bytes) {
     for (std::size_t b = 0; b < bytes; b += 4) {
         Cell& cell = device_cell(device_offset(at) + b);
@@ -186,19 +186,27 @@ void watch_forget(const void* at, std::size_t bytes) {
 #if defined(QK_SIMT_RACES)
 
 // ---- the functions that -fsanitize=thread calls -------------------------------------------------
-#define QK_HOOK(n)                                                                             \
+#define QK_HOOK(n)                                                                                        \
     void __tsan_read##n(void* p) { simt::watch_access(p, n, false, false, __builtin_return_address(0)); } \
     void __tsan_write##n(void* p) { simt::watch_access(p, n, true, false, __builtin_return_address(0)); } \
-    void __tsan_unaligned_read##n(void* p) { simt::watch_access(p, n, false, false, __builtin_return_address(0)); } \
-    void __tsan_unaligned_write##n(void* p) { simt::watch_access(p, n, true, false, __builtin_return_address(0)); }
+    void __tsan_unaligned_read##n(void* p) {                                                              \
+        simt::watch_access(p, n, false, false, __builtin_return_address(0));                              \
+    }                                                                                                     \
+    void __tsan_unaligned_write##n(void* p) {                                                             \
+        simt::watch_access(p, n, true, false, __builtin_return_address(0));                               \
+    }
 extern "C" {
 QK_HOOK(1)
 QK_HOOK(2)
 QK_HOOK(4)
 QK_HOOK(8)
 QK_HOOK(16)
-void __tsan_read_range(void* p, unsigned long n) { simt::watch_access(p, n, false, false, __builtin_return_address(0)); }
-void __tsan_write_range(void* p, unsigned long n) { simt::watch_access(p, n, true, false, __builtin_return_address(0)); }
+void __tsan_read_range(void* p, unsigned long n) {
+    simt::watch_access(p, n, false, false, __builtin_return_address(0));
+}
+void __tsan_write_range(void* p, unsigned long n) {
+    simt::watch_access(p, n, true, false, __builtin_return_address(0));
+}
 void __tsan_init() {}
 void __tsan_func_entry(void*) {}
 void __tsan_func_exit() {}

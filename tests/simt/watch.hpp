@@ -20,12 +20,12 @@ struct Now {
 extern Now now;
 
 unsigned char* shared_base();
-std::size_t shared_used();
+bool inside_shared_array(std::size_t at, std::size_t bytes);
 
 void report(const std::string& line);
 std::string source_line(const void* pc);  // "" when it is not known
 
-// Memory: whether [at, at + bytes) lies in a live allocation; true too when it is no memory of ours.
+// `outside`: in our memory, but in no array of it. `elsewhere`: not our memory.
 enum class Place { elsewhere, shared, device, outside };
 Place place_of(const void* at, std::size_t bytes);
 std::size_t device_offset(const void* at);  // within the arena

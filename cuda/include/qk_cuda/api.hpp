@@ -76,7 +76,7 @@ struct SweepTask {
     T* lse = nullptr;
     T* f = nullptr;  // may be null
     T* columns = nullptr;
-    T* g_new = nullptr;         // may be the same as g
+    T* g_new = nullptr;          // may be the same as g
     double* residual = nullptr;  // 2 numbers
     bool store_weights = true;
 };
@@ -94,7 +94,7 @@ struct ScalingTask {
     Index row_stride = 0;
     const T *v = nullptr, *mu = nullptr, *nu = nullptr;
     T *u = nullptr, *columns = nullptr;
-    T* v_new = nullptr;         // may be the same as v
+    T* v_new = nullptr;          // may be the same as v
     double* residual = nullptr;  // as for SweepTask
 };
 template <class T>

@@ -22,11 +22,11 @@ struct BFloat16 {
 
 enum class Status : int {
     ok = 0,
-    bad_argument = 1,      // a null pointer, a negative size, too many terms: `what` names it
-    too_little_room = 2,   // the workspace is smaller than workspace_bytes() said
-    too_large = 3,         // a size beyond what a launch can hold
-    launch_failed = 4,     // the CUDA runtime refused a launch: `code` is its error
-    no_device = 5,         // no driver or no device
+    bad_argument = 1,     // a null pointer, a negative size, too many terms: `what` names it
+    too_little_room = 2,  // the workspace is smaller than workspace_bytes() said
+    too_large = 3,        // a size beyond what a launch can hold
+    launch_failed = 4,    // the CUDA runtime refused a launch: `code` is its error
+    no_device = 5,        // no driver or no device
     out_of_memory = 6,
 };
 
