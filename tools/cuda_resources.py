@@ -18,7 +18,7 @@ from pathlib import Path
 
 TABLE = Path(__file__).parent.parent / "cuda" / "resources.csv"
 FIELDS = ["architecture", "kernel", "threads", "registers", "shared"]
-ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'")
+ENTRY = re.compile(r"Compiling entry function '(.+?)' for '(\w+)'")
 SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
 Key = tuple[str, str]

@@ -101,6 +101,7 @@ def bound(device: Device, counts: dict[str, float], size: int) -> tuple[float, s
     return device.multiprocessors * device.clock / clocks[worst], worst
 
 
+FIGURES = {"fma": 0, "exp": 0, "shared": 1, "l2": 1}  # columns of the table, and their decimals
 WORK = {
     4: (
         Work("log-sum-exp, d = 3", "reduce_narrow<float, float, {}, 0,", 3),
@@ -164,8 +165,8 @@ def bound_table(rows: dict[cuda_resources.Key, cuda_resources.Row]) -> tuple[lis
                 if size == 4 and work.label == "Sinkhorn sweep, d = 64":
                     times.append(f"{2.5e9 / rate * 1e3:.1f} ms on the {device.name}")
             kind = "float" if size == 4 else "double"
-            figures = f"{counts['fma']:.0f} | {counts['exp']:.0f} | {counts['shared']:.1f} | {counts['l2']:.1f}"
-            out.append(f"| {kind} | {work.label} | {figures} | " + " | ".join(cells) + " |")
+            figures = [f"{counts[k]:.{places}f}" for k, places in FIGURES.items()]
+            out.append("| " + " | ".join([kind, work.label, *figures, *cells]) + " |")
     return [*out, ""], times
 
 
@@ -178,23 +179,31 @@ def page() -> str:
         "# Roofline of the CUDA kernels",
         "",
         *paragraph(
-            "**Not yet measured on a GPU.** Written by `tools/cuda_roofline.py` from `cuda/resources.csv`",
-            f"(what ptxas of nvcc {release} reports) and from counting operations. The rates are upper bounds:",
-            "latencies, barriers, index arithmetic and traffic that is not counted all cost extra.",
+            "**Not yet measured on a GPU.** Written by `tools/cuda_roofline.py` from",
+            "`cuda/resources.csv`",
+            f"(what ptxas of nvcc {release} reports) and from counting operations. The",
+            "rates are upper bounds:",
+            "latencies, barriers, index arithmetic and traffic that is not counted all",
+            "cost extra.",
         ),
         "## Registers, shared memory, occupancy",
         "",
         *paragraph(
-            "No kernel spills a register or uses local memory, on any architecture (`make cuda` fails",
-            "otherwise). Shared memory of `gather_core` is dynamic, at most 32 kB, and not in this table.",
+            "No kernel spills a register or uses local memory, on any architecture (`make",
+            "cuda` fails",
+            "otherwise). Shared memory of `gather_core` is dynamic, at most 32 kB, and not",
+            "in this table.",
         ),
         *resource_table(rows),
         "## Upper bounds per entry of the score matrix",
         "",
         *paragraph(
-            "FMA: score, shift, range reduction of exp, sum, product. Shared memory: words of 4 bytes read per",
-            "entry. L2: bytes of features staged per entry, and for the sweep the weight that is written once and",
-            "read once. Dot products; a squared distance from differences takes two instructions per feature",
+            "FMA: score, shift, range reduction of exp, sum, product. Shared memory: words",
+            "of 4 bytes read per",
+            "entry. L2: bytes of features staged per entry, and for the sweep the weight",
+            "that is written once and",
+            "read once. Dot products; a squared distance from differences takes two",
+            "instructions per feature",
             "in place of one.",
         ),
         *bounds,
@@ -205,15 +214,21 @@ def page() -> str:
         "## Beside a published time",
         "",
         *paragraph(
-            "FlashSinkhorn's README gives 10.3 ms for one alternating Sinkhorn iteration at n = 50 000, d = 64 on",
-            f"an A100. The bound above for our one-pass iteration at that size is {', '.join(times)}: its score",
-            "products run on the ordinary FMA units, and 64 features per entry fill those. So at d = 64 these",
-            "portable kernels are not expected to pass that time on an A100; a variant on tensor cores, beside",
-            "them, is what could. With few features the single visit per iteration is what counts, and there is no",
+            "FlashSinkhorn's README gives 10.3 ms for one alternating Sinkhorn iteration",
+            "at n = 50 000, d = 64 on",
+            "an A100. The bound above for our one-pass iteration at that size is",
+            f"{', '.join(times)}: its score",
+            "products run on the ordinary FMA units, and 64 features per entry fill those.",
+            "So at d = 64 these",
+            "portable kernels are not expected to pass that time on an A100; a variant on",
+            "tensor cores, beside",
+            "them, is what could. With few features the single visit per iteration is what",
+            "counts, and there is no",
             "published time to set beside it.",
         ),
         *paragraph(
-            "The weights of a strip cost 8 bytes of traffic per entry. At n = 50 000 they do not fit the L2",
+            "The weights of a strip cost 8 bytes of traffic per entry. At n = 50 000 they",
+            "do not fit the L2",
             f"cache; from memory that is at least {', '.join(traffic)}, beside the arithmetic.",
             "`store_weights = false` computes them a second time instead.",
         ),

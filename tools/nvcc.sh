@@ -23,11 +23,9 @@ else
     link=(-L"$toolkit/lib") # nvcc looks in lib64, which the wheels do not have
 fi
 
-architectures=()
-for sm in 75 80 86 89 90 100 120; do
-    architectures+=(-gencode "arch=compute_$sm,code=sm_$sm")
-done
-architectures+=(-gencode arch=compute_75,code=compute_75) # PTX, for what comes after sm_120
+# Nothing in the kernels is newer than compute_75: one PTX, made once, is compiled for every architecture, and shipped
+# for what comes after sm_120.
+architectures=(-gencode 'arch=compute_75,code=[sm_75,sm_80,sm_86,sm_89,sm_90,sm_100,sm_120,compute_75]')
 
 echo "$("$nvcc" --version | grep release) ($nvcc)"
 exec "$nvcc" -Werror=all-warnings --compress-mode=size "${architectures[@]}" "${link[@]}" "$@"
