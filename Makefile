@@ -8,6 +8,8 @@ VENV ?= .venv
 BUILD ?= build
 # ON: compiler warnings are errors (CI). Off by default, so that a newer compiler does not stop a user.
 WERROR ?= OFF
+# Where make demo writes
+RESULTS ?= results
 # Arguments for pytest, e.g. make test ARGS="-k causal -x"
 ARGS ?=
 # Arguments for pytest in check-wheel, e.g. CHECK_ARGS="tests/packaging"
@@ -43,10 +45,11 @@ define build_simt
 	$(TOOLS)/bin/cmake --build $(BUILD)/simt --target $(1)
 endef
 
+# The circle and the trefoil of the documents: table on the screen, picture and files in $(RESULTS)
 demo: $(VENV)/.stamp
-	$(VENV)/bin/python -m qkcore.demo
+	$(VENV)/bin/qkcore run trefoil --out $(RESULTS)
 
-test: $(VENV)/.stamp simt
+test: $(VENV)/.test-stamp simt
 	$(VENV)/bin/python -m pytest $(ARGS)
 
 # The CUDA kernels on the CPU (tests/simt): plain for the test suite, and with every load and store watched.
@@ -56,7 +59,7 @@ simt: $(TOOLS)/.stamp
 simt-race: $(TOOLS)/.stamp
 	$(call build_simt,qk_simt_race)
 
-race: $(VENV)/.stamp simt simt-race
+race: $(VENV)/.test-stamp simt simt-race
 	QKCORE_RACE=1 $(VENV)/bin/python -m pytest tests/test_cuda.py tests/test_simt.py $(ARGS)
 
 lint: lint-python lint-cpp
@@ -80,7 +83,11 @@ bench: $(BENCH)/.stamp
 	$(BENCH)/bin/python bench/run.py $(ARGS)
 
 $(VENV)/.stamp: $(WHEEL)/.stamp
-	$(call install,$(VENV),test)
+	$(call install,$(VENV),experiments)
+
+$(VENV)/.test-stamp: $(VENV)/.stamp
+	$(VENV)/bin/python $(PIP) install "$$(echo $(WHEEL)/qkcore-*.whl)[test]"
+	touch $@
 
 $(LINT)/.stamp: $(WHEEL)/.stamp
 	$(call install,$(LINT),test$(,)lint)

@@ -1,0 +1,118 @@
+"""Experiments of the documents, each by one command: ``qkcore run NAME`` (EOT-17).
+
+An experiment is a module with ``check(config)``, ``compute(config, run)``, which writes CSV files and
+metrics.json, ``plot(folder)``, which draws figures from those files alone, ``claims(metrics)`` and
+``tables(folder)``. Its settings are ``configs/NAME.yaml``, every number of the document in it.
+
+>>> from qkcore import experiments
+>>> experiments.get("trefoil").reproduces
+'DAC appendix D.1, figure 1'
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ._errors import ExperimentError, unknown
+from ._results import Claim, Listing
+from ._run import Outcome, Run, run
+
+__all__ = [
+    "EXPERIMENTS",
+    "Claim",
+    "Experiment",
+    "ExperimentError",
+    "Listing",
+    "Outcome",
+    "Run",
+    "get",
+    "names",
+    "run",
+]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A name, what it reproduces, and the module that does it."""
+
+    name: str
+    title: str
+    reproduces: str
+    """figure, table or section of the document"""
+    errata: tuple[int, ...] = ()
+    """numbers of the errata that it shows"""
+    needs: tuple[tuple[str, str], ...] = ()
+    """(package, extra) without which it cannot compute"""
+    extends: tuple[str, ...] = ()
+    """settings that may change and its checkpoints still serve: more steps, more seeds"""
+
+    def _call(self, function: str) -> Callable[..., Any]:
+        module = importlib.import_module(f"{__name__}.{self.name.replace('-', '_')}")
+        found: Callable[..., Any] = getattr(module, function)
+        return found
+
+    def check(self, config: dict[str, Any]) -> None:
+        """Refuses settings that cannot be run, with an :class:`ExperimentError`."""
+        self._call("check")(config)
+
+    def compute(self, config: dict[str, Any], run: Run) -> None:
+        """Writes CSV files and metrics.json into ``run.folder``."""
+        self._call("compute")(config, run)
+
+    def plot(self, folder: Path) -> list[Path]:
+        """Draws the figures from the files in the folder, and nothing else."""
+        figures: list[Path] = self._call("plot")(folder)
+        return figures
+
+    def claims(self, metrics: dict[str, Any]) -> list[Claim]:
+        """What the document says beside what was measured."""
+        found: list[Claim] = self._call("claims")(metrics)
+        return found
+
+    def tables(self, folder: Path) -> list[Listing]:
+        """Tables for a reader, from the files in the folder."""
+        found: list[Listing] = self._call("tables")(folder)
+        return found
+
+
+EXPERIMENTS: dict[str, Experiment] = {
+    e.name: e
+    for e in (
+        Experiment(
+            "trefoil",
+            "Circle to trefoil: low-rank product-of-experts bridges",
+            "DAC appendix D.1, figure 1",
+            errata=(11,),
+        ),
+        Experiment(
+            "regimes",
+            "Equilibrium, steady currents and driven bridges; currents as magnetic phases",
+            "DAC sections 4.0.1 to 4.4, appendix C.6",
+            errata=(1, 2, 9),
+        ),
+        Experiment(
+            "swissroll",
+            "Minimal diffusion models with attention and diffusion-map denoisers",
+            "DAC appendix D.2, figure 2",
+            errata=(2, 3, 4),
+            needs=(("jax", "train"), ("optax", "train")),
+            extends=("n_seeds", "variants", "amap_steps", "dmap_steps", "evaluate_at", "chunk"),
+        ),
+    )
+}
+
+
+def names() -> list[str]:
+    """Of all experiments."""
+    return list(EXPERIMENTS)
+
+
+def get(name: str) -> Experiment:
+    """The experiment of that name; an :class:`ExperimentError` names the nearest otherwise."""
+    if name not in EXPERIMENTS:
+        raise unknown("experiment", name, EXPERIMENTS)
+    return EXPERIMENTS[name]

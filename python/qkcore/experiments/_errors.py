@@ -1,0 +1,29 @@
+"""What a user of the command line can put right: one line, no traceback."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class ExperimentError(ValueError):
+    """A wrong name, key, value or folder; the message is one line and says what to do."""
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> ExperimentError:
+    """The message for a name that does not exist, with the nearest that do.
+
+    >>> print(unknown("experiment", "trefoi", ["regimes", "trefoil"]))
+    unknown experiment 'trefoi'; did you mean trefoil? (known: regimes, trefoil)
+    """
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    hint = f"; did you mean {' or '.join(near)}?" if near else ";"
+    return ExperimentError(f"unknown {what} {name!r}{hint} (known: {', '.join(names)})")
+
+
+def missing(package: str, needed_for: str, extra: str) -> ExperimentError:
+    """The message for a package that an extra would have installed."""
+    return ExperimentError(
+        f"{needed_for} needs {package}, which is not installed: pip install 'qkcore[{extra}]'"
+    )
