@@ -26,6 +26,7 @@ TOOLS := $(BUILD)/tools
 WHEEL := $(BUILD)/wheel
 LINT := $(BUILD)/lint
 BENCH := $(BUILD)/bench
+DEMO := $(BUILD)/demo
 
 CXX_SOURCES := $(shell find cpp cuda bench/native tests/simt -name build -prune -o '(' -name '*.[ch]pp' -o -name '*.cu' ')' -print)
 BUILD_SOURCES := $(shell find cmake cpp python/qkcore -type f -not -path '*/__pycache__/*') \
@@ -46,8 +47,8 @@ define build_simt
 endef
 
 # The circle and the trefoil of the documents: table on the screen, picture and files in $(RESULTS)
-demo: $(VENV)/.stamp
-	$(VENV)/bin/qkcore run trefoil --out $(RESULTS)
+demo: $(DEMO)/.stamp
+	$(DEMO)/bin/qkcore run trefoil --out $(RESULTS)
 
 test: $(VENV)/.test-stamp simt
 	$(VENV)/bin/python -m pytest $(ARGS)
@@ -88,6 +89,9 @@ $(VENV)/.stamp: $(WHEEL)/.stamp
 $(VENV)/.test-stamp: $(VENV)/.stamp
 	$(VENV)/bin/python $(PIP) install "$$(echo $(WHEEL)/qkcore-*.whl)[test]"
 	touch $@
+
+$(DEMO)/.stamp: $(WHEEL)/.stamp
+	$(call install,$(DEMO),experiments)
 
 $(LINT)/.stamp: $(WHEEL)/.stamp
 	$(call install,$(LINT),test$(,)lint)
