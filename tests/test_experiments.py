@@ -165,7 +165,9 @@ def test_erratum_11_even_ranks_are_ranges(results: Results) -> None:
                 low, high = found["range"][name]
                 assert low <= found[name] <= high
             low, high = found["range"]["kernel_rel_err"]
-            assert high - low < 0.01 * high, "every choice is as good an approximation of the kernel"
+            assert high - low < 0.01 * high, (
+                "every choice is as good an approximation of the kernel"
+            )
     low, high = results("trefoil").metrics["amap"]["ranks"]["12"]["range"]["coupling_rel_err"]
     assert low < 0.018 and high > 0.042
 
@@ -268,7 +270,7 @@ def test_an_interrupted_run_resumes(
     folder = tmp_path / "trefoil"
     assert strict_json(folder / "manifest.json")["status"] == "interrupted"
     assert not (folder / "metrics.json").exists()
-    assert not [p for p in folder.rglob(".*")]
+    assert not list(folder.rglob(".*"))
     page = _report.write_report(tmp_path).read_text()
     assert "not finished (interrupted)" in page
 
@@ -346,14 +348,20 @@ def test_later_settings_win(tmp_path: Path) -> None:
         (["run", "trefoil", "--set", "n=many"], r"n: wanted a whole number, got text \('many'\)"),
         (["run", "trefoil", "--set", "n"], r"--set n: wanted key=value"),
         (["run", "trefoil", "--set", "ranks=[]"], r"ranks: wanted at least one entry"),
-        (["run", "trefoil", "--set", "ranks=[8, 500]"], r"ranks: wanted less than n = 400, got 500"),
+        (
+            ["run", "trefoil", "--set", "ranks=[8, 500]"],
+            r"ranks: wanted less than n = 400, got 500",
+        ),
         (["run", "trefoil", "--set", "n=[1"], r"not valid YAML"),
         (["run", "trefoil", "--set", "beta=-1"], r"beta: wanted a number above 0, got -1"),
         (["run", "trefoil", "--seed", "-1"], r"seed: wanted an integer of at least 0"),
         (["run", "trefoil", "--config", "no-such.yaml"], r"no-such.yaml: cannot be read"),
         (["run", "regimes", "--set", "tilts=[-1.0]"], r"tilts: wanted numbers >= 0"),
         (["run", "swissroll", "--set", "d_model=30"], r"d_model: wanted a multiple of heads = 8"),
-        (["run", "swissroll", "--set", "variants=[print]"], r"unknown variant 'print'; did you mean"),
+        (
+            ["run", "swissroll", "--set", "variants=[print]"],
+            r"unknown variant 'print'; did you mean",
+        ),
         (["run"], r"Missing argument 'NAME'"),
         (["run", "trefoil", "--sed", "1"], r"No such option"),
         (["report", "no-such-folder"], r"no-such-folder: no such folder"),
@@ -372,8 +380,12 @@ def test_errors_are_one_line(
     assert list(tmp_path.iterdir()) == [], "nothing is left behind"
 
 
-@pytest.mark.parametrize("text", ["n: [1", "- a\n- b\n", "just text\n", "ranks: 8\n", "quick: {n: 3}\n"])
-def test_broken_settings_files(text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "text", ["n: [1", "- a\n- b\n", "just text\n", "ranks: 8\n", "quick: {n: 3}\n"]
+)
+def test_broken_settings_files(
+    text: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     file = tmp_path / "broken.yaml"
     file.write_text(text)
     assert cli.main(["run", "trefoil", "--config", str(file), "--out", str(tmp_path)]) == 2

@@ -183,7 +183,10 @@ def test_files(done: experiments.Outcome, tmp_path: Path) -> None:
     assert all(t.rows for t in experiments.get("swissroll").tables(done.folder))
     for path in [*done.folder.glob("*.csv"), done.folder / "metrics.json"]:
         shutil.copy(path, tmp_path)
-    assert [p.name for p in experiments.get("swissroll").plot(tmp_path)] == ["curves.png", "samples.png"]
+    assert [p.name for p in experiments.get("swissroll").plot(tmp_path)] == [
+        "curves.png",
+        "samples.png",
+    ]
 
 
 def test_an_interrupted_training_resumes_bit_for_bit(

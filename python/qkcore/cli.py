@@ -49,7 +49,12 @@ def _program() -> Any:
     @click.option("--seed", type=int, default=None, help="Of all random numbers.")
     @click.option("--quick", is_flag=True, help="A small setting, under half a minute.")
     def run(
-        name: str, out: str, config: str | None, sets: tuple[str, ...], seed: int | None, quick: bool
+        name: str,
+        out: str,
+        config: str | None,
+        sets: tuple[str, ...],
+        seed: int | None,
+        quick: bool,
     ) -> None:
         """Runs an experiment, or goes on with one that was interrupted."""
         experiment = experiments.get(name)
@@ -68,7 +73,9 @@ def _program() -> Any:
             click.echo(table.text() + "\n")
         for claim in experiment.claims(done.metrics):
             click.echo(f"{claim.verdict}: {claim.statement} ({claim.where})\n    {claim.measured}")
-        click.echo(f"\n{done.wall_time:.1f} s{', resumed' if done.resumed else ''}; files in {done.folder}")
+        click.echo(
+            f"\n{done.wall_time:.1f} s{', resumed' if done.resumed else ''}; files in {done.folder}"
+        )
         for figure in done.figures:
             click.echo(f"picture: {figure}")
 
@@ -108,11 +115,17 @@ def main(arguments: list[str] | None = None) -> int:
     except ExperimentError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
-        print("qkcore: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        print(
+            "qkcore: interrupted; the same command goes on from the last checkpoint",
+            file=sys.stderr,
+        )
         return 130
     except Exception as error:
         if click is not None and isinstance(error, click.Abort):
-            print("qkcore: interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+            print(
+                "qkcore: interrupted; the same command goes on from the last checkpoint",
+                file=sys.stderr,
+            )
             return 130
         if click is not None and isinstance(error, click.ClickException):
             return _refuse(error.format_message())

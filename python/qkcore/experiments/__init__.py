@@ -92,7 +92,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "regimes",
             "Equilibrium, steady currents and driven bridges; currents as magnetic phases",
             "DAC sections 4.0.1 to 4.4, appendix C.6",
-            errata=(1, 2, 9),
+            errata=(1, 2, 38),
         ),
         Experiment(
             "swissroll",

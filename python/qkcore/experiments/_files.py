@@ -107,9 +107,7 @@ def columns(**arrays: Sequence[Any] | npt.NDArray[Any]) -> list[dict[str, Any]]:
     >>> columns(a=[1, 2], b=["x", "y"])
     [{'a': 1, 'b': 'x'}, {'a': 2, 'b': 'y'}]
     """
-    return [
-        dict(zip(arrays, values, strict=True)) for values in zip(*arrays.values(), strict=True)
-    ]
+    return [dict(zip(arrays, values, strict=True)) for values in zip(*arrays.values(), strict=True)]
 
 
 class Table:

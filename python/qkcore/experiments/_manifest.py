@@ -39,7 +39,11 @@ def commit() -> str | None:
 
     def git(*arguments: str) -> str:
         done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=30, check=True
+            ["git", "-C", str(root), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=True,
         )
         return done.stdout.strip()
 
@@ -57,6 +61,8 @@ def machine() -> dict[str, Any]:
         "platform": platform.platform(),
         "cpu": settings.get("cpu"),
         "isa": settings.get("isa"),
-        "cpus": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cpus": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "threads": qk.get_num_threads(),
     }

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from . import _figures as figures
-from ._files import Table, read_json
+from ._files import Table
 from ._results import Claim, Listing, number
 
 # What rounding leaves is drawn at this height: a logarithmic axis has no 0.
@@ -100,7 +100,7 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
     for name, statement in (
         ("diffusion map P+", "The diffusion map is in equilibrium at π"),
         ("attention A+, W asymmetric", "Attention with an asymmetric W has steady currents"),
-        ("attention A+, W symmetric", "Attention has steady currents by its built-in asymmetry, W symmetric included"),
+        ("attention A+, W symmetric", "Attention has steady currents with W symmetric too, as K⁺ is not"),
         ("bridge, directed K, mu = nu = pi+", "The stationary bridge over the directed kernel is a NESS"),
         ("bridge, symmetric K, mu != nu", "Different marginals make a bridge non-stationary"),
     ):  # fmt: skip
@@ -118,6 +118,7 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
     errors = [r["relative_error"] for r in metrics["duality"]["errors"]]
     signs = min(r["signs_agree"] for r in metrics["duality"]["errors"])
     phases = [r["phase"] for r in metrics["duality"]["errors"]]
+    outflow = [metrics["duality"][f"divergence_{name}"] for name in ("magnetic", "attention")]
     order = np.polyfit(np.log(phases), np.log(errors), 1)[0] if len(phases) > 1 else float("nan")
     out += [
         Claim(
@@ -138,9 +139,8 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
             "Sign and cycle structure of the magnetic current mirror attention's current",
             "C.6",
             "mirrored",
-            f"{100 * signs:.4g} % of the signs agree; but net outflow is "
-            f"{metrics['duality']['divergence_magnetic']:.2g} of what passes through a state, where attention's "
-            f"is {metrics['duality']['divergence_attention']:.1e}: signs, not cycles (erratum 20)",
+            f"{100 * signs:.4g} % of the signs agree; but net outflow is {outflow[0]:.2g} of what passes "
+            f"through a state, where attention's is {outflow[1]:.1e}: signs, not cycles (erratum 20)",
             "holds in part",
         ),
     ]

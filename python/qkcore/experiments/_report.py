@@ -38,7 +38,9 @@ th { border-bottom: 2px solid #888; } td.text, th.text { text-align: left; }
 def write_report(folder: Path, output: Path | None = None) -> Path:
     """Writes the page (DIR/report.html unless told otherwise) and returns where it is."""
     if not folder.is_dir():
-        raise ExperimentError(f"{folder}: no such folder; run an experiment with --out {folder} first")
+        raise ExperimentError(
+            f"{folder}: no such folder; run an experiment with --out {folder} first"
+        )
     found = [e for e in EXPERIMENTS.values() if (folder / e.name / "manifest.json").exists()]
     if not found:
         raise ExperimentError(
@@ -56,7 +58,9 @@ def page(sections: list[str]) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>qkcore: experiments</title>\n<style>{STYLE}</style></head>\n<body>\n"
-        "<h1>qkcore: experiments beside the documents</h1>\n" + "\n".join(sections) + "</body></html>\n"
+        "<h1>qkcore: experiments beside the documents</h1>\n"
+        + "\n".join(sections)
+        + "</body></html>\n"
     )
 
 
@@ -104,7 +108,9 @@ def _table(t: Listing) -> str:
     kind = [' class="text"' if text else "" for text in texts]
     head = "".join(f"<th{c}>{escape(h)}</th>" for h, c in zip(t.header, kind, strict=True))
     body = "".join(
-        "<tr>" + "".join(f"<td{c}>{escape(v)}</td>" for v, c in zip(row, kind, strict=True)) + "</tr>\n"
+        "<tr>"
+        + "".join(f"<td{c}>{escape(v)}</td>" for v, c in zip(row, kind, strict=True))
+        + "</tr>\n"
         for row in t.rows
     )
     note = f'<p class="note">{escape(t.note)}</p>' if t.note else ""
@@ -132,6 +138,5 @@ def _made(manifest: dict[str, Any], folder: Path) -> str:
         f"Started {manifest['started']}{took}{resumed}; seed {manifest['seed']}; {machine['cpu']}, "
         f"{machine['isa']}, {machine['threads']} threads; {known}; commit {manifest['commit'] or '–'}."
     )
-    return (
-        f'<p class="made">{escape(text)}</p><details><summary>Settings</summary><pre>{settings}</pre></details>'
-    )
+    folded = f"<details><summary>Settings</summary><pre>{settings}</pre></details>"
+    return f'<p class="made">{escape(text)}</p>{folded}'

@@ -42,7 +42,9 @@ class Listing:
         """
         table = [self.header, *self.rows]
         widths = [max(len(row[k]) for row in table) for k in range(len(self.header))]
-        lines = ["  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in table]
+        lines = [
+            "  " + "  ".join(c.rjust(w) for c, w in zip(row, widths, strict=True)) for row in table
+        ]
         return "\n".join([self.title, *lines, *([f"  {self.note}"] if self.note else [])])
 
 

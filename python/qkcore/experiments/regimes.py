@@ -109,8 +109,11 @@ def compute(config: Config, run: Run) -> None:
     )  # fmt: skip
 
 
-def _case(name: str, where: str, paper: str, P: qk.MarkovOperator, rho: Array | None, tol: float) -> dict[str, Any]:
+def _case(
+    kind: tuple[str, str, str], P: qk.MarkovOperator, rho: Array | None, tol: float
+) -> dict[str, Any]:
     found = P.regime(rho, tol=tol)
+    name, where, paper = kind
     return {
         "case": name,
         "where": where,
@@ -125,34 +128,43 @@ def _case(name: str, where: str, paper: str, P: qk.MarkovOperator, rho: Array | 
 
 def _cases(s: Setting) -> list[dict[str, Any]]:
     """Every kind of operator of sections 3 and 4, with the regime that the document gives it."""
-    K, one = s.distance(), np.full(len(s.X), 1 / len(s.X))
+    K, directed, one = s.distance(), s.forward(1.0), np.full(len(s.X), 1 / len(s.X))
     rho, other = s.law(which=0), s.law(which=1)
-    P, attention = qk.softmax(K), qk.softmax(s.forward(1.0))
-    pi = attention.stationary()
+    P, attention = qk.softmax(K), qk.softmax(directed)
+    pi, pi_plus = P.stationary(), attention.stationary()
+    tilted = P.doob(np.exp(s.tilt[0]))
     metric = {v: qk.divergence.qk_metric(s.Q, s.K, symmetrized=v) for v in (False, True)}
 
-    def case(name: str, where: str, paper: str, P: qk.MarkovOperator, law: Array | None) -> Any:
-        return _case(name, where, paper, P, law, s.none)
+    def bridge(scores: qk.Scores, mu: Array, nu: Array) -> tuple[qk.MarkovOperator, Array]:
+        return s.bridge(scores, mu, nu).forward, mu
 
-    def bridge(scores: qk.Scores, mu: Array, nu: Array) -> qk.MarkovOperator:
-        return s.bridge(scores, mu, nu).forward
+    def bistochastic(scores: qk.Scores) -> tuple[qk.MarkovOperator, Array]:
+        return qk.sinkhorn(scores, tol=s.tol), one
 
-    return [
-        case("diffusion map P+", "4.1", "EQ", P, None),
-        case("bistochastic diffusion P+-", "4.1", "EQ", qk.sinkhorn(K, tol=s.tol), one),
-        case("bridge, symmetric K, mu = nu = pi", "4.1", "EQ", bridge(K, P.stationary(), P.stationary()), P.stationary()),
-        case("bridge, symmetric K, mu = nu, h not constant", "4.1", "NESS", bridge(K, rho, rho), rho),
-        case("Doob transform of P+, random h, its own law", "4.1", "NESS", P.doob(np.exp(s.tilt[0])), None),
-        case("bridge, symmetric K, mu != nu", "4.1", "NE", bridge(K, rho, other), rho),
-        case("attention A+, W asymmetric", "4.3", "NESS", attention, None),
-        case("attention A+, W symmetric", "4.3", "NESS", qk.softmax(s.forward(0.0)), None),
-        case("bistochastic attention A+-, W asymmetric", "4.3", "NESS", qk.sinkhorn(s.forward(1.0), tol=s.tol), one),
-        case("bridge, directed K, mu = nu = pi+", "4.3", "NESS", bridge(s.forward(1.0), pi, pi), pi),
-        case("bridge, directed K, mu = nu, any law", "4.3", "NESS", bridge(s.forward(1.0), rho, rho), rho),
-        case("bridge, directed K, mu != nu", "4.3", "NE", bridge(s.forward(1.0), rho, other), rho),
-        case("QK-metric diffusion, as printed", "D.2", "EQ", qk.softmax(metric[False].scores(s.beta)), None),
-        case("QK-metric diffusion, symmetrised", "D.2", "EQ", qk.softmax(metric[True].scores(s.beta)), None),
-    ]  # fmt: skip
+    def own(P: qk.MarkovOperator) -> tuple[qk.MarkovOperator, None]:
+        return P, None  # at its own stationary law
+
+    kinds: dict[tuple[str, str, str], tuple[qk.MarkovOperator, Array | None]] = {
+        ("diffusion map P+", "4.1", "EQ"): own(P),
+        ("bistochastic diffusion P+-", "4.1", "EQ"): bistochastic(K),
+        ("bridge, symmetric K, mu = nu = pi", "4.1", "EQ"): bridge(K, pi, pi),
+        ("bridge, symmetric K, mu = nu, h not constant", "4.1", "NESS"): bridge(K, rho, rho),
+        ("Doob transform of P+, random h, its own law", "4.1", "NESS"): own(tilted),
+        ("bridge, symmetric K, mu != nu", "4.1", "NE"): bridge(K, rho, other),
+        ("attention A+, W asymmetric", "4.3", "NESS"): own(attention),
+        ("attention A+, W symmetric", "4.3", "NESS"): own(qk.softmax(s.forward(0.0))),
+        ("bistochastic attention A+-, W asymmetric", "4.3", "NESS"): bistochastic(directed),
+        ("bridge, directed K, mu = nu = pi+", "4.3", "NESS"): bridge(directed, pi_plus, pi_plus),
+        ("bridge, directed K, mu = nu, any law", "4.3", "NESS"): bridge(directed, rho, rho),
+        ("bridge, directed K, mu != nu", "4.3", "NE"): bridge(directed, rho, other),
+        ("QK-metric diffusion, as printed", "D.2", "EQ"): own(
+            qk.softmax(metric[False].scores(s.beta))
+        ),
+        ("QK-metric diffusion, symmetrised", "D.2", "EQ"): own(
+            qk.softmax(metric[True].scores(s.beta))
+        ),
+    }
+    return [_case(kind, P, law, s.none) for kind, (P, law) in kinds.items()]
 
 
 def _tilts(config: Config) -> list[dict[str, Any]]:

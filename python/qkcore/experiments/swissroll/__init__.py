@@ -6,9 +6,12 @@ first evaluation, all to the second, and so on, so that what an unfinished run h
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from .._configs import Config, positive
 from .._errors import ExperimentError, unknown
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from ._denoiser import State, Trainer
 
 __all__ = ["check", "claims", "compute", "plot", "tables"]
+
+Array = npt.NDArray[np.float64]
 
 
 def check(config: Config) -> None:
@@ -60,8 +65,8 @@ def compute(config: Config, run: Run) -> None:
     jobs = _jobs(config)
     for model, variant, seed, stop in run.progress(jobs, "evaluations"):
         key = f"{model}-{variant}-{seed}-{stop}"
-        trainer = trainers[model, variant]
-        found = run.stage(key, lambda: _reach(trainer, model, variant, seed, stop, data.points, config, run))  # noqa: B023
+        job = _Job(trainers[model, variant], f"{model}-{variant}-{seed}", seed, data.points, config)
+        found = run.stage(key, partial(job.reach, stop, run))
         rows.append({"model": model, "variant": variant, "seed": seed, "step": stop, **found})
         run.write_csv("evaluations", rows)
         metrics = summarize(rows, floor, config)
@@ -85,7 +90,7 @@ def _jobs(config: Config) -> list[tuple[str, str, int, int]]:
     ]
 
 
-def _trainer(model: str, variant: str, points: Any, config: Config) -> Trainer:
+def _trainer(model: str, variant: str, points: Array, config: Config) -> Trainer:
     from ._denoiser import Architecture, Recipe, Trainer
 
     return Trainer(
@@ -103,44 +108,42 @@ def _trainer(model: str, variant: str, points: Any, config: Config) -> Trainer:
     )
 
 
-def _resume(trainer: Trainer, key: str, seed: int, run: Run) -> tuple[State, int]:
-    saved = run.load_arrays(key)
-    if saved is None:
-        return trainer.start(seed), 0
-    return trainer.unpack(saved), int(saved["step"])
+@dataclass(frozen=True)
+class _Job:
+    """One model with one seed: trained on from where its checkpoint is."""
+
+    trainer: Trainer
+    key: str
+    seed: int
+    points: Array
+    config: Config
+
+    def _resume(self, run: Run) -> tuple[State, int]:
+        saved = run.load_arrays(self.key)
+        if saved is None:
+            return self.trainer.start(self.seed), 0
+        return self.trainer.unpack(saved), int(saved["step"])
+
+    def reach(self, stop: int, run: Run) -> dict[str, float]:
+        """Trains up to ``stop``, saving after every chunk, then samples and measures."""
+        state, step = self._resume(run)
+        if step > stop:  # an evaluation that was asked for later: the run is repeated up to there
+            state, step = self.trainer.start(self.seed), 0
+        loss, size = float("nan"), self.config["chunk"]
+        for start in run.progress(range(step, stop, size), f"{self.key} to {stop}"):
+            end = min(start + size, stop)
+            state, loss = self.trainer.advance(state, self.seed, start, end)
+            if not np.isfinite(loss):
+                raise FloatingPointError(f"{self.key}: the loss is {loss} at step {end}")
+            run.save_arrays(self.key, {**self.trainer.pack(state), "step": np.array(end)})
+        samples = self.trainer.sample(state, self.seed, self.config["n_samples"])
+        if not np.isfinite(samples).all():
+            raise FloatingPointError(f"{self.key}: samples at step {stop} are not finite")
+        run.save_arrays(f"{self.key}-samples", {"samples": samples.astype(np.float32)})
+        return {"loss": loss, **_measure(samples, self.points, self.config)}
 
 
-def _reach(
-    trainer: Trainer,
-    model: str,
-    variant: str,
-    seed: int,
-    stop: int,
-    points: Any,
-    config: Config,
-    run: Run,
-) -> dict[str, float]:
-    """Trains up to ``stop``, saving after every chunk, then samples and measures."""
-    key = f"{model}-{variant}-{seed}"
-    state, step = _resume(trainer, key, seed, run)
-    if step > stop:  # an evaluation that was asked for later: the run is repeated up to there
-        state, step = trainer.start(seed), 0
-    loss = float("nan")
-    chunks = range(step, stop, config["chunk"])
-    for start in run.progress(chunks, f"{key} to {stop}"):
-        end = min(start + config["chunk"], stop)
-        state, loss = trainer.advance(state, seed, start, end)
-        if not np.isfinite(loss):
-            raise FloatingPointError(f"{key}: the loss is {loss} at step {end}")
-        run.save_arrays(key, {**trainer.pack(state), "step": np.array(end)})
-    samples = trainer.sample(state, seed, config["n_samples"])
-    if not np.isfinite(samples).all():
-        raise FloatingPointError(f"{key}: samples at step {stop} are not finite")
-    run.save_arrays(f"{key}-samples", {"samples": samples.astype(np.float32)})
-    return {"loss": loss, **_measure(samples, points, config)}
-
-
-def _measure(samples: Any, points: Any, config: Config) -> dict[str, float]:
+def _measure(samples: Array, points: Array, config: Config) -> dict[str, float]:
     there, back = chamfer(samples, points)
     return {
         "mmd2": mmd2(samples, points, config["mmd_sigma"]),

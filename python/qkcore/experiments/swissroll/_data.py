@@ -19,7 +19,7 @@ def swiss_roll(n: int, noise: float, seed: int) -> Array:
     (4, 3)
     """
     # The legacy generator and the order of its draws are scikit-learn's, so that the points are.
-    draw = np.random.RandomState(seed)  # noqa: NPY002
+    draw = np.random.RandomState(seed)
     t = 1.5 * np.pi * (1 + 2 * draw.uniform(size=n))
     height = 21 * draw.uniform(size=n)
     points = np.stack([t * np.cos(t), height, t * np.sin(t)])

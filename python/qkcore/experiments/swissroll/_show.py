@@ -36,7 +36,9 @@ def _curves(folder: Path) -> Path:
         axes: Any = made.add_subplot(1, 3, k + 1)
         for variant in variants:
             for model in ("amap", "dmap"):
-                _one_curve(axes, rows.where(variant=variant, model=model), measure, model, variant, lines)
+                _one_curve(
+                    axes, rows.where(variant=variant, model=model), measure, model, variant, lines
+                )
         level = max(abs(floor[measure]), 1e-6)
         axes.axhline(level, color=figures.GREY, linewidth=1, linestyle=":")
         axes.text(0.98, level, "fresh data", color=figures.GREY, fontsize="small", ha="right",

@@ -11,7 +11,9 @@ from .._configs import Config
 MEASURES = ("mmd2", "chamfer")
 
 
-def summarize(rows: list[dict[str, Any]], floor: dict[str, float], config: Config) -> dict[str, Any]:
+def summarize(
+    rows: list[dict[str, Any]], floor: dict[str, float], config: Config
+) -> dict[str, Any]:
     """metrics.json: by variant and model the measures at each step over seeds, and the comparison.
 
     ``floor`` is what fresh points of the Swiss roll itself score: no model can be told to be better.
