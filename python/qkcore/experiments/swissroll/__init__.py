@@ -99,7 +99,7 @@ def _trainer(model: str, variant: str, points: Array, config: Config) -> Trainer
             d_model=config["d_model"],
             heads=config["heads"],
             blocks=config["blocks"],
-            symmetrized=variant == "corrected",
+            symmetrized=model == "amap" or variant == "corrected",  # AMAP has no metric
         ),
         cosine_schedule(config["timesteps"], config["offset"], config["beta_max"], variant),
         temperatures(config["timesteps"], config["lambda_min"], config["lambda_max"]),
