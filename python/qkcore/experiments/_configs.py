@@ -111,8 +111,15 @@ def _like(value: Any, default: Any, where: str) -> Any:
 
 
 def _kind(value: object) -> str:
-    names = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
-    return names.get(type(value), {list: "a list", dict: "a mapping"}.get(type(value), "nothing"))
+    names: dict[type, str] = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "a mapping",
+    }
+    return names.get(type(value), "nothing")
 
 
 def dump(config: Config, header: str) -> str:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "claims", "compute", "plot", "tables"]
 
-Array = npt.NDArray[np.float64]
+Array = npt.NDArray[np.floating[Any]]
 
 
 def check(config: Config) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["check", "claims", "compute", "plot", "tables"]
 
-Array = npt.NDArray[np.float64]
+Array = npt.NDArray[np.floating[Any]]
 KERNELS = {"dmap": qk.scores.distance, "amap": qk.scores.forward}
 MEASURES = ("kernel_rel_err", "coupling_rel_err", "latent_rmse", "row_err", "col_err", "min_entry")
 # Singular values this close, relatively, are a pair: where truncating between them is a free choice.
@@ -63,7 +63,8 @@ def _standardized(X: Array) -> Array:
     centred = X - X.mean(axis=0)
     spread = centred.std(axis=0)
     # The circle lies in a plane: its third coordinate has no variance to divide by.
-    return centred / np.where(spread > 0, spread, 1.0)
+    standardized: Array = centred / np.where(spread > 0, spread, 1.0)
+    return standardized
 
 
 def bump(t: Array, centre: float, width: float) -> Array:

@@ -76,13 +76,16 @@ def markov_logits(q: jax.Array, k: jax.Array, a: Architecture) -> jax.Array:
     """Logits (n, heads, 3, 3) of one block at temperature 1, from q and k (3, n, heads, d_head)."""
     C = jnp.einsum("ibhc,jbhc->bhij", q, k)
     if a.kind == "amap":
-        return C / np.sqrt(a.d_model // a.heads)
+        scaled: jax.Array = C / np.sqrt(a.d_model // a.heads)
+        return scaled
     qq = jnp.moveaxis(jnp.square(q).sum(-1), 0, -1)  # (n, heads, 3)
     kk = jnp.moveaxis(jnp.square(k).sum(-1), 0, -1)
     if a.symmetrized:
         norms = (qq + kk) / 2
-        return C + jnp.swapaxes(C, -1, -2) - norms[..., :, None] - norms[..., None, :]
-    return C + jnp.swapaxes(C, -1, -2) - qq[..., :, None] - kk[..., None, :]
+        metric: jax.Array = C + jnp.swapaxes(C, -1, -2) - norms[..., :, None] - norms[..., None, :]
+        return metric
+    logits: jax.Array = C + jnp.swapaxes(C, -1, -2) - qq[..., :, None] - kk[..., None, :]
+    return logits
 
 
 def predict(w: Tree, x: jax.Array, temperature: jax.Array, a: Architecture) -> jax.Array:
@@ -100,7 +103,8 @@ def predict(w: Tree, x: jax.Array, temperature: jax.Array, a: Architecture) -> j
         P = jax.nn.softmax(logits, axis=-1)
         mixed = jnp.einsum("bhij,jbhc->ibhc", P, v).reshape(TOKENS * n, d)
         h = h + (mixed @ block["out"]["w"] + block["out"]["b"]).reshape(TOKENS, n, d)
-    return (h.reshape(TOKENS * n, d) @ w["read"]["w"] + w["read"]["b"]).reshape(TOKENS, n).T
+    noise: jax.Array = h.reshape(TOKENS * n, d) @ w["read"]["w"] + w["read"]["b"]
+    return noise.reshape(TOKENS, n).T
 
 
 class Noise(NamedTuple):
@@ -226,7 +230,7 @@ class Trainer:
 
     def unpack(self, arrays: dict[str, npt.NDArray[Any]]) -> State:
         """The state from :meth:`pack`'s arrays."""
-        structure = jax.tree.structure(self.start(0))
+        structure: Any = jax.tree.structure(self.start(0))
         leaves = [jnp.asarray(arrays[f"a{i}"]) for i in range(structure.num_leaves)]
         state: State = jax.tree.unflatten(structure, leaves)
         return state
