@@ -46,7 +46,7 @@ auto without_gil(int n_threads, const Work& work) {
         return PyErr_CheckSignals() != 0;
     });
     const Run run{n_threads, &stop};
-    const auto result = [&] {
+    auto result = [&] {
         const py::gil_scoped_release release;
         return work(run);
     }();

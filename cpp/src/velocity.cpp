@@ -137,7 +137,8 @@ private:
         const Index n = spec_.n, d = spec_.d;
         const bool centred = spec_.kind == FieldKind::linear_centred;
         std::vector<Matrix> A;
-        for (const auto& head : heads_) A.push_back(head.K.transpose() * head.Q);
+        A.reserve(heads_.size());
+        for (const auto& head : heads_) A.emplace_back(head.K.transpose() * head.Q);
         // Moments about the first particle, for what follows not to cancel when the cloud is far from 0.
         VectorXd origin(d), first = VectorXd::Zero(d), point(d), mean(d);
         for (Index a = 0; a < d; ++a) origin[a] = static_cast<double>(x[a]);
