@@ -155,8 +155,8 @@ template <class T>
 Outcome combine(const CombineTask<T>& task, Stream stream);
 
 // One velocity: v_i = sum over heads of V_h sum_j w(s^h_ij) x_j with s from Q_h x_i and K_h x_j (dot, or distance
-// for L2 attention); matrices (heads, d_head, d) for Q and K, (heads, d, d) for V. Linear attention divides by n,
-// as do exp, relu and sigmoid when `mean` is set.
+// for L2 attention); matrices (heads, d_head, d) for Q and K, (heads, d, d) for V. `mean` divides the sum
+// by n.
 template <class T>
 struct VelocityTask {
     Index n = 0, d = 0, d_head = 0, heads = 1;
