@@ -11,8 +11,8 @@ from . import _figures as figures
 from ._files import Table
 from ._results import Claim, Listing, number
 
-# What rounding leaves is drawn at this height: a logarithmic axis has no 0.
-FLOOR = 1e-20
+# What is exactly 0 is drawn at this height: a logarithmic axis has none.
+FLOOR = 1e-33
 
 
 def plot(folder: Path) -> list[Path]:
@@ -29,9 +29,13 @@ def plot(folder: Path) -> list[Path]:
         markersize=4,
         label="symmetric kernel, μ⁺ = μ⁻",
     )
-    left.axhline(np.finfo(float).eps, color=figures.GREY, linewidth=1, linestyle="--")
-    left.text(0.02, 3e-16, "rounding", fontsize="small", color=figures.GREY)
-    left.set_ylim(FLOOR, 10)
+    left.axhline(float(np.finfo(float).eps), color=figures.GREY, linewidth=1, linestyle="--")
+    note = {"fontsize": "small", "color": figures.GREY}
+    eps = np.finfo(float).eps
+    left.text(
+        0.98, 2 * eps, "machine epsilon", transform=left.get_yaxis_transform(), ha="right", **note
+    )
+    left.set_ylim(1e-18, 10)
     left.legend(fontsize="small", frameon=False, loc="upper left")
     figures.tidy(
         left,
@@ -46,8 +50,8 @@ def plot(folder: Path) -> list[Path]:
         middle.loglog(a[a > 0], height[a > 0], mark + "-", color=colour, label=label)
         for value in height[a == 0]:
             middle.axhline(value, color=colour, linewidth=1, linestyle=":", label="_")
-    middle.set_ylim(FLOOR, 10)
-    middle.text(0.02, 0.06, "dotted: asymmetry 0", transform=middle.transAxes, fontsize="small")
+    middle.set_ylim(FLOOR / 10, 10)
+    middle.text(0.02, 0.2, "dotted: W symmetric", transform=middle.transAxes, **note)
     middle.legend(fontsize="small", frameon=False, loc="center right")
     figures.tidy(
         middle,
@@ -59,6 +63,8 @@ def plot(folder: Path) -> list[Path]:
     right.loglog(phase, duality["relative_error"], "o-", color=figures.BLUE, label="measured")
     guide = duality["relative_error"][0] * (phase / phase[0]) ** 2
     right.loglog(phase, guide, "--", color=figures.GREY, label="second order")
+    right.set_xticks(phase, [f"{p:g}" for p in phase])
+    right.minorticks_off()
     right.legend(fontsize="small", frameon=False)
     figures.tidy(right, "γ max |F|", "relative error of eq 83", "attention's flux as phases")
     return [figures.save(made, folder / "regimes.png")]

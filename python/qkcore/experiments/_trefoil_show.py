@@ -31,7 +31,7 @@ def plot(folder: Path) -> list[Path]:
         axes.set_title(title, fontsize="medium")
         axes.set(xlabel="x", ylabel="y", zlabel="z", zlim=(-2, 2))
         axes.tick_params(labelsize=6, pad=-2)
-        made.colorbar(drawn, ax=axes, label="t", shrink=0.6, pad=0.15)
+        made.colorbar(drawn, ax=axes, label="t", shrink=0.6, pad=0.25)
     axes = made.add_subplot(grid[:, 1])
     axes.plot([0, 1], [0, 1], "--", color=figures.GREY, linewidth=1, label="identity")
     for name in ("dmap", "amap"):
