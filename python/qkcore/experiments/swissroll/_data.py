@@ -64,13 +64,13 @@ def cosine_schedule(timesteps: int, offset: float, beta_max: float, variant: str
     """The clipped cosine schedule, as printed or with Nichol and Dhariwal's factor 1/2 (erratum 3).
 
     As printed the angle reaches pi, so that cos^2 rises again after half of the steps and its
-    ratios give negative variances. They are set to 0 here: without that alpha_bar exceeds 1 and the
+    ratios give negative variances. They are set to 0 here: without that alpha_bar goes to 20030 and the
     square root of 1 - alpha_bar is not a number.
 
     >>> bool(cosine_schedule(200, 0.008, 0.02, "corrected").alpha_bar[-1] < 0.08)
     True
     >>> cosine_schedule(200, 0.008, 0.02, "printed").turned
-    99
+    101
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant: wanted one of {', '.join(VARIANTS)}, got {variant!r}")
