@@ -30,7 +30,7 @@ def plot(folder: Path) -> list[Path]:
         label="symmetric kernel, μ⁺ = μ⁻",
     )
     left.axhline(float(np.finfo(float).eps), color=figures.GREY, linewidth=1, linestyle="--")
-    note = {"fontsize": "small", "color": figures.GREY}
+    note: dict[str, Any] = {"fontsize": "small", "color": figures.GREY}
     eps = np.finfo(float).eps
     left.text(
         0.98, 2 * eps, "machine epsilon", transform=left.get_yaxis_transform(), ha="right", **note
