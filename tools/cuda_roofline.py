@@ -204,8 +204,8 @@ def page() -> str:
             "that is written once and",
             "read once. Dot products; a squared distance from differences takes two",
             "instructions per feature",
-            "in place of one. The limit is the worst of FMA, exp and shared memory; the bytes from L2 are listed",  # noqa: E501
-            "and not in it, and for the sweep with few features they will be what counts.",
+            "in place of one. The limit is the worst of FMA, exp and shared memory; the bytes from",
+            "L2 are listed and not in it, and for the sweep with few features they will be what counts.",
         ),
         *bounds,
         *paragraph(
