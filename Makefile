@@ -132,7 +132,7 @@ cuda: $(BUILD)/cuda/check_headers
 	$(MAKE) --no-print-directory -j$$(nproc) $(CUDA_OBJECTS)
 	$(PYTHON) tools/cuda_resources.py $(CUDA_OBJECTS:.o=.log)
 	$(PYTHON) tools/cuda_roofline.py --check
-	$(NVCC) -o $(BUILD)/cuda/check_link cuda/check_headers.cu $(CUDA_OBJECTS)
+	$(NVCC) -shared -Xlinker=-z,defs -o $(BUILD)/cuda/libqk_kernels.so $(CUDA_OBJECTS)
 	@echo "cuda: compiled and linked (not run: that takes a GPU)"
 
 # After a change of the kernels: the table and the page anew, to be looked at and committed.
