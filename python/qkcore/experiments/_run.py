@@ -33,6 +33,7 @@ class Run:
         self.reused = 0
         """how many stages came from checkpoints"""
         self._mark = fingerprint
+        self._earlier: set[str] = set()
 
     def progress(self, items: Iterable[T], name: str, total: int | None = None) -> Iterable[T]:
         """The items, with a progress bar on a terminal."""
@@ -42,7 +43,7 @@ class Run:
         """The work's result, a JSON value; read, not computed, when an earlier run got so far."""
         path = self.checkpoints / f"{key}.json"
         if path.exists():
-            self.reused += 1
+            self.reused += path.name in self._earlier
             return _files.read_json(path)
         _files.write_json(path, work())
         return _files.read_json(path)  # the same value, whether computed or read
@@ -58,7 +59,7 @@ class Run:
         path = self.checkpoints / f"{key}.npz"
         if not path.exists():
             return None
-        self.reused += 1
+        self.reused += path.name in self._earlier
         with np.load(path) as arrays:
             return dict(arrays)
 
@@ -74,6 +75,7 @@ class Run:
         """Keeps checkpoints of the same settings; removes what belongs to others."""
         path = self.checkpoints / "settings.json"
         if path.exists() and _files.read_json(path) == self._mark:
+            self._earlier = {p.name for p in self.checkpoints.iterdir()}
             return
         try:
             if self.checkpoints.exists():
