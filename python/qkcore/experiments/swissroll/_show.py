@@ -85,8 +85,10 @@ def _clouds(folder: Path) -> Path:
     for k, (title, path) in enumerate(found):
         table = Table.read(path)
         axes: Any = made.add_subplot(1, len(found), k + 1)
-        x, height, z = (np.clip(table[name], -3, 3) for name in "xyz")
+        x, height, z = (table[name] for name in "xyz")
         drawn = axes.scatter(x, z, c=height, s=1, cmap="viridis", vmin=-2, vmax=2)
+        if outside := int(np.count_nonzero(np.maximum(np.abs(x), np.abs(z)) > 3)):
+            title += f"\n({outside} of {len(table)} outside)"
         axes.set(xlim=(-3, 3), ylim=(-3, 3), aspect="equal")
         figures.tidy(axes, "x", "z", title)
     made.colorbar(drawn, ax=axes, label="y (height)")
