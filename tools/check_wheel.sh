@@ -13,7 +13,7 @@ trap 'rm -rf "$work"' EXIT
 "$work/venv/bin/python" -m pip --disable-pip-version-check -q install "$wheel[test]"
 
 cp "$root/pyproject.toml" "$work/" # the settings of pytest
-cp -r "$root/tests" "$work/tests"
+cp -r "$root/tests" "$root/docs" "$work/" # the guides are tests too
 cd "$work"
 "$work/venv/bin/python" - "$work" <<'PY'
 import pathlib, sys, qkcore
