@@ -15,6 +15,7 @@ WANTED = {
     "ot": "POT",
     "jax": "jax",
     "ott": "ott-jax",
+    "optax": "optax",
 }
 
 

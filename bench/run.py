@@ -29,6 +29,7 @@ GROUPS = (
     "measure",
     "simplex",
     "diagnostics",
+    "scores",
     "isa",
     "stages",
 )

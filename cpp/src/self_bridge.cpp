@@ -18,22 +18,6 @@ Index padded(Index n) {
     return round_up(n, 2 * SimdTraits<T>::width);
 }
 
-// Rows [first, first + n_rows) against columns [first, n): all that a block of the upper triangle needs.
-template <class T>
-Problem<T> corner_of(const Problem<T>& problem, Index first, Index n_rows) {
-    Problem<T> out = problem;
-    out.n_rows = n_rows;
-    out.n_cols = problem.n_cols - first;
-    for (auto* terms : {&out.dots, &out.distances})
-        for (auto& term : *terms) {
-            term.rows.data += first * term.rows.row_stride;
-            term.cols.data += first * term.cols.row_stride;
-        }
-    for (auto* biases : {&out.row_bias, &out.col_bias})
-        for (auto& bias : *biases) bias.data += first * bias.stride;
-    return out;
-}
-
 // dots_r = sum_j w_rj z_j and sums_j += sum_r c_r w_rj, in one read of the rows.
 template <class T, int R>
 QK_INLINE void both_ways(const T* w, Index ld, const T* z, const T* c, Index n, T* sums, double* dots) {
@@ -146,8 +130,10 @@ private:
         std::vector<DenseTask<T>> tasks;
         for (std::size_t b = 0; b < blocks_.size(); ++b) {
             const auto block = static_cast<Index>(b);
+            // All that a block of the upper triangle needs: the columns from its first row on.
+            const Index first = block * block_rows;
             tasks.push_back(
-                {corner_of(whole, block * block_rows, rows_of(block)), blocks_[b], width_of(block)});
+                {rectangle(whole, first, rows_of(block), first, n_ - first), blocks_[b], width_of(block)});
         }
         const Status status = materialize<T>(tasks, false, Weight::exp, run);
         for (std::size_t b = 0; b < blocks_.size(); ++b) {

@@ -24,29 +24,6 @@ std::vector<TileAt> upper_tiles(Index n) {
     return out;
 }
 
-// The rows from `row` and the columns from `col` on, at most a tile of each.
-template <class T>
-Problem<T> tile_of(const Problem<T>& problem, Index row, Index col) {
-    Problem<T> out = problem;
-    out.n_rows = std::min(tile, problem.n_rows - row);
-    out.n_cols = std::min(tile, problem.n_cols - col);
-    for (auto* terms : {&out.dots, &out.distances})
-        for (auto& term : *terms) {
-            term.rows.data += row * term.rows.row_stride;
-            term.cols.data += col * term.cols.row_stride;
-        }
-    for (auto& term : out.dense)
-        term.values.data += row * term.values.row_stride + col * term.values.col_stride;
-    for (auto& bias : out.row_bias) bias.data += row * bias.stride;
-    for (auto& bias : out.col_bias) bias.data += col * bias.stride;
-    for (auto& mask : out.masks) mask.data += row * mask.row_stride + col * mask.col_stride;
-    if (!problem.band.everything()) {
-        out.band.lo -= col - row;
-        out.band.hi -= col - row;
-    }
-    return out;
-}
-
 // K vectors through one tile, two of its rows at a time: `down` takes the tile times x of its columns,
 // and, off the diagonal, `across` its transpose times x of its rows.
 template <class T, int K, bool Mirror>
@@ -93,7 +70,9 @@ Status pack_symmetric(const Problem<T>& problem, T* tiles, const Run& run) {
     tasks.reserve(where.size());
     for (std::size_t t = 0; t < where.size(); ++t) {
         T* out = tiles + static_cast<Index>(t) * tile_size;
-        const Problem<T> part = tile_of(problem, where[t].row * tile, where[t].col * tile);
+        const Index row = where[t].row * tile, col = where[t].col * tile;
+        const Problem<T> part = rectangle(problem, row, std::min(tile, problem.n_rows - row), col,
+                                          std::min(tile, problem.n_cols - col));
         if (part.n_rows < tile || part.n_cols < tile) std::fill(out, out + tile_size, T(0));
         tasks.push_back({part, out, tile});
     }

@@ -66,4 +66,27 @@ Problem<T> transposed(const Problem<T>& problem) {
     return out;
 }
 
+// Rows [row, row + n_rows) against columns [col, col + n_cols) of the same scores.
+template <class T>
+Problem<T> rectangle(const Problem<T>& problem, Index row, Index n_rows, Index col, Index n_cols) {
+    Problem<T> out = problem;
+    out.n_rows = n_rows;
+    out.n_cols = n_cols;
+    for (auto* terms : {&out.dots, &out.distances})
+        for (auto& term : *terms) {
+            term.rows.data += row * term.rows.row_stride;
+            term.cols.data += col * term.cols.row_stride;
+        }
+    for (auto& term : out.dense)
+        term.values.data += row * term.values.row_stride + col * term.values.col_stride;
+    for (auto& bias : out.row_bias) bias.data += row * bias.stride;
+    for (auto& bias : out.col_bias) bias.data += col * bias.stride;
+    for (auto& mask : out.masks) mask.data += row * mask.row_stride + col * mask.col_stride;
+    if (!problem.band.everything()) {
+        out.band.lo -= col - row;
+        out.band.hi -= col - row;
+    }
+    return out;
+}
+
 }  // namespace qk

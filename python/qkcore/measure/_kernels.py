@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,8 +81,35 @@ def softmatch(
     return softmax(s if measure.uniform else s.shift(columns=measure.log_weights))
 
 
+class Layer:
+    """Measures to Markov kernels, :math:`\\mu \\mapsto A_\\mu`: a map that may be applied again and again."""
+
+    def __call__(self, mu: Measure | npt.ArrayLike) -> Any:
+        """The Markov kernel at mu."""
+        raise NotImplementedError
+
+    def self_attention(self, X: npt.ArrayLike) -> Real:
+        """The particles after one layer, :math:`x_i \\mapsto A_{m(X)}(x_i)`, (n, d')."""
+        mu = as_measure("X", X)
+        particles: Real = self(mu).attend(mu.points)
+        return particles
+
+    def step(self, mu: Measure | npt.ArrayLike) -> Measure:
+        """The nonlinear transport :math:`\\mu A_\\mu`."""
+        measure = as_measure("mu", mu)
+        moved: Measure = measure @ self(measure)
+        return moved
+
+    def iterate(self, mu: Measure | npt.ArrayLike, depth: int) -> list[Measure]:
+        """The measures of all layers with shared weights, mu first: depth + 1 of them (3.1, 6.2)."""
+        layers = [as_measure("mu", mu)]
+        for _ in range(_checks.integer_within("depth", depth, 0, 2**31, "a number of layers")):
+            layers.append(self.step(layers[-1]))
+        return layers
+
+
 @dataclass(frozen=True, eq=False)
-class AttentionKernel:
+class AttentionKernel(Layer):
     """:math:`A_\\mu(x, dz) = \\Pi[\\Psi_{G(x,\\cdot)}(\\mu) L](dz)` (MTA-1, definition 8).
 
     ``potential`` G, ``lookup`` L (default: the identity, values are keys) and ``projection``: "dirac"
@@ -131,23 +159,6 @@ class AttentionKernel:
     def __call__(self, mu: Measure | npt.ArrayLike) -> ConditionedKernel:
         """The Markov kernel :math:`A_\\mu`."""
         return ConditionedKernel(self, as_measure("mu", mu))
-
-    def self_attention(self, X: npt.ArrayLike) -> Real:
-        """The particles after one step, :math:`x_i \\mapsto A_{m(X)}(x_i)`, (n, d')."""
-        mu = as_measure("X", X)
-        return self(mu).attend(mu.points)
-
-    def step(self, mu: Measure | npt.ArrayLike) -> Measure:
-        """The nonlinear transport :math:`\\mu A_\\mu`."""
-        measure = as_measure("mu", mu)
-        return measure @ self(measure)
-
-    def iterate(self, mu: Measure | npt.ArrayLike, depth: int) -> list[Measure]:
-        """The measures of all layers, from mu to the last: depth + 1 of them (section 3.1)."""
-        layers = [as_measure("mu", mu)]
-        for _ in range(_checks.integer_within("depth", depth, 0, 2**31, "a number of layers")):
-            layers.append(self.step(layers[-1]))
-        return layers
 
 
 @dataclass(frozen=True, eq=False)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from .. import _checks, scores
 from .._lazy_scores import Real
 from ..operators import softmax
-from ._kernels import AttentionKernel
+from ._kernels import AttentionKernel, Layer
 from ._lookups import LinearLookup
 from ._measure import Measure, _like, as_measure
 from ._potentials import DotPotential
@@ -119,7 +119,7 @@ class LayerNorm:
         return out if self.shift is None else out + self.shift
 
 
-class TransformerKernel:
+class TransformerKernel(Layer):
     """A multi-head encoder block :math:`T = M F` on measures (MTA-1, proposition 12, appendix A).
 
     W_Q, W_K (heads, d, k), W_V (heads, d, v), W_O (heads, v, d): rows are points, so a head is
@@ -196,23 +196,6 @@ class TransformerKernel:
         if measure.dim != self.dim:
             raise ValueError(f"mu: wanted points in R^{self.dim} as W_Q, got R^{measure.dim}")
         return ConditionedTransformer(self, measure)
-
-    def self_attention(self, X: npt.ArrayLike) -> Real:
-        """The whole block on points (n, d): the particles after one layer."""
-        mu = as_measure("X", X)
-        return self(mu).attend(mu.points)
-
-    def step(self, mu: Measure | npt.ArrayLike) -> Measure:
-        """The nonlinear transport :math:`\\mu T_\\mu`."""
-        measure = as_measure("mu", mu)
-        return measure @ self(measure)
-
-    def iterate(self, mu: Measure | npt.ArrayLike, depth: int) -> list[Measure]:
-        """The measures of all layers with shared weights, depth + 1 of them (section 6.2)."""
-        layers = [as_measure("mu", mu)]
-        for _ in range(_checks.integer_within("depth", depth, 0, 2**31, "a number of layers")):
-            layers.append(self.step(layers[-1]))
-        return layers
 
     def head(self, h: int) -> AttentionKernel:
         """Head h as an attention kernel of its own, W_O included in the values."""
