@@ -28,6 +28,20 @@ py::array product_of(const py::array& tiles, const py::array& x, int n_threads) 
     return out;
 }
 
+// The factor (max_rank, n), of which the first `rank` rows count, the rank, and the trace of the rest.
+template <class T>
+py::tuple factor_of(const ScoreTuple& scores, py::ssize_t max_rank, double enough, int n_threads) {
+    const Problem<T> problem = scores.problem<T>(0);
+    py::array_t<T> out({max_rank, problem.n_rows});
+    T* data = out.mutable_data();
+    PartialFactor found;
+    const Status status = without_gil(n_threads, [&](const Run& run) {
+        return partial_cholesky(problem, max_rank, enough, data, found, run);
+    });
+    raise_on_overflow(status, scores.float32);
+    return py::make_tuple(out, found.rank, found.rest);
+}
+
 }  // namespace
 }  // namespace qk::bind
 
@@ -48,4 +62,12 @@ void register_symmetric(py::module_& m) {
                                  : product_of<double>(tiles, x, n_threads);
         },
         py::arg("tiles").noconvert(), py::arg("x").noconvert(), py::arg("n_threads"));
+    m.def(
+        "partial_cholesky",
+        [](const py::tuple& spec, py::ssize_t max_rank, double enough, int n_threads) {
+            const ScoreTuple scores(spec);
+            return scores.float32 ? factor_of<float>(scores, max_rank, enough, n_threads)
+                                  : factor_of<double>(scores, max_rank, enough, n_threads);
+        },
+        py::arg("spec"), py::arg("max_rank"), py::arg("enough"), py::arg("n_threads"));
 }

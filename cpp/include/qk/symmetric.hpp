@@ -23,4 +23,18 @@ Status pack_symmetric(const Problem<T>& problem, T* tiles, const Run& run);
 template <class T>
 Status symmetric_product(Index n, const T* tiles, Index k, const T* x, T* out, const Run& run);
 
+// How far a partial factorisation came: its rank, and the trace of what it leaves, which bounds the norm of
+// that where the kernel is positive semidefinite.
+struct PartialFactor {
+    Index rank = 0;
+    double rest = 0;
+};
+
+// K ~ L L^T by Cholesky's method with the largest remaining diagonal entry as the next pivot. `factor` holds
+// the columns of L, [max_rank][n]. Ends at max_rank, when the trace of the rest is at most `enough`, or at a
+// pivot that is rounding. Bitwise the same for any number of threads.
+template <class T>
+Status partial_cholesky(const Problem<T>& problem, Index max_rank, double enough, T* factor,
+                        PartialFactor& found, const Run& run);
+
 }  // namespace qk

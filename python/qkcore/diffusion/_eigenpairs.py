@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .._davidson import Surrogate, leading_by_davidson, surrogate_of
 from .._lanczos import Product, leading_by_lanczos
+from .._lazy_scores import Scores
 from .._native import cpu
 from .._spectral import DENSE_UP_TO, fix_signs, leading_eigenpairs
 from ..operators import KernelOperator
@@ -16,26 +18,37 @@ from ..operators import KernelOperator
 # 1.6 times as long as one; where weights are read, four take little longer than one.
 _LAZY = (16, 240)
 _FORMED = (4, 80)
+# Columns of the surrogate: their cost grows with the square of their number, and past the trace _ENOUGH of
+# the rest (that of the operator is 1 and more) they cost more than the pass they save. A pass over what is
+# not formed costs more.
+_POINTS_PER_COLUMN, _COLUMNS_PER_PAIR, _MIN_RANK, _MAX_RANK = 25, 8, 100, 400
+_ENOUGH = {True: 1e-4, False: 1e-8}  # formed, not formed
 
 
 def nontrivial_eigenpairs(
     S: KernelOperator,
     root: npt.NDArray[np.float64],
     k: int,
-    materialized: bool,
+    multiply: Product | None,
+    definite: bool,
     max_iter: int | None,
     n_threads: int,
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], int]:
-    """The k largest eigenvalues of S, and vectors, besides the known pair (1, root); the passes made."""
+    """The k largest eigenvalues of S, and vectors, besides the known pair (1, root); the passes made.
+
+    ``multiply`` is the product with S if that is stored. ``definite`` says that S is positive semidefinite:
+    then a part of it tells what the rest can hold.
+    """
     n, dtype = S.shape[0], S.dtype
     first = root.astype(dtype)[:, None]
-    multiply = _stored_product(S, n_threads) if materialized else _lazy_product(S, n_threads)
+    formed = multiply is not None
+    times = multiply if multiply is not None else _lazy_product(S, n_threads)
     passes = 0
 
     def product(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         nonlocal passes
         passes += 1
-        return multiply(x)
+        return times(x)
 
     # Moving the known eigenvalue to -1, below all others, keeps constants apart from other vectors of
     # eigenvalue 1 (of clusters that do not see each other).
@@ -44,9 +57,13 @@ def nontrivial_eigenpairs(
         y -= first * (2 * (first.T @ x))
         return y
 
-    block, basis = _FORMED if materialized else _LAZY
+    block, basis = _FORMED if formed else _LAZY
     found = None
-    if n > DENSE_UP_TO:
+    if n > DENSE_UP_TO and definite:
+        surrogate = _surrogate(S, first, k, _ENOUGH[formed], n_threads)
+        if surrogate is not None:
+            found = leading_by_davidson(product, first, k, surrogate)
+    if n > DENSE_UP_TO and found is None:
         found = leading_by_lanczos(
             product, first, k, block=block, basis=basis, max_restarts=max_iter
         )
@@ -54,6 +71,21 @@ def nontrivial_eigenpairs(
         found = leading_eigenpairs(deflated, n, n, dtype)
     values, vectors = found
     return values[:k], fix_signs(vectors[:, :k]), passes
+
+
+def _surrogate(
+    S: KernelOperator, first: npt.NDArray[Any], k: int, enough: float, n_threads: int
+) -> Surrogate | None:
+    """The leading part of S from some of its columns; None if it does not tell the first k vectors."""
+    n = S.shape[0]
+    rank = min(_MAX_RANK, max(_MIN_RANK, n // _POINTS_PER_COLUMN, _COLUMNS_PER_PAIR * k))
+    if 2 * rank > n:
+        return None
+    factor, rank, rest = cpu.partial_cholesky(S.scores._spec, rank, enough, n_threads)
+    if rank < k + 4:
+        return None
+    surrogate = surrogate_of(factor[:rank], first, rest)
+    return surrogate if surrogate.knows(k) else None
 
 
 def _lazy_product(S: KernelOperator, n_threads: int) -> Product:
@@ -66,11 +98,23 @@ def stored_bytes(n: int, dtype: np.dtype[Any]) -> int:
     return side * (side + 1) // 2 * cpu.SYMMETRIC_TILE**2 * dtype.itemsize
 
 
-def _stored_product(S: KernelOperator, n_threads: int) -> Product:
-    """Products with the stored upper half of S, read once for all vectors."""
-    tiles = cpu.pack_symmetric(S.scores._spec, n_threads)
+class StoredKernel:
+    """The upper half of a symmetric kernel exp(s), read once for all vectors of a product."""
 
-    def product(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        return cpu.symmetric_product(tiles, np.ascontiguousarray(x.T), n_threads).T
+    def __init__(self, s: Scores, n_threads: int) -> None:
+        self._tiles = cpu.pack_symmetric(s._spec, n_threads)
+        self._n_threads = n_threads
 
-    return product
+    def __call__(self, x: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """K x for vectors as columns (n, m)."""
+        return cpu.symmetric_product(self._tiles, np.ascontiguousarray(x.T), self._n_threads).T
+
+    def scaled(self, scale: npt.NDArray[Any]) -> Product:
+        """Products with diag(scale) K diag(scale)."""
+        column = scale[:, None]
+        return lambda x: column * self(column * x)
+
+    def log_row_sums(self, shift: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """log sum_j exp(s_ij + shift_i + shift_j), for shifts whose exponentials are numbers."""
+        out: npt.NDArray[Any] = np.log(self(np.exp(shift)[:, None])[:, 0]) + shift
+        return out

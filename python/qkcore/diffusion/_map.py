@@ -10,11 +10,12 @@ import numpy.typing as npt
 from .. import _checks, scores
 from .._config import resolve_threads
 from .._estimator import Estimator
+from .._lanczos import Product
 from .._lazy_scores import Real
 from .._spectral import fix_signs
 from ..operators import MarkovOperator, kernel, softmax
 from ..scores import WLike
-from ._eigenpairs import nontrivial_eigenpairs, stored_bytes
+from ._eigenpairs import StoredKernel, nontrivial_eigenpairs, stored_bytes
 from ._operators import _checked_norm, _density_normalized, _halved, _indices
 from ._scale import RULES, BetaChoice, choose_beta
 
@@ -103,17 +104,32 @@ class DiffusionMap(Estimator):
             raise ValueError(f"max_iter: wanted 1 or more restarts, got {restarts}")
         threads = resolve_threads(self.n_threads)
         choice = self._choice(points)
-        s, shift = _density_normalized(
-            scores.distance(points, W=self.W, beta=choice.beta), self.alpha, threads
-        )
-        P = softmax(s)
-        S = kernel(_halved(P, threads), "exp")
-        log_z = P._normalizer(threads).astype(np.float64)
+        alpha = _checks.number("alpha", self.alpha)
+        s = scores.distance(points, W=self.W, beta=choice.beta)
+        materialized = stored_bytes(n, s.dtype) <= memory
+        multiply: Product | None = None
+        # Distances give weights from 0 to 1, with 1 on the diagonal: sums and their powers are numbers, and
+        # the stored weights serve them all. Other metrics and powers go by logarithms.
+        if materialized and self.W is None and abs(alpha) <= 2:
+            K = StoredKernel(s, threads)
+            none = np.zeros(n, s.dtype)
+            shift = K.log_row_sums(none) * s.dtype.type(-alpha) if alpha else None
+            log_z = K.log_row_sums(none if shift is None else shift)
+            half = log_z * s.dtype.type(-0.5) + (none if shift is None else shift)
+            S = kernel(s.shift(rows=half, columns=half), "exp")
+            multiply = K.scaled(np.exp(half))
+        else:
+            s, shift = _density_normalized(s, alpha, threads)
+            P = softmax(s)
+            S = kernel(_halved(P, threads), "exp")
+            log_z = P._normalizer(threads)
+            if materialized:
+                multiply = StoredKernel(S.scores, threads)
+        log_z = log_z.astype(np.float64)
         law = np.exp(log_z - log_z.max())
         law /= law.sum()
-        materialized = stored_bytes(n, s.dtype) <= memory
         values, vectors, passes = nontrivial_eigenpairs(
-            S, np.sqrt(law), k, materialized, restarts, threads
+            S, np.sqrt(law), k, multiply, self.W is None, restarts, threads
         )
         self.beta_ = choice.beta
         self.beta_rule_ = choice.rule
