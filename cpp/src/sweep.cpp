@@ -1,6 +1,7 @@
 #include "qk/sweep.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -70,10 +71,13 @@ Status column_lse(const Problem<T>& problem, const double* f, double* lse, const
     return status;
 }
 
+// Scores s_ij + g_j of all columns, a block of rows at a time, while the block is in the cache.
 template <class T>
-class OnTheFly final : public Sweep {
+class RowWalk {
 public:
-    OnTheFly(const Problem<T>& problem, const Run& run)
+    static constexpr Index most_rows = 12;
+
+    RowWalk(const Problem<T>& problem, const Run& run)
         : problem_(problem),
           columns_(pack_columns(problem, MatrixView<T>{}, 0, run)),
           base_bias_(columns_.bias.data(), columns_.bias.data() + columns_.n_padded),
@@ -82,96 +86,23 @@ public:
         // A block of rows waits in the L2 cache for its sums; matrix work per entry wants six rows at least.
         const Index fits = (Index{256} << 10) / (columns_.n_padded * static_cast<Index>(sizeof(T)));
         const Index least = by_rows_ ? 1 : MicroTile<T>::rows;
-        block_rows_ = std::clamp(fits, least, Index{12});
-        g_.assign(static_cast<std::size_t>(problem.n_cols), 0.0);
-        lse_.assign(static_cast<std::size_t>(problem.n_rows), 0.0);
+        block_rows_ = std::clamp(fits, least, most_rows);
     }
 
-    Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
-        set_potential(g);
-        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0));
-        blocks_.resize(static_cast<std::size_t>(parts.count()));
-        std::atomic<bool> overflow{false};
-        const bool done = parts(columns_.n_padded, columns,
-                                [&](Index first, Index end, ColumnSums<T>* sums, Index part, int worker) {
-                                    RowBlock<T>& block = blocks_[static_cast<std::size_t>(part)];
-                                    each_block(first, end, block, parts.run(), worker, [&](T* tops) {
-                                        T factors[12];
-                                        for (Index r = 0; r < block.n_rows; ++r) {
-                                            T* s = block.scores.data() + r * columns_.n_padded;
-                                            const Index i = block.first_row + r;
-                                            const auto top = static_cast<double>(tops[r]);
-                                            double found = top, sum = 0;
-                                            if (top != -infinity<double>()) {
-                                                sum = weigh_all(s, tops[r], nullptr, nullptr);
-                                                found = top + std::log(sum);
-                                                if (!std::isfinite(found))
-                                                    overflow.store(true, std::memory_order_relaxed);
-                                            }
-                                            lse[i] = found;
-                                            lse_[static_cast<std::size_t>(i)] = found;
-                                            factors[r] = T(0);
-                                            if (sums != nullptr && sum > 0)
-                                                factors[r] = static_cast<T>(mass(i, found) / sum);
-                                            if (sum == 0) std::fill(s, s + columns_.n_padded, T(0));
-                                        }
-                                        if (sums != nullptr)
-                                            sums->add(static_cast<int>(block.n_rows), block.scores.data(),
-                                                      columns_.n_padded, factors);
-                                    });
-                                });
-        if (!done) return Status::interrupted;
-        return overflow.load() ? Status::overflow : Status::ok;
-    }
-
-    Status columns(const double* f, double* lse, const Run& run) override {
-        return column_lse(problem_, f, lse, run);
-    }
-
-    Status curvature(const double* x, const double* mass, double* out, bool, const Run& run) override {
-        Buffer<T> direction(columns_.n_padded);
-        for (Index j = 0; j < columns_.n_padded; ++j)
-            direction[j] = j < problem_.n_cols ? static_cast<T>(x[j]) : T(0);
-        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0));
-        blocks_.resize(static_cast<std::size_t>(parts.count()));
-        const bool done = parts(columns_.n_padded, out,
-                                [&](Index first, Index end, ColumnSums<T>* sums, Index part, int worker) {
-                                    RowBlock<T>& block = blocks_[static_cast<std::size_t>(part)];
-                                    each_block(first, end, block, parts.run(), worker, [&](T*) {
-                                        T factors[12];
-                                        for (Index r = 0; r < block.n_rows; ++r) {
-                                            T* s = block.scores.data() + r * columns_.n_padded;
-                                            const Index i = block.first_row + r;
-                                            const double at = lse_[static_cast<std::size_t>(i)];
-                                            factors[r] = T(0);
-                                            if (at == -infinity<double>() || mass[i] == 0) {
-                                                std::fill(s, s + columns_.n_padded, T(0));
-                                                continue;
-                                            }
-                                            double along = 0;
-                                            weigh_all(s, static_cast<T>(at), direction.data(), &along);
-                                            factors[r] = static_cast<T>(mass[i] * along);
-                                        }
-                                        sums->add(static_cast<int>(block.n_rows), block.scores.data(),
-                                                  columns_.n_padded, factors);
-                                    });
-                                });
-        return done ? Status::ok : Status::interrupted;
-    }
-
-private:
+    Index width() const { return columns_.n_padded; }
     void set_potential(const double* g) {
         for (Index j = 0; j < problem_.n_cols; ++j)
             columns_.bias[j] = base_bias_[static_cast<std::size_t>(j)] + static_cast<T>(g[j]);
     }
 
-    // Scores of a block of rows against all columns, with the largest of each row.
+    // visit(block, tops): the scores of rows [block.first_row, + block.n_rows), `width()` apart, and the
+    // largest of each row.
     template <class Visit>
     void each_block(Index first, Index end, RowBlock<T>& block, const Run& run, int worker,
-                    const Visit& visit) {
+                    const Visit& visit) const {
         const Index n = columns_.n_padded, d = columns_.dims.total();
         block.scores.reserve(block_rows_ * n);
-        T tops[12];
+        T tops[most_rows];
         const bool plain = by_rows_ && problem_.band.everything();
         for (Index i = first; i < end; i += block_rows_) {
             if (should_stop(run, worker)) return;
@@ -211,25 +142,109 @@ private:
         return sum;
     }
 
+private:
     Problem<T> problem_;
     PackedColumns<T> columns_;
     std::vector<T> base_bias_;
     RowScoresKernel<T> by_rows_;
     Index block_rows_ = 1;
-    std::vector<double> g_, lse_;
+};
+
+template <class T>
+class OnTheFly final : public Sweep {
+public:
+    OnTheFly(const Problem<T>& problem, const Run& run)
+        : problem_(problem), walk_(problem, run), lse_(static_cast<std::size_t>(problem.n_rows), 0.0) {}
+
+    Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
+        walk_.set_potential(g);
+        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0));
+        blocks_.resize(static_cast<std::size_t>(parts.count()));
+        std::atomic<bool> overflow{false};
+        const bool done = parts(walk_.width(), columns,
+                                [&](Index first, Index end, ColumnSums<T>* sums, Index part, int worker) {
+                                    RowBlock<T>& block = blocks_[static_cast<std::size_t>(part)];
+                                    walk_.each_block(first, end, block, parts.run(), worker, [&](T* tops) {
+                                        T factors[RowWalk<T>::most_rows];
+                                        for (Index r = 0; r < block.n_rows; ++r) {
+                                            T* s = block.scores.data() + r * walk_.width();
+                                            const Index i = block.first_row + r;
+                                            const auto top = static_cast<double>(tops[r]);
+                                            double found = top, sum = 0;
+                                            if (top != -infinity<double>()) {
+                                                sum = walk_.weigh_all(s, tops[r], nullptr, nullptr);
+                                                found = top + std::log(sum);
+                                                if (!std::isfinite(found))
+                                                    overflow.store(true, std::memory_order_relaxed);
+                                            }
+                                            lse[i] = found;
+                                            lse_[static_cast<std::size_t>(i)] = found;
+                                            factors[r] = T(0);
+                                            if (sums != nullptr && sum > 0)
+                                                factors[r] = static_cast<T>(mass(i, found) / sum);
+                                            if (sum == 0) std::fill(s, s + walk_.width(), T(0));
+                                        }
+                                        if (sums != nullptr)
+                                            sums->add(static_cast<int>(block.n_rows), block.scores.data(),
+                                                      walk_.width(), factors);
+                                    });
+                                });
+        if (!done) return Status::interrupted;
+        return overflow.load() ? Status::overflow : Status::ok;
+    }
+
+    Status columns(const double* f, double* lse, const Run& run) override {
+        return column_lse(problem_, f, lse, run);
+    }
+
+    Status curvature(const double* x, const double* mass, double* out, bool, const Run& run) override {
+        Buffer<T> direction(walk_.width());
+        for (Index j = 0; j < walk_.width(); ++j)
+            direction[j] = j < problem_.n_cols ? static_cast<T>(x[j]) : T(0);
+        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0));
+        blocks_.resize(static_cast<std::size_t>(parts.count()));
+        const bool done = parts(
+            walk_.width(), out, [&](Index first, Index end, ColumnSums<T>* sums, Index part, int worker) {
+                RowBlock<T>& block = blocks_[static_cast<std::size_t>(part)];
+                walk_.each_block(first, end, block, parts.run(), worker, [&](T*) {
+                    T factors[RowWalk<T>::most_rows];
+                    for (Index r = 0; r < block.n_rows; ++r) {
+                        T* s = block.scores.data() + r * walk_.width();
+                        const Index i = block.first_row + r;
+                        const double at = lse_[static_cast<std::size_t>(i)];
+                        factors[r] = T(0);
+                        if (at == -infinity<double>() || mass[i] == 0) {
+                            std::fill(s, s + walk_.width(), T(0));
+                            continue;
+                        }
+                        double along = 0;
+                        walk_.weigh_all(s, static_cast<T>(at), direction.data(), &along);
+                        factors[r] = static_cast<T>(mass[i] * along);
+                    }
+                    sums->add(static_cast<int>(block.n_rows), block.scores.data(), walk_.width(), factors);
+                });
+            });
+        return done ? Status::ok : Status::interrupted;
+    }
+
+private:
+    Problem<T> problem_;
+    RowWalk<T> walk_;
+    std::vector<double> lse_;
     std::vector<RowBlock<T>> blocks_;
 };
 
 template <class T>
 class Stored final : public Sweep {
 public:
-    Stored(const Problem<T>& problem, const Run&)
+    Stored(const Problem<T>& problem, const Run& run)
         : problem_(problem),
+          walk_(problem, run),
           ld_(round_up(problem.n_cols, 2 * SimdTraits<T>::width)),
           entries_(problem.n_rows * ld_),
           scaled_(ld_),
           at_g_(static_cast<std::size_t>(problem.n_cols), 0.0),
-          at_lse_(static_cast<std::size_t>(problem.n_rows), 0.0),
+          tops_(static_cast<std::size_t>(problem.n_rows), 0.0),
           sums_(static_cast<std::size_t>(problem.n_rows), 0.0) {}
 
     Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
@@ -240,7 +255,7 @@ public:
         for (Index j = 0; j < ld_; ++j) scaled_[j] = j < problem_.n_cols ? factor(g, j) : T(0);
         const Status status = visit(entries_, ld_, scaled_.data(), columns, run, [&](Index i, double dot) {
             sums_[static_cast<std::size_t>(i)] = dot;
-            lse[i] = dot > 0 ? at_lse_[static_cast<std::size_t>(i)] + std::log(dot) : -infinity<double>();
+            lse[i] = dot > 0 ? tops_[static_cast<std::size_t>(i)] + std::log(dot) : -infinity<double>();
             return columns != nullptr && dot > 0 ? mass(i, lse[i]) / dot : 0.0;
         });
         if (columns != nullptr && status == Status::ok)
@@ -305,32 +320,42 @@ private:
         return false;
     }
 
-    // Takes the entries exp(s_ij + g_j - lse_i) anew.
+    // Takes the entries exp(s_ij + g_j - max_k (s_ik + g_k)) anew.
     Status take(const double* g, const Run& run) {
-        std::vector<T> bias(static_cast<std::size_t>(problem_.n_cols));
-        std::vector<T> shift(static_cast<std::size_t>(problem_.n_rows));
-        for (std::size_t j = 0; j < bias.size(); ++j) bias[j] = static_cast<T>(g[j]);
-        Problem<T> p = problem_;
-        p.col_bias.push_back({bias.data(), 1});
-        RowTask<T> task;
-        task.problem = p;
-        task.log_sum_exp = shift.data();
-        Status status = reduce_rows<T>({task}, Weight::softmax, 0, run);
-        if (status != Status::ok) return status;
-        for (std::size_t i = 0; i < shift.size(); ++i) {
-            if (shift[i] == -infinity<T>()) shift[i] = T(0);  // nothing to see: every entry is 0
-            at_lse_[i] = static_cast<double>(shift[i]);
-            shift[i] = -shift[i];
-        }
-        p.row_bias.push_back({shift.data(), 1});
-        for (Index i = 0; i < problem_.n_rows; ++i)
-            std::fill(entries_.data() + i * ld_ + problem_.n_cols, entries_.data() + (i + 1) * ld_, T(0));
-        status = materialize<T>({DenseTask<T>{p, entries_.data(), ld_}}, false, Weight::exp, run);
+        taken_ = halved_ = false;
+        walk_.set_potential(g);
+        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0));
+        std::vector<RowBlock<T>> blocks(static_cast<std::size_t>(parts.count()));
+        std::atomic<bool> overflow{false};
+        const Index width = walk_.width();
+        const bool done =
+            parts(width, nullptr, [&](Index first, Index end, ColumnSums<T>*, Index part, int worker) {
+                RowBlock<T>& block = blocks[static_cast<std::size_t>(part)];
+                walk_.each_block(first, end, block, parts.run(), worker, [&](const T* tops) {
+                    for (Index r = 0; r < block.n_rows; ++r) {
+                        T* s = block.scores.data() + r * width;
+                        const Index i = block.first_row + r;
+                        T* to = entries_.data() + i * ld_;
+                        const bool seen = tops[r] != -infinity<T>();  // else every entry is 0
+                        tops_[static_cast<std::size_t>(i)] = seen ? static_cast<double>(tops[r]) : 0.0;
+                        if (seen) {
+                            if (!std::isfinite(walk_.weigh_all(s, tops[r], nullptr, nullptr)))
+                                overflow.store(true, std::memory_order_relaxed);
+                            std::copy(s, s + problem_.n_cols, to);
+                        } else {
+                            std::fill(to, to + problem_.n_cols, T(0));
+                        }
+                        std::fill(to + problem_.n_cols, to + ld_, T(0));
+                    }
+                });
+            });
+        if (!done) return Status::interrupted;
+        if (overflow.load()) return Status::overflow;
         // Exactly what the entries were taken at.
-        for (std::size_t j = 0; j < bias.size(); ++j) at_g_[j] = static_cast<double>(bias[j]);
-        taken_ = status == Status::ok;
-        halved_ = false;
-        return status;
+        for (Index j = 0; j < problem_.n_cols; ++j)
+            at_g_[static_cast<std::size_t>(j)] = static_cast<double>(static_cast<T>(g[j]));
+        taken_ = true;
+        return Status::ok;
     }
 
     // Each row dotted with z, weighed by what `weigh(i, dot)` says, and added to the columns.
@@ -355,11 +380,12 @@ private:
     }
 
     Problem<T> problem_;
+    RowWalk<T> walk_;
     Index ld_;
     Buffer<T> entries_, scaled_;
     Buffer<float> single_;
     bool halved_ = false;
-    std::vector<double> at_g_, at_lse_, sums_;
+    std::vector<double> at_g_, tops_, sums_;  // tops: what the rows were divided by, as logarithms
     bool taken_ = false;
 };
 
