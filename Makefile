@@ -12,6 +12,8 @@ WERROR ?= OFF
 RESULTS ?= results
 # Arguments for pytest, e.g. make test ARGS="-k causal -x"
 ARGS ?=
+# The folder of the wheel that is installed: build/wheel, or dist after make wheel, for the one that users get
+FROM ?= $(WHEEL)
 # Arguments for pytest in check-wheel, e.g. CHECK_ARGS="tests/packaging"
 CHECK_ARGS ?=
 
@@ -35,8 +37,8 @@ BUILD_SOURCES := $(shell find cmake cpp python/qkcore -type f -not -path '*/__py
 # $(call install,<virtual environment>,<extras>): the wheel afresh, its dependencies when missing
 define install
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
-	$(1)/bin/python $(PIP) install --force-reinstall --no-deps $(WHEEL)/qkcore-*.whl
-	$(1)/bin/python $(PIP) install "$$(echo $(WHEEL)/qkcore-*.whl)[$(2)]"
+	$(1)/bin/python $(PIP) install --force-reinstall --no-deps $(FROM)/qkcore-*.whl
+	$(1)/bin/python $(PIP) install "$$(echo $(FROM)/qkcore-*.whl)[$(2)]"
 	touch $(1)/.stamp
 endef
 
@@ -87,7 +89,7 @@ $(VENV)/.stamp: $(WHEEL)/.stamp
 	$(call install,$(VENV),experiments)
 
 $(VENV)/.test-stamp: $(VENV)/.stamp
-	$(VENV)/bin/python $(PIP) install "$$(echo $(WHEEL)/qkcore-*.whl)[test]"
+	$(VENV)/bin/python $(PIP) install "$$(echo $(FROM)/qkcore-*.whl)[test]"
 	touch $@
 
 $(DEMO)/.stamp: $(WHEEL)/.stamp
