@@ -102,6 +102,30 @@ EXPERIMENTS: dict[str, Experiment] = {
             needs=(("jax", "train"), ("optax", "train")),
             extends=("n_seeds", "variants", "amap_steps", "dmap_steps", "evaluate_at", "chunk"),
         ),
+        Experiment(
+            "heat-flow",
+            "Heat flow of two bumps by iterated Schrödinger bridges",
+            "ISB poster, experiments: heat flow",
+            errata=(6,),
+        ),
+        Experiment(
+            "ornstein-uhlenbeck",
+            "Ornstein–Uhlenbeck flow by iterated Schrödinger bridges",
+            "ISB poster, experiments: Ornstein–Uhlenbeck process; theorems 1 and 2",
+            errata=(6,),
+        ),
+        Experiment(
+            "simplex-flow",
+            "Probabilities that flow by their mobility: locking, depth budgets, early exit",
+            "EOT sections 2.2 to 3.4, appendices H.1, K, L, M.1",
+            errata=(7, 33),
+        ),
+        Experiment(
+            "lipschitz",
+            "Contraction and Lipschitz bounds of attention beside measured constants",
+            "MTA sections 5 and 6",
+            errata=(10,),
+        ),
     )
 }
 

@@ -39,6 +39,14 @@ def tidy(axes: Any, x: str, y: str, title: str = "") -> None:
     axes.spines[["top", "right"]].set_visible(False)
 
 
+def ticks_at(axes: Any, values: Any, *, y: bool = False) -> None:
+    """Ticks of a logarithmic axis at these values, written plainly; none in between."""
+    axis = axes.yaxis if y else axes.xaxis
+    shown = sorted({float(v) for v in values})
+    axis.set_ticks(shown, [f"{v:g}" for v in shown])
+    axis.set_ticks([], minor=True)
+
+
 def save(made: Figure, path: Path) -> Path:
     """As PNG, in one move."""
     content = io.BytesIO()
