@@ -13,6 +13,7 @@ from ._results import Listing, number
 
 COLOURS = (figures.BLUE, figures.GREEN, figures.ORANGE, figures.RED, figures.GREY)
 MARKS = "osD^v"
+LEAST = 1e-12  # tails fall below any number; what is shown ends here
 POLICIES = {
     "certified": (figures.BLUE, "o"),
     "extrapolated": (figures.GREEN, "s"),
@@ -42,7 +43,8 @@ def _locking(folder: Path) -> Any:
         grid[0][2].semilogy(flow["t"][of], flow["speed"][of], **style)
         style["label"] = "_"
         grid[0][2].semilogy(flow["t"][of], flow["speed_bound"][of], ls="--", lw=1, **style)
-    tail = np.geomspace(max(1e-12, flow["tail"].min()), 0.5)
+    grid[0][1].set_xlim(LEAST, 2)
+    tail = np.geomspace(LEAST, 0.5)
     grid[0][1].loglog(
         tail, 2 * tail * (1 - tail), color="black", ls="--", lw=1, label="2δ(1 − δ), τ = 1"
     )
@@ -54,6 +56,7 @@ def _locking(folder: Path) -> Any:
         ("t", "speed ‖dp/dt‖₂ (median)", "and with it the speed"),
     )
     for ax, (x, y, title) in zip(grid[0], titles, strict=True):
+        ax.set_ylim(LEAST, 5)
         figures.tidy(ax, x, y, title)
         ax.legend(fontsize="x-small", frameon=False)
     for k, gap in enumerate(np.unique(hot["gap"])):
