@@ -644,6 +644,19 @@ def test_cubes_by_differences(results: Results) -> None:
     assert np.all(rows["measured"] < rows["corrected"])
 
 
+def test_neighbourhoods_by_numpy(results: Results) -> None:
+    """MTA-3, erratum 10: proposition 25 fails in small balls; the moves once more in NumPy."""
+    from qkcore.experiments.lipschitz import cloud
+
+    rows = table(results, "lipschitz", "neighbours")
+    for row in rows.rows:
+        X = cloud(results("lipschitz").config, 2, 64, float(row["radius"]), 1)
+        out = [softmax(Y @ X[0] / math.sqrt(2)) @ Y for Y in (X, X[: int(row["m"])])]
+        assert float(row["measured"]) == pytest.approx(np.abs(out[0] - out[1]).sum(), rel=1e-9)
+    assert np.all(rows["measured"] <= rows["bound"])
+    assert np.any(rows["violated"] == 1)
+
+
 def test_depth_has_one_fixed_point(results: Results) -> None:
     """MTA-3, theorem 26: where it applies iterates contract by less than τ, to x = ℓ(x)."""
     found = results("lipschitz").metrics["depth"]

@@ -17,6 +17,7 @@ from .. import measure
 from ..measure import Ball, Bound
 from ..measure._lipschitz import gaussian_factor, printed_factor
 from ._configs import Config, positive
+from ._errors import ExperimentError
 from ._lipschitz_show import claims, plot, tables
 
 if TYPE_CHECKING:
@@ -31,9 +32,19 @@ PARTS = ("query", "measure", "softmatch", "lookup", "attention")
 def check(config: Config) -> None:
     """Refuses settings that make no sets or no measures."""
     positive(config, "dims", "radii", "samples", "data_dims", "data_radii", "n_seeds", "cube_dims")
-    positive(config, "gaussian_dims", "far_step", "lookups", "depth_radius", "neighbours")
+    positive(
+        config,
+        "gaussian_dims",
+        "far_step",
+        "lookups",
+        "depth_radius",
+        "neighbours",
+        "neighbour_radii",
+    )
     positive(config, "numbers", "gaussian_numbers", least=1)
     positive(config, "far_numbers", least=2)
+    if max(config["neighbours"]) >= 64:
+        raise ExperimentError(f"neighbours: wanted less than 64, got {max(config['neighbours'])}")
 
 
 def compute(config: Config, run: Run) -> None:
@@ -226,15 +237,15 @@ def depth(config: Config) -> list[dict[str, Any]]:
 
 def neighbours(config: Config) -> list[dict[str, Any]]:
     """Proposition 25: one word's output when only m of its 64 neighbours are seen."""
-    d, r = 2, 1.0
+    d = 2
     kernel = measure.AttentionKernel(measure.DotPotential.scaled(d))
-    X = cloud(config, d, 64, r, 1)
     out = []
-    for m in config["neighbours"]:
-        if m >= len(X):
-            continue
-        found = measure.neighbourhood(kernel, X[0], X, X[:m], Ball(r, dim=d))
-        out.append({"m": m, "distance": found.distance, **_readings(found)})
+    for r in config["neighbour_radii"]:
+        X = cloud(config, d, 64, r, 1)
+        for m in config["neighbours"]:
+            found = measure.neighbourhood(kernel, X[0], X, X[:m], Ball(r, dim=d))
+            row = {"radius": r, "m": m, "distance": found.distance}
+            out.append(row | _readings(found))
     return out
 
 
