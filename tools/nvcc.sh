@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # nvcc.sh ARGUMENTS: nvcc for every architecture we ship, warnings as errors. Takes the CUDA toolkit of the machine, or
-# without one the toolkit from PyPI (QKCORE_NVCC=pip forces that).
+# without one the toolkit from PyPI (QKCORE_NVCC=pip forces that). nvcc.sh --toolkit prints where that toolkit is.
 set -euo pipefail
 
 build=${BUILD:-build}
@@ -21,6 +21,13 @@ else
     toolkit=$(echo "$venv"/lib/python*/site-packages/nvidia/cu13)
     nvcc=$toolkit/bin/nvcc
     link=(-L"$toolkit/lib") # nvcc looks in lib64, which the wheels do not have
+fi
+
+if [[ ${1:-} == --toolkit ]]; then
+    # nvcc may be reached by a link or a script: it knows itself where it is.
+    top=$("$nvcc" --dryrun -c -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p' | head -n 1)
+    realpath "${top:-$(dirname "$nvcc")/..}"
+    exit
 fi
 
 # Nothing in the kernels is newer than compute_75: one PTX, made once, is compiled for every architecture, and shipped

@@ -22,6 +22,12 @@ struct Small64 {
     static constexpr int group_warps = 2;
 };
 
+// What the functions of qk_cuda/api.hpp launch. The tests of the Python module choose small tiles.
+#if !defined(QK_CUDA_TILES)
+#define QK_CUDA_TILES Shipped
+#endif
+using Chosen = QK_CUDA_TILES;
+
 template <class Config, class T>
 struct Tiles;
 template <>

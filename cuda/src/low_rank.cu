@@ -8,12 +8,12 @@ std::size_t workspace_bytes(const FactoredTask<T>& task) {
 }
 template <class T>
 Outcome factored_product(const FactoredTask<T>& task, Workspace room, Stream stream) {
-    return run_factored<Shipped>(task, room, stream);
+    return run_factored<Chosen>(task, room, stream);
 }
 
 #define QK_INSTANCE(Config, T)                                       \
     template std::size_t workspace_bytes<T>(const FactoredTask<T>&); \
     template Outcome factored_product<T>(const FactoredTask<T>&, Workspace, Stream);
-QK_CUDA_REALS(QK_INSTANCE, Shipped)
+QK_CUDA_REALS(QK_INSTANCE, Chosen)
 
 }  // namespace qk::cuda

@@ -5,23 +5,23 @@ namespace qk::cuda {
 // Compiled in rows.cu.
 #define QK_ELSEWHERE(Config, T) \
     extern template Outcome run_rows<Config, T, T>(const RowTask<T, T>&, Workspace, Stream);
-QK_CUDA_REALS(QK_ELSEWHERE, Shipped)
+QK_CUDA_REALS(QK_ELSEWHERE, Chosen)
 
 template <class T>
 Outcome project(const ProjectTask<T>& task, Stream stream) {
-    return run_project<Shipped>(task, stream);
+    return run_project<Chosen>(task, stream);
 }
 template <class T>
 Outcome combine(const CombineTask<T>& task, Stream stream) {
-    return run_combine<Shipped>(task, stream);
+    return run_combine<Chosen>(task, stream);
 }
 template <class T>
 std::size_t workspace_bytes(const VelocityTask<T>& task) {
-    return velocity_workspace<Shipped>(task);
+    return velocity_workspace<Chosen>(task);
 }
 template <class T>
 Outcome velocity(const VelocityTask<T>& task, Workspace room, Stream stream) {
-    return run_velocity<Shipped>(task, room, stream);
+    return run_velocity<Chosen>(task, room, stream);
 }
 
 #define QK_INSTANCE(Config, T)                                       \
@@ -29,6 +29,6 @@ Outcome velocity(const VelocityTask<T>& task, Workspace room, Stream stream) {
     template Outcome combine<T>(const CombineTask<T>&, Stream);      \
     template std::size_t workspace_bytes<T>(const VelocityTask<T>&); \
     template Outcome velocity<T>(const VelocityTask<T>&, Workspace, Stream);
-QK_CUDA_REALS(QK_INSTANCE, Shipped)
+QK_CUDA_REALS(QK_INSTANCE, Chosen)
 
 }  // namespace qk::cuda

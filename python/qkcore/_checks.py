@@ -25,6 +25,8 @@ def real_array(name: str, value: npt.ArrayLike) -> Real:
     if isinstance(value, np.ndarray):
         array = value
     else:
+        if hasattr(value, "__dlpack_device__"):
+            _refuse_device(name, value)
         try:
             array = np.asarray(value)
         except ValueError as error:
@@ -50,6 +52,16 @@ def real_array(name: str, value: npt.ArrayLike) -> Real:
             f"{name}: wanted an aligned array, got an unaligned one; pass {name}.copy()"
         )
     return array
+
+
+def _refuse_device(name: str, value: object) -> None:
+    from . import _device
+
+    if _device.on_device(value):
+        raise TypeError(
+            f"{name}: wanted an array on the CPU like the others, got one on {_device.place(value)}; "
+            "copy it to the CPU, or move all arrays to the device"
+        )
 
 
 def complex_array(name: str, value: npt.ArrayLike) -> npt.NDArray[np.complexfloating[Any, Any]]:

@@ -88,15 +88,22 @@ def config() -> dict[str, Any]:
         "threads": _threads,
         "compiler": _native.cpu.COMPILER,
         "eigen": _native.cpu.EIGEN,
-        "cuda": {"available": False, "reason": "this build of qkcore has no CUDA module"},
+        "cuda": _cuda(),
     }
+
+
+def _cuda() -> dict[str, Any]:
+    from ._device import _backend  # late: asking is what initialises the driver
+
+    return _backend.status()
 
 
 def show_config() -> None:
     """Prints :func:`config`, one line per entry: paste it into bug reports."""
     for name, value in config().items():
         if name == "cuda":
-            value = "available" if value["available"] else f"unavailable: {value['reason']}"
+            names = ", ".join(device["name"] for device in value["devices"])
+            value = names if value["available"] else f"unavailable: {value['reason']}"
         elif isinstance(value, list):
             value = ", ".join(value)
         print(f"{name:14s} {value}")

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _feasibility
+from . import _checks, _device, _feasibility
 from ._bridge_result import SchrodingerBridge
 from ._config import resolve_threads
 from ._factored_bridge import FactoredBridge, bridge_factored
@@ -139,6 +139,10 @@ def bridge(
             progress=progress,
             n_threads=n_threads,
         )
+    if _device.is_scores(kernel):
+        return _bridge_on_device(
+            kernel, mu, nu, tol, max_iter, solver, penalty, init, max_memory, callback, progress
+        )
     s = _scores_argument(kernel)
     problem = _Problem(
         s,
@@ -181,7 +185,7 @@ def bridge(
         verdict = _feasibility.diagnose(s, problem.mu, problem.nu)
         if verdict == _feasibility.NO_TOTAL_SUPPORT:
             problem = problem._replace(max_iter=min(problem.max_iter, _CREEP))
-    report = _reporter(callback, progress, problem)
+    report = _reporter(callback, progress, problem.tol)
     try:
         if solver == "annealed":
             return _anneal(problem, f, g, report.call)
@@ -626,12 +630,48 @@ def _start(init: Init, s: Scores) -> tuple[Real, Real]:
     return tuple(np.where(np.isneginf(x), 0.0, x).astype(np.float64) for x in (f, g))  # type: ignore[return-value]
 
 
+def _bridge_on_device(
+    kernel: Any,
+    mu: Any,
+    nu: Any,
+    tol: float | None,
+    max_iter: int,
+    solver: str,
+    penalty: float | tuple[float, float] | None,
+    init: Any,
+    max_memory: float | None,
+    callback: Callback | None,
+    progress: bool,
+) -> SchrodingerBridge:
+    from ._device._bridge import bridge as solve
+
+    if max_memory is not None and not (isinstance(max_memory, (int, float)) and max_memory >= 0):
+        raise ValueError(f"max_memory: wanted a number of bytes, 0 or more, got {max_memory!r}")
+    report = _reporter(callback, progress, tol)
+    try:
+        found: Any = solve(
+            kernel,
+            mu,
+            nu,
+            tol=tol,
+            max_iter=_at_least_one("max_iter", max_iter),
+            solver=solver,
+            penalty=_penalties(penalty),
+            init=init,
+            max_memory=max_memory,
+            report=report.call,
+        )
+    finally:
+        report.close()
+    return found  # type: ignore[no-any-return]  # the same figures, with arrays on the device
+
+
 class _Reporter(NamedTuple):
     call: Callback | None
     close: Callable[[], object]
 
 
-def _reporter(callback: Callback | None, progress: bool, p: _Problem) -> _Reporter:
+def _reporter(callback: Callback | None, progress: bool, tol: float | None) -> _Reporter:
     if callback is not None and not callable(callback):
         raise TypeError(f"callback: wanted a function of (visits, error), got {callback!r}")
     if not progress:
@@ -642,7 +682,8 @@ def _reporter(callback: Callback | None, progress: bool, p: _Problem) -> _Report
 
     def show(visits: int, error: float) -> None:
         bar.update(visits - bar.n)
-        bar.set_postfix_str(f"error {error:.2e}, wanted {p.tol:.0e}", refresh=False)
+        wanted = "" if tol is None else f", wanted {tol:.0e}"
+        bar.set_postfix_str(f"error {error:.2e}{wanted}", refresh=False)
         if callback is not None:
             callback(visits, error)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _config
+from . import _checks, _config, _device
 from . import _particle_checks as checks
 from ._checks import Real
 from ._native import cpu
@@ -200,6 +200,11 @@ class AttentionField:
 
     def __call__(self, X: npt.ArrayLike, t: float = 0.0, *, n_threads: int | None = None) -> Real:
         """The velocities (N, d) of particles X (N, d) at time t, in the dtype of X."""
+        if _device.on_device(X):
+            from ._device._flow import velocity
+
+            moved: Real = velocity(self, X, _checks.number("t", t))
+            return moved
         X = self._particles("X", X)
         t = _checks.number("t", t)
         threads = _config.resolve_threads(n_threads)

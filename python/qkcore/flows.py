@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _config
+from . import _checks, _config, _device
 from . import _particle_checks as checks
 from ._checks import Real
 from ._native import cpu
@@ -62,17 +62,19 @@ class ParticleFlow:
 
     def __str__(self) -> str:
         times, n, d = self.x.shape
-        last = self.x[-1].astype(np.float64)
-        size = max(float(np.abs(last).max()), 1e-300)  # taken out, for squares not to overflow
-        radius = size * float(np.linalg.norm(last / size, axis=1).max())
-        return (
+        head = (
             f"{self.status}: {self.message}\n"
             f"  {n} particles in {d} dimensions, {self.x.dtype}, {times} times from {self.t[0]:g} "
             f"to {self.t[-1]:g}\n"
             f"  {self.method}: {self.n_steps} steps, {self.n_rejected} rejected, "
-            f"{self.n_evaluations} evaluations\n"
-            f"  last radius {radius:.6g}"
+            f"{self.n_evaluations} evaluations"
         )
+        if _device.on_device(self.x):
+            return f"{head}\n  on {_device.place(self.x)}"
+        last = self.x[-1].astype(np.float64)
+        size = max(float(np.abs(last).max()), 1e-300)  # taken out, for squares not to overflow
+        radius = size * float(np.linalg.norm(last / size, axis=1).max())
+        return f"{head}\n  last radius {radius:.6g}"
 
 
 def flow(
@@ -122,6 +124,18 @@ def flow(
     """
     code = checks.choice("method", method, cpu.FLOW_METHODS)
     span = checks.time_span(t_span)
+    if _device.on_device(X0):
+        return _flow_on_device(
+            field,
+            X0,
+            method,
+            span,
+            n_steps,
+            (rtol, atol),
+            {"t_eval": t_eval, "blow_up": blow_up, "clusters": clusters},
+            (first_step, min_step, max_step, max_steps),
+            progress,
+        )
     native: Any
     order = None
     breaks = np.empty(0)
@@ -167,6 +181,59 @@ def flow(
         back[:, order] = x
         x = back
     return ParticleFlow(t, x, cpu.FLOW_STATUS[status], method, steps, rejected, evaluations, field)
+
+
+def _flow_on_device(
+    field: Any,
+    X0: Any,
+    method: str,
+    span: tuple[float, float],
+    n_steps: int | None,
+    tolerances: tuple[float | None, float | None],
+    events: dict[str, Any],
+    steps: tuple[float | None, float | None, float | None, int],
+    progress: bool,
+) -> ParticleFlow:
+    from ._device import _flow as device
+
+    for name, value in events.items():
+        if value is not None:
+            raise ValueError(
+                f"{name}: wanted None for particles on a device, got {value!r}; take the states of "
+                "the steps, or run on the CPU"
+            )
+    if not (isinstance(field, AttentionField) or callable(field)):
+        raise TypeError(
+            f"field: wanted an AttentionField or a function (X, t) -> velocity, got {field!r}"
+        )
+    breaks = np.empty(0)
+    if isinstance(field, AttentionField) and field.times is not None:
+        breaks = field.times[(field.times > span[0]) & (field.times < span[1])]
+    itemsize = 8 if "64" in str(getattr(X0, "dtype", "")) else 4
+    chosen = _steps(method, n_steps, *tolerances, itemsize)
+    first, least, most, limit = steps
+    bar = _Bar(progress, span)
+    try:
+        t, x, status, taken, rejected, evaluations = device.flow(
+            field,
+            X0,
+            device.FlowOptions(
+                span,
+                method,
+                chosen["n_steps"],
+                chosen["rtol"],
+                chosen["atol"],
+                _optional("first_step", first),
+                _optional("min_step", least),
+                _optional("max_step", most),
+                _checks.integer_within("max_steps", limit, 1, 2**62, "accepted and rejected"),
+                breaks,
+                bar.call,
+            ),
+        )
+    finally:
+        bar.close()
+    return ParticleFlow(t, x, status, method, taken, rejected, evaluations, field)
 
 
 def _steps(

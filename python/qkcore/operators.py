@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _dynamics
+from . import _checks, _device, _dynamics
 from ._config import resolve_threads
 from ._dynamics import CurrentNorms
 from ._lazy_scores import Real, Scores
@@ -300,6 +300,11 @@ def softmax(s: Scores, axis: int = 1) -> MarkovOperator:
     >>> np.array([0.5, 0.5]) @ A
     array([0.38447071, 0.61552929])
     """
+    if _device.is_scores(s):
+        from ._device._operators import DeviceMarkovOperator
+
+        found: Any = DeviceMarkovOperator(s, _checks.axis(axis))
+        return found  # type: ignore[no-any-return]  # the same methods
     return MarkovOperator(_scores_argument(s), _checks.axis(axis))
 
 
@@ -317,10 +322,20 @@ def kernel(s: Scores, weight: str = "exp") -> KernelOperator:
             f"weight: wanted one of {', '.join(map(repr, names))}, got {weight!r}; "
             "for a normalised operator use qk.softmax"
         )
+    if _device.is_scores(s):
+        from ._device._operators import DeviceKernelOperator
+
+        found: Any = DeviceKernelOperator(s, weight)
+        return found  # type: ignore[no-any-return]  # the same methods
     return KernelOperator(_scores_argument(s), weight)
 
 
 def _scores_argument(s: object) -> Scores:
+    if _device.is_scores(s):
+        raise TypeError(
+            f"s: wanted scores of CPU arrays, got {s!r}; on a device there are scores, softmax, kernel, "
+            "bridge and flow: copy the arrays to the CPU for the rest"
+        )
     if not isinstance(s, Scores):
         raise TypeError(
             f"s: wanted scores, got {type(s).__name__}; "

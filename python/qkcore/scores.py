@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
+from . import _checks, _device
 from ._config import get_num_threads
 from ._lazy_scores import Real, Scores
 from ._native import cpu
@@ -44,6 +44,8 @@ def dense(Z: npt.ArrayLike) -> Scores:
     >>> qk.scores.dense(np.zeros((2, 4))).logsumexp()
     array([1.38629436, 1.38629436])
     """
+    if _device.on_device(Z):
+        return _on_device("dense", Z)
     array = _checks.real_array("Z", Z)
     if array.ndim < 2:
         raise ValueError(f"Z: wanted shape (..., N, M), got {array.shape}; pass Z[None, :]")
@@ -67,6 +69,8 @@ def dot(
     array([[0.5, 1.5, 2.5],
            [1. , 2. , 3. ]])
     """
+    if _device.on_device(X, Y, W):
+        return _on_device("dot", X, Y, W=W, beta=beta)
     x, y, beta, tops = _points_pair(X, Y, beta)
     left, right, bound = _projected(x, y, W, tops)
     return _scores(x, y, dots=((left, right, beta),), top=beta * bound)
@@ -85,6 +89,8 @@ def forward(
     array([[ 0., -4.],
            [-1.,  0.]])
     """
+    if _device.on_device(X, Y, W):
+        return _on_device("forward", X, Y, W=W, beta=beta)
     return _forward(X, Y, W, beta, ("X", "Y"))
 
 
@@ -116,6 +122,8 @@ def backward(
     array([[ 0., -1.],
            [-4.,  0.]])
     """
+    if _device.on_device(X, Y, W):
+        return _on_device("backward", X, Y, W=W, beta=beta)
     if Y is None:
         return forward(X, W=W, beta=beta).T
     # d<-_ij is d->_ji with the sets exchanged.
@@ -136,6 +144,8 @@ def distance(
            [-0.5,  0. , -2. ],
            [-4.5, -2. ,  0. ]])
     """
+    if _device.on_device(X, Y, W):
+        return _on_device("distance", X, Y, W=W, beta=beta)
     x, y, beta, (x_top, y_top) = _points_pair(X, Y, beta)
     _same_dimension(x, y, ("X", "Y"))
     x_features, y_features, n_negative = x, y, 0
@@ -149,6 +159,14 @@ def distance(
     if x_features.shape[-1] <= DIRECT_DISTANCE_MAX_DIM:
         return _scores(x, y, distances=((x_features, y_features, beta, n_negative),), top=top)
     return _centred_distance(x, y, x_features, y_features, beta, n_negative, top)
+
+
+def _on_device(name: str, *args: Any, **options: Any) -> Scores:
+    """The same builder for arrays on a device: its scores have the same methods."""
+    from ._device import _scores as device
+
+    found: Scores = getattr(device, name)(*args, **options)
+    return found
 
 
 def _centred_distance(

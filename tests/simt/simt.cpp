@@ -24,6 +24,7 @@ dim3 threadIdx, blockIdx, blockDim, gridDim;
 namespace simt {
 
 Now now;
+Machine machine;
 
 // ---- context switches ---------------------------------------------------------------------------
 

@@ -45,6 +45,16 @@ const char* reports();              // what was found since clear_reports, one l
 void clear_reports();
 bool watches_memory();  // whether this is the race build
 
+// What the runtime of a machine with devices would know; tests set and read it.
+struct Machine {
+    int devices = 1, current = 0;
+    long long allocations_left = -1;  // before one fails; negative: none does
+    long long launches = 0, waits = 0, orders = 0;
+    int last_device = -1;  // of the last launch
+    void* last_stream = nullptr;
+};
+extern Machine machine;
+
 template <class To, class From>
 To bits_of(From x) {
     static_assert(std::is_trivially_copyable_v<From> && sizeof(From) <= 8 && sizeof(To) <= 8);
@@ -61,7 +71,10 @@ T shuffle(WarpOp op, unsigned mask, T x, int operand, int width) {
 // The arguments are copied, as a launch does, and each thread gets them by value.
 template <class... Params, class... Args>
 qk::cuda::Outcome launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t smem,
-                         qk::cuda::Stream, Args&&... args) {
+                         qk::cuda::Stream stream, Args&&... args) {
+    ++machine.launches;
+    machine.last_device = machine.current;
+    machine.last_stream = stream;
     auto call = [=] { kernel(args...); };
     const bool clean = run([](const void* c) { (*static_cast<const decltype(call)*>(c))(); }, &call, grid,
                            block, smem, name);

@@ -125,6 +125,66 @@ std::size_t workspace_bytes(const FactoredTask<T>& task);
 template <class T>
 Outcome factored_product(const FactoredTask<T>& task, Workspace room, Stream stream);
 
+// ---- vectors ------------------------------------------------------------------------------------
+// What loops ask of long vectors, in one visit, summed in double in a fixed order. With b (may be null, and then of
+// the shape of a) the two are compared. Infinities and NaN in a are counted and left out of the sums.
+enum class Figure : int {
+    nan,         // how many
+    plus_inf,    // how many
+    minus_inf,   // how many
+    largest,     // max |a|
+    smallest,    // min a, +inf if there is none
+    sum,         // of a
+    squares,     // of a
+    weight,      // sum b
+    difference,  // sum |a - b|
+    ratio,       // max |a - b| / b where b > 0
+    dot,         // sum a b where b > 0
+};
+constexpr int n_figures = 11;
+template <class In>
+struct SummaryTask {
+    Index n_rows = 0, n_cols = 0;
+    Matrix<In> a;
+    const In* b = nullptr;  // row-major
+    double* figures = nullptr;
+};
+template <class In>
+std::size_t workspace_bytes(const SummaryTask<In>& task);
+template <class In>
+Outcome summarize(const SummaryTask<In>& task, Workspace room, Stream stream);
+
+// out_i from x_i, y_i, z_i; what an operation does not name may be null.
+enum class VectorOp : int {
+    affine,         // a x + b y + c (y may be null)
+    minus_or_zero,  // -x, and 0 where x is infinite: a normaliser, to be added to scores
+    log,            // log x
+    log_minus,      // a (log x - y), -inf where x = 0: the potential of mass x over the log-sum-exp y
+    tilt,           // x exp(a y), 0 where x = 0: what a marginal with a penalty should be
+    relative,       // x / (a + b max(|y|, |z|)): an error against its tolerance
+};
+template <class T>
+struct VectorTask {
+    VectorOp op = VectorOp::affine;
+    Index n = 0;
+    const T *x = nullptr, *y = nullptr, *z = nullptr;
+    T a = T(1), b = T(0), c = T(0);
+    T* out = nullptr;  // may be x, y or z
+};
+template <class T>
+Outcome map_vector(const VectorTask<T>& task, Stream stream);
+
+// out_i = scale <x_i, y_i>
+template <class T>
+struct RowDotTask {
+    Index n = 0, dim = 0;
+    Matrix<T> x, y;
+    T scale = T(1);
+    T* out = nullptr;
+};
+template <class T>
+Outcome row_dots(const RowDotTask<T>& task, Stream stream);
+
 // ---- particles ----------------------------------------------------------------------------------
 // out_i (+)= scale * M x_i, M (d_out x d_in) row-major: queries, keys and values of an attention field.
 template <class T>

@@ -1,0 +1,19 @@
+"""The same calls on device arrays: recognised by ``__dlpack_device__``, computed by ``qkcore_cuda``.
+
+The package is loaded with qkcore; the module, and with it the driver, when an array on a device turns up.
+"""
+
+from typing import Any, TypeGuard
+
+from ._where import on_device, place
+
+__all__ = ["is_scores", "on_device", "place"]
+
+
+def is_scores(s: object) -> TypeGuard[Any]:
+    """Whether these are scores of device arrays."""
+    if not hasattr(s, "_context"):
+        return False
+    from ._scores import DeviceScores
+
+    return isinstance(s, DeviceScores)

@@ -1,0 +1,491 @@
+"""Lazy scores of device arrays: the same normal form and the same methods as on the CPU."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks
+from .._lazy_scores import UNBOUNDED
+from ._arrays import Context, largest_score
+
+__all__ = ["DeviceScores", "backward", "dense", "distance", "dot", "forward"]
+
+SOFTMAX = 0  # Weight of the kernels: softmax, exp, linear, relu, sigmoid
+
+
+class DeviceScores:
+    """A lazy score matrix (..., N, M) of arrays on a CUDA device; see :class:`qkcore.Scores`.
+
+    Reductions run on the caller's stream and return arrays of the caller's library.
+    """
+
+    __slots__ = (
+        "_band",
+        "_batch",
+        "_col_bias",
+        "_context",
+        "_dense",
+        "_distances",
+        "_dots",
+        "_inputs",
+        "_masks",
+        "_n_cols",
+        "_n_rows",
+        "_row_bias",
+        "_top",
+        "dtype",
+    )
+    # Array libraries must leave `array + scores` to us.
+    __array_ufunc__ = None
+    __array_priority__ = 1000.0
+
+    def __init__(
+        self,
+        context: Context,
+        dtype: np.dtype[Any],
+        inputs: str,
+        batch: tuple[int, ...],
+        n_rows: int,
+        n_cols: int,
+        *,
+        dots: tuple[tuple[Any, Any, float], ...] = (),
+        distances: tuple[tuple[Any, Any, float, int], ...] = (),
+        dense: tuple[tuple[Any, float], ...] = (),
+        row_bias: tuple[Any, ...] = (),
+        col_bias: tuple[Any, ...] = (),
+        masks: tuple[Any, ...] = (),
+        band: tuple[int, int] = (-UNBOUNDED, UNBOUNDED),
+        top: float,
+    ) -> None:
+        self._context = context
+        self.dtype = dtype
+        self._inputs = inputs
+        self._batch = batch
+        self._n_rows, self._n_cols = n_rows, n_cols
+        self._dots, self._distances, self._dense = dots, distances, dense
+        self._row_bias, self._col_bias, self._masks = row_bias, col_bias, masks
+        self._band = band
+        self._top = largest_score("scores", top, dtype)
+
+    @property
+    def _spec(self) -> tuple[Any, ...]:
+        """What the module reads: see cuda/bind/description.hpp."""
+        return (
+            str(self.dtype),
+            self._context.device,
+            self._batch,
+            self._n_rows,
+            self._n_cols,
+            self._dots,
+            self._distances,
+            self._dense,
+            self._row_bias,
+            self._col_bias,
+            self._masks,
+            *self._band,
+        )
+
+    def _with(self, **changed: Any) -> DeviceScores:
+        fields: dict[str, Any] = {
+            "batch": self._batch,
+            "n_rows": self._n_rows,
+            "n_cols": self._n_cols,
+            "dots": self._dots,
+            "distances": self._distances,
+            "dense": self._dense,
+            "row_bias": self._row_bias,
+            "col_bias": self._col_bias,
+            "masks": self._masks,
+            "band": self._band,
+            "top": self._top,
+        }
+        return DeviceScores(self._context, self.dtype, self._inputs, **{**fields, **changed})
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., N, M): batch axes, rows, columns."""
+        return (*self._batch, self._n_rows, self._n_cols)
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes: two and the batch axes."""
+        return len(self._batch) + 2
+
+    @property
+    def device(self) -> str:
+        """The device that holds the arrays, e.g. "cuda:0"."""
+        return f"cuda:{self._context.device}"
+
+    @property
+    def T(self) -> DeviceScores:
+        """The transposed scores, lazily."""
+        lo, hi = self._band
+        return self._with(
+            n_rows=self._n_cols,
+            n_cols=self._n_rows,
+            dots=tuple((y, x, c) for x, y, c in self._dots),
+            distances=tuple((y, x, c, k) for x, y, c, k in self._distances),
+            dense=tuple((z.T, c) for z, c in self._dense),
+            row_bias=self._col_bias,
+            col_bias=self._row_bias,
+            masks=tuple(m.T for m in self._masks),
+            band=(-hi, -lo),
+        )
+
+    # ---- algebra ------------------------------------------------------------------------------
+
+    def __add__(self, other: object) -> DeviceScores:
+        """Logit sum: the product of experts (DAC A.3)."""
+        if not isinstance(other, DeviceScores):
+            from .._lazy_scores import Scores
+
+            if isinstance(other, Scores):
+                raise TypeError(
+                    f"s + t: wanted scores on {self.device} on both sides, got scores of CPU arrays "
+                    "beside them; move the arrays to one place"
+                )
+            return NotImplemented
+        if other._context.device != self._context.device:
+            raise ValueError(
+                f"s + t: wanted scores on one device, got {self.device} and {other.device}"
+            )
+        if (other.dtype, other._inputs) != (self.dtype, self._inputs):
+            raise TypeError(
+                f"s + t: wanted scores of one dtype, got {self._inputs} and {other._inputs}; "
+                "convert the data of one of them"
+            )
+        if (other._n_rows, other._n_cols) != (self._n_rows, self._n_cols):
+            raise ValueError(
+                f"s + t: wanted equal last two axes, got {self.shape} and {other.shape}; "
+                "experts score the same pairs"
+            )
+        return self._with(
+            batch=_checks.broadcast("s + t", self._batch, other._batch),
+            dots=self._dots + other._dots,
+            distances=self._distances + other._distances,
+            dense=self._dense + other._dense,
+            row_bias=self._row_bias + other._row_bias,
+            col_bias=self._col_bias + other._col_bias,
+            masks=self._masks + other._masks,
+            band=(max(self._band[0], other._band[0]), min(self._band[1], other._band[1])),
+            top=self._top + other._top,
+        )
+
+    __radd__ = __add__
+
+    def __mul__(self, factor: object) -> DeviceScores:
+        """Scores times a positive number (an inverse temperature)."""
+        c = _checks.positive("factor", factor)
+        largest_score("scores", c * self._top, self.dtype)
+        module, stream = self._context.module, self._context.stream()
+
+        def scaled(r: Any) -> Any:
+            return module.map_vector("affine", r, a=c, stream=stream)
+
+        return self._with(
+            top=c * self._top,
+            dots=tuple((x, y, c * b) for x, y, b in self._dots),
+            distances=tuple((x, y, c * b, k) for x, y, b, k in self._distances),
+            dense=tuple((z, c * b) for z, b in self._dense),
+            row_bias=tuple(scaled(r) for r in self._row_bias),
+            col_bias=tuple(scaled(r) for r in self._col_bias),
+        )
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, temperature: object) -> DeviceScores:
+        """Scores over a positive temperature."""
+        return self * (1.0 / _checks.positive("temperature", temperature))
+
+    # ---- masks and shifts ---------------------------------------------------------------------
+
+    def causal(self, offset: int = 0) -> DeviceScores:
+        """Keeps key j for row i when ``j <= i + offset``; the rest is -inf."""
+        return self._band_limited(-UNBOUNDED, _checks.integer("offset", offset))
+
+    def window(self, left: int | None, right: int | None) -> DeviceScores:
+        """Keeps ``i - left <= j <= i + right``; None leaves that side open."""
+        lo = -UNBOUNDED if left is None else -_checks.integer("left", left)
+        hi = UNBOUNDED if right is None else _checks.integer("right", right)
+        if lo > hi:
+            raise ValueError(
+                f"left, right: wanted a window with -left <= right, got left={left}, right={right};"
+                " it would mask everything"
+            )
+        return self._band_limited(lo, hi)
+
+    def _band_limited(self, lo: int, hi: int) -> DeviceScores:
+        lo, hi = min(max(lo, -UNBOUNDED), UNBOUNDED), max(min(hi, UNBOUNDED), -UNBOUNDED)
+        return self._with(band=(max(lo, self._band[0]), min(hi, self._band[1])))
+
+    def masked(self, M: Any) -> DeviceScores:
+        """Keeps the entries where the boolean device array M (..., N, M) is True."""
+        mask = self._context.take("M", M, dtype="bool")
+        if mask.shape[-2:] != (self._n_rows, self._n_cols):
+            raise ValueError(
+                f"M: wanted shape (..., {self._n_rows}, {self._n_cols}) as the scores, got {mask.shape}"
+            )
+        batch = _checks.broadcast("M", self._batch, mask.shape[:-2])
+        return self._with(batch=batch, masks=(*self._masks, mask))
+
+    def key_padding(self, keep: Any) -> DeviceScores:
+        """Keeps the columns where the boolean device array ``keep`` (..., M) is True."""
+        mask = self._context.take("keep", keep, dtype="bool")
+        if mask.shape[-1:] != (self._n_cols,):
+            raise ValueError(
+                f"keep: wanted shape (..., {self._n_cols}) as the scores, got {mask.shape}"
+            )
+        batch = _checks.broadcast("keep", self._batch, mask.shape[:-1])
+        return self._with(batch=batch, masks=(*self._masks, mask.broadcast_rows(self._n_rows)))
+
+    def shift(self, rows: Any = None, columns: Any = None) -> DeviceScores:
+        """Adds r_i to row i and c_j to column j (device arrays (..., N), (..., M)); -inf masks."""
+        c = self._context
+        named = [
+            (name, c.vector(name, x, str(self.dtype), length, self._batch))
+            for name, x, length in (("rows", rows, self._n_rows), ("columns", columns, self._n_cols))
+            if x is not None
+        ]
+        figures = c.figures(*((name, x, None) for name, x in named))
+        batch, top = self._batch, self._top
+        biases = {"rows": self._row_bias, "columns": self._col_bias}
+        for (name, x), found in zip(named, figures, strict=True):
+            top += c.finite(name, found, minus_inf=True)
+            batch = _checks.broadcast(name, batch, x.shape[:-1])
+            biases[name] = (*biases[name], x)
+        return self._with(
+            batch=batch, row_bias=biases["rows"], col_bias=biases["columns"], top=top
+        )
+
+    # ---- reductions ---------------------------------------------------------------------------
+
+    def _reduce(
+        self,
+        weight: int,
+        values: Any,
+        want_lse: bool,
+        *,
+        out: Any = None,
+        stream: int,
+    ) -> tuple[Any, Any]:
+        """(log-sum-exp, product) as module arrays."""
+        found: tuple[Any, Any] = self._context.module.reduce_rows(
+            self._spec, weight, values, want_lse, out=out, stream=stream
+        )
+        return found
+
+    def logsumexp(self, axis: int = 1, *, out: Any = None, stream: Any = None) -> Any:
+        """:math:`\\log\\sum_j e^{s_{ij}}` of each row (axis=1) or column (axis=0), on the device."""
+        s, c = (self if _checks.axis(axis) == 1 else self.T), self._context
+        at = c.stream(stream)
+        target = c.output("out", out, (*s._batch, s._n_rows), str(s.dtype))
+        lse, _ = c.module.reduce_rows(s._spec, SOFTMAX, None, True, lse=target, stream=at)
+        return c.give(lse, target, at)
+
+    def marginals(self, f: Any = None, g: Any = None) -> tuple[Any, Any]:
+        """Row and column sums of :math:`e^{f_i + s_ij + g_j}` (DAC-7), both in one pass."""
+        s = self if f is None and g is None else self.shift(f, g)
+        rows, cols = self._context.module.marginals(s._spec, stream=self._context.stream())
+        return self._context.give(rows), self._context.give(cols)
+
+    def to_device(self, *, out: Any = None, stream: Any = None) -> Any:
+        """The scores as a device array (..., N, M); masked entries are -inf."""
+        return self._materialize(True, out, stream)
+
+    def _materialize(self, raw: bool, out: Any, stream: Any) -> Any:
+        c = self._context
+        at = c.stream(stream)
+        target = c.output("out", out, self.shape, str(self.dtype))
+        return c.give(c.module.materialize(self._spec, raw, target, at), target, at)
+
+    def to_numpy(self) -> npt.NDArray[Any]:
+        """The scores as a NumPy array: computed on the device and copied to the host."""
+        return self._context.download(
+            self._context.module.materialize(self._spec, True, stream=self._context.stream())
+        )
+
+    def __repr__(self) -> str:
+        return f"DeviceScores(shape={self.shape}, dtype={self.dtype}, device={self.device!r})"
+
+
+# ---- builders ---------------------------------------------------------------------------------------
+
+
+def dense(Z: Any) -> DeviceScores:
+    c = Context(Z)
+    array = c.numbers("Z", Z, short=True)
+    if array.ndim < 2:
+        raise ValueError(f"Z: wanted shape (..., N, M), got {array.shape}; pass Z[None, :]")
+    top = c.finite("Z", c.figures(("Z", array, None))[0], minus_inf=True)
+    *batch, n_rows, n_cols = array.shape
+    return DeviceScores(
+        c,
+        c.real(array),
+        array.dtype,
+        tuple(batch),
+        n_rows,
+        n_cols,
+        dense=((array, 1.0),),
+        top=top,
+    )
+
+
+def dot(X: Any, Y: Any = None, *, W: Any = None, beta: float = 1.0) -> DeviceScores:
+    p = _Pair(X, Y, W, beta, ("X", "Y"), metric=False)
+    left, right, bound = p.projected()
+    return p.scores(dots=((left, right, p.beta),), top=p.beta * bound)
+
+
+def forward(
+    X: Any,
+    Y: Any = None,
+    *,
+    W: Any = None,
+    beta: float = 1.0,
+    names: tuple[str, str] = ("X", "Y"),
+) -> DeviceScores:
+    p = _Pair(X, Y, W, beta, names, metric=True)
+    p.full_precision()
+    left, right, bound = p.projected()
+    y_left, y_bound = (left, bound) if p.y is p.x else p.left_of(p.y, names[1])
+    top = p.beta * (bound + y_bound)
+    largest_score("beta (x - y)^T W y", top, p.dtype)
+    bias = p.c.module.row_dots(y_left, right, -p.beta, stream=p.c.stream())
+    return p.scores(dots=((left, right, p.beta),), col_bias=(bias,), top=top)
+
+
+def backward(X: Any, Y: Any = None, *, W: Any = None, beta: float = 1.0) -> DeviceScores:
+    if Y is None:
+        return forward(X, W=W, beta=beta).T
+    return forward(Y, X, W=W, beta=beta, names=("Y", "X")).T
+
+
+def distance(X: Any, Y: Any = None, *, W: Any = None, beta: float = 1.0) -> DeviceScores:
+    p = _Pair(X, Y, W, beta, ("X", "Y"), metric=True)
+    x, y, tops, n_negative = p.x, p.y, p.tops, 0
+    if W is not None:
+        from ..scores import _metric_factor
+
+        p.full_precision()
+        factor, n_negative = _metric_factor(np.empty((1, p.d), p.dtype), p.W)
+        x, x_top = p.project("X", p.x, factor)
+        y, y_top = (x, x_top) if p.y is p.x else p.project("Y", p.y, factor)
+        tops = (x_top, y_top)
+    span = sum(tops)
+    top = p.beta * x.shape[-1] * span * span
+    largest_score("beta (x - y)^T W (x - y)", top, p.dtype)
+    return p.scores(distances=((x, y, p.beta, n_negative),), top=top)
+
+
+class _Pair:
+    """The points of both sides, checked, with W brought to the host (it is small)."""
+
+    def __init__(
+        self, X: Any, Y: Any, W: Any, beta: float, names: tuple[str, str], *, metric: bool
+    ) -> None:
+        self.c = Context(X, Y, W)
+        self.names = names
+        self.x = self._points(names[0], X)
+        self.y = self.x if Y is None or Y is X else self._points(names[1], Y)
+        if self.y.dtype != self.x.dtype:
+            raise TypeError(
+                f"{names[1]}: wanted {self.x.dtype} like {names[0]}, got {self.y.dtype}; "
+                "convert one of them"
+            )
+        self.d, self.d_cols = self.x.shape[-1], self.y.shape[-1]
+        if self.d != self.d_cols and (W is None or metric):
+            raise ValueError(
+                f"Y: wanted points of dimension {self.d} like X, got shape {self.y.shape}"
+                + ("; or pass W of shape (d, d')" if not metric else "")
+            )
+        self.dtype = self.c.real(self.x)
+        self.beta = _checks.representable("beta", _checks.positive("beta", beta), self.dtype)
+        sides = [(names[0], self.x, None)]
+        if self.y is not self.x:
+            sides.append((names[1], self.y, None))
+        tops = [
+            self.c.finite(name, found)
+            for (name, _, _), found in zip(sides, self.c.figures(*sides), strict=True)
+        ]
+        self.tops = (tops[0], tops[-1])
+        self.W = self._host_w(W)
+
+    def _points(self, name: str, value: Any) -> Any:
+        array = self.c.numbers(name, value, short=True)
+        if array.ndim < 2:
+            raise ValueError(
+                f"{name}: wanted points of shape (..., n, d), got shape {array.shape}; "
+                f"for points on a line pass {name}[:, None]"
+            )
+        return array
+
+    def _host_w(self, W: Any) -> Any:
+        if W is None:
+            return None
+        if isinstance(W, tuple):
+            return tuple(
+                self.c.download(self.c.take(f"W[{k}]", w, dtype=str(self.dtype), like="the points"))
+                for k, w in enumerate(W)
+            )
+        return self.c.download(self.c.take("W", W, dtype=str(self.dtype), like="the points"))
+
+    def full_precision(self) -> None:
+        if self.x.dtype != str(self.dtype):
+            raise TypeError(
+                f"{self.names[0]}: wanted float32 or float64 for scores that project points, got "
+                f"{self.x.dtype}; convert it, or use dot without W"
+            )
+
+    def projected(self) -> tuple[Any, Any, float]:
+        """Features whose plain dot product is x^T W y, and a bound on it."""
+        if self.W is None:
+            return self.x, self.y, self.d * self.tops[0] * self.tops[1]
+        self.full_precision()
+        left, right = _checks.matrix_w(self.W, self.d, self.d_cols, self.dtype)
+        x, x_top = self.project(self.names[0], self.x, left)
+        y, y_top = self.y, self.tops[1]
+        if right is not None:
+            y, y_top = self.project(self.names[1], self.y, right.T)
+        return x, y, x.shape[-1] * x_top * y_top
+
+    def left_of(self, points: Any, name: str) -> tuple[Any, float]:
+        """The left features of other points, and the bound on their products with the right ones."""
+        top = self.tops[1]
+        if self.W is None:
+            return points, self.d * top * top
+        left, right = _checks.matrix_w(self.W, self.d, self.d_cols, self.dtype)
+        out, out_top = self.project(name, points, left)
+        if right is not None:
+            top = self.project(name, points, right.T)[1]
+        return out, out.shape[-1] * out_top * top
+
+    def project(self, name: str, points: Any, matrix: npt.NDArray[Any]) -> tuple[Any, float]:
+        """points @ matrix on the device, and its largest magnitude."""
+        if points.ndim != 2 or not points.contiguous:
+            raise ValueError(
+                f"{name}: wanted contiguous points (n, d) beside W on a device, got shape "
+                f"{points.shape} with strides {points.strides}; pass a contiguous copy, one problem "
+                "at a time"
+            )
+        device_matrix = self.c.upload(matrix.T, str(self.dtype))
+        out = self.c.module.project(points, device_matrix, stream=self.c.stream())
+        figures = self.c.figures((name, out, None))[0]
+        bad = figures["nan"] or figures["plus_inf"] or figures["minus_inf"]
+        top = largest_score(f"{name} times W", math.inf if bad else figures["largest"], self.dtype)
+        return out, top
+
+    def scores(self, **terms: Any) -> DeviceScores:
+        batch = _checks.broadcast("Y", self.x.shape[:-2], self.y.shape[:-2])
+        return DeviceScores(
+            self.c,
+            self.dtype,
+            self.x.dtype,
+            batch,
+            self.x.shape[-2],
+            self.y.shape[-2],
+            **terms,
+        )

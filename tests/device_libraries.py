@@ -1,0 +1,82 @@
+"""The array libraries over which the tests of device arrays run.
+
+`simt` is always there once it is built; CuPy, PyTorch and JAX join on a machine with a CUDA device, qkcore_cuda
+and the library itself (marker gpu).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from tests import fake_cuda
+
+Array = NDArray[Any]
+
+
+class Library:
+    name = "simt"
+    is_real = False
+
+    def asarray(self, host: Any) -> Any:
+        return fake_cuda.asarray(np.asarray(host))
+
+    def numpy(self, x: Any) -> Array:
+        assert isinstance(x, fake_cuda.FakeArray)
+        return fake_cuda.numpy(x)
+
+
+class Real(Library):
+    is_real = True
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.xp = importlib.import_module(name)
+
+    def asarray(self, host: Any) -> Any:
+        host = np.asarray(host)
+        if self.name == "torch":
+            return self.xp.as_tensor(host, device="cuda")
+        return self.xp.asarray(host) if self.name == "cupy" else self.xp.device_put(host)
+
+    def numpy(self, x: Any) -> Array:
+        if self.name == "torch":
+            return np.asarray(x.cpu())
+        return np.asarray(x.get() if self.name == "cupy" else x)
+
+
+def has_device() -> bool:
+    if importlib.util.find_spec("qkcore_cuda") is None:
+        return False
+    import qkcore as qk
+
+    return bool(qk.config()["cuda"]["available"])
+
+
+HAS_DEVICE = has_device()
+_NAMES = ["simt"]
+if HAS_DEVICE:
+    _NAMES += [n for n in ("cupy", "torch", "jax") if importlib.util.find_spec(n)]
+
+LIBRARIES = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(not fake_cuda.built(), reason="not built: make simt")
+        if name == "simt"
+        else pytest.mark.gpu,
+    )
+    for name in _NAMES
+]
+
+
+def library(name: str) -> Library:
+    if name == "jax":
+        import jax
+
+        jax.config.update("jax_enable_x64", True)
+    return Library() if name == "simt" else Real(name)
