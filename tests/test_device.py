@@ -334,7 +334,7 @@ def test_one_small_transfer_per_check(xp: Library) -> None:
 
 def test_columns_that_underflow_get_their_exact_potential(xp: Library) -> None:
     """Costs far beyond the range of exp: the sweep alone would leave such columns as they were."""
-    X, Y = np.array([[0.0], [1.0], [40.0]]), np.array([[0.2], [30.0], [80.0]])
+    X, Y = np.array([[0.0], [0.5], [1.0]]), np.array([[0.2], [0.7], [40.0]])
     mu, nu = np.array([0.3, 0.3, 0.4]), np.array([0.5, 0.3, 0.2])
     b = qk.bridge(
         qk.scores.distance(xp.asarray(X), xp.asarray(Y)), xp.asarray(mu), xp.asarray(nu)

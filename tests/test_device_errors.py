@@ -317,15 +317,15 @@ def test_jax_arrays_are_never_written_to() -> None:
 
 def every_call() -> list[Callable[[], Any]]:
     x, half = asarray(X), asarray(HALF)
-    A = qk.softmax(qk.scores.dot(x))
+    s = qk.scores.dot(x)
     eye = np.eye(3)
     field = qk.AttentionField("softmax", Q=eye, K=eye, V=eye)
     return [
         lambda: qk.scores.forward(x, W=asarray(eye)),
-        lambda: A @ x,
-        lambda: A.apply_left(half),
-        lambda: A.to_device(),
-        lambda: A.scores.marginals(),
+        lambda: qk.softmax(s) @ x,
+        lambda: qk.softmax(s).apply_left(half),
+        lambda: qk.softmax(s, 0).to_device(),
+        lambda: s.marginals(),
         lambda: qk.bridge(qk.scores.distance(x), half, half, tol=1e-3),
         lambda: field(x),
         lambda: qk.flow(field, x, (0.0, 1.0), "rk4", n_steps=2),
