@@ -22,6 +22,21 @@ BUILD = Path(os.environ.get("QKCORE_KERNELS", Path(__file__).parent.parent / "bu
 LIBRARIES = {"simt": "libqk_simt.so", "race": "libqk_simt_race.so", "gpu": "libqk_device.so"}
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 WEIGHTS = ("softmax", "exp", "linear", "relu", "sigmoid")
+# The orders of Figure and VectorOp in qk_cuda/api.hpp
+FIGURES = (
+    "nan",
+    "plus_inf",
+    "minus_inf",
+    "largest",
+    "smallest",
+    "sum",
+    "squares",
+    "weight",
+    "difference",
+    "ratio",
+    "dot",
+)
+MAPS = ("affine", "minus_or_zero", "log", "log_minus", "tilt", "relative")
 UNBOUNDED = 1 << 60
 MAX_TERMS = 4
 SHIPPED, SMALL32, SMALL64 = 0, 1, 2
@@ -144,6 +159,22 @@ class Velocity(c.Structure):
         ("h", c.c_double),
         ("out", c.c_void_p),
         ("stepped", c.c_void_p),
+    ]
+
+
+class Vectors(c.Structure):
+    _fields_ = [
+        ("n_rows", c.c_int64),
+        ("n_cols", c.c_int64),
+        ("a", c.c_void_p),
+        ("b", c.c_void_p),
+        ("figures", c.c_void_p),
+        ("n_ops", c.c_int),
+        ("x", c.c_double),
+        ("y", c.c_double),
+        ("z", c.c_double),
+        ("maps", c.c_void_p),
+        ("dots", c.c_void_p),
     ]
 
 
@@ -419,6 +450,23 @@ class Backend:
         task.mean, task.cov = mean.ctypes.data, cov.ctypes.data
         self._run("qk_gaussian", mean.dtype.name, task)
         return mean, cov
+
+    def vectors(
+        self, a: Array, b: Array | None, factors: tuple[float, float, float] = (1.0, 0.0, 0.0)
+    ) -> tuple[dict[str, float], Array | None, Array | None]:
+        """Figures of a and b (n, m); with b the maps of each operation, and the dots of their rows."""
+        figures = np.full(len(FIGURES), np.nan)
+        task = Vectors(n_rows=a.shape[0], n_cols=a.shape[1], n_ops=len(MAPS))
+        task.a, task.b = self._pointer(a, a.dtype), self._pointer(b, a.dtype)
+        task.figures = figures.ctypes.data
+        task.x, task.y, task.z = factors
+        maps = dots = None
+        if b is not None:
+            maps = np.full((len(MAPS), *a.shape), np.nan, a.dtype)
+            dots = np.full(a.shape[0], np.nan, a.dtype)
+            task.maps, task.dots = maps.ctypes.data, dots.ctypes.data
+        self._run("qk_vectors", a.dtype.name, task)
+        return dict(zip(FIGURES, figures.tolist(), strict=True)), maps, dots
 
     def seeded_bug(self, x: Array, bug: int) -> tuple[int, float, str]:
         """(status, result, reports) of the kernel of tests/simt/bugs.cu with that mistake."""

@@ -353,6 +353,82 @@ def test_factored_product(kernels: Backend, ranks: tuple[int, ...], dtype: str) 
         close(out, ref.high(z) @ K.T, scale=float((np.abs(z) @ size.T).max()))
 
 
+# ---- vectors ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_summaries(kernels: Backend, dtype: str) -> None:
+    """Sums, extremes and counts of what is not finite, of one array and of two beside each other."""
+    rng = np.random.default_rng(17)
+    for n, m in ((1, 1), (1, 33), (31, 7), (70, 130)):
+        a = rng.normal(size=(n, m)).astype(dtype)
+        b = np.maximum(rng.normal(size=(n, m)), 0).astype(dtype)
+        if n * m > 40:
+            a[0, :3] = np.nan, np.inf, -np.inf
+            a[-1, -1] = -np.inf
+        kernels.seed += 1
+        alone, _, _ = kernels.vectors(a, None)
+        both, _, _ = kernels.vectors(a, b)
+        assert alone["weight"] == alone["difference"] == alone["ratio"] == alone["dot"] == 0
+        finite = np.isfinite(a)
+        x, y = a[finite].astype(np.float64), b[finite].astype(np.float64)
+        live = y > 0
+        wanted = {
+            "nan": np.isnan(a).sum(),
+            "plus_inf": np.isposinf(a).sum(),
+            "minus_inf": np.isneginf(a).sum(),
+            "largest": np.abs(x).max(),
+            "smallest": x.min(),
+            "sum": x.sum(),
+            "squares": (x * x).sum(),
+            "weight": b.sum(dtype=np.float64),
+            "difference": np.abs(x - y).sum(),
+            "ratio": (np.abs(x - y)[live] / y[live]).max(initial=0),
+            "dot": (x * y)[live].sum(),
+        }
+        for name, value in wanted.items():
+            np.testing.assert_allclose(both[name], value, rtol=1e-12, atol=1e-11, err_msg=name)
+            if name not in ("weight", "difference", "ratio", "dot"):
+                assert alone[name] == both[name]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_maps(kernels: Backend, dtype: str) -> None:
+    rng = np.random.default_rng(18)
+    for n, m in ((1, 1), (3, 11), (33, 31)):
+        a = (rng.random((n, m)) + 0.5).astype(dtype)
+        b = rng.normal(size=(n, m)).astype(dtype)
+        if n > 1:
+            a[0, 0], a[1, 1] = 0, np.inf
+        _, maps, dots = kernels.vectors(a, b, (0.5, 2.0, 0.25))
+        assert maps is not None and dots is not None
+        x, y = ref.high(a), ref.high(b)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            wanted = {
+                "affine": 0.5 * x + 2 * y + 0.25,
+                "minus_or_zero": np.where(np.isinf(x), 0, -x),
+                "log": np.log(x),
+                "log_minus": np.where(x == 0, -np.inf, 0.5 * (np.log(x) - y)),
+                "tilt": np.where(x == 0, 0, x * np.exp(0.5 * y)),
+                "relative": x / (0.5 + 2 * np.maximum(np.abs(y), np.abs(x))),
+            }
+        for found, (name, right) in zip(maps, wanted.items(), strict=True):
+            known = ~np.isnan(right)  # inf / inf, where nobody asks
+            assert name == "relative" or known.all()
+            close(found[known], right[known], scale=8 * float(np.abs(y).max()) + 8)
+        if n == 1:
+            close(dots, 0.5 * (x * y).sum(axis=1), scale=16.0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_row_dots(kernels: Backend, dtype: str) -> None:
+    rng = np.random.default_rng(19)
+    for n, m in ((1, 1), (33, 5), (65, 17)):
+        a, b = (rng.normal(size=(n, m)).astype(dtype) for _ in range(2))
+        _, _, dots = kernels.vectors(a, b, (-1.5, 0.0, 0.0))
+        close(dots, -1.5 * (ref.high(a) * ref.high(b)).sum(axis=1), scale=16.0)
+
+
 # ---- kernel 5: particles and Gaussian laws ----------------------------------------------------------
 
 FIELDS: dict[str, Callable[[Array], Array]] = {

@@ -108,7 +108,9 @@ Outcome device_info(int device, DeviceInfo& out) {
         (void)cudaGetLastError();
         return result;
     }
-    std::strncpy(out.name, properties.name, sizeof out.name - 1);
+    static_assert(sizeof out.name == sizeof properties.name);
+    std::memcpy(out.name, properties.name, sizeof out.name);
+    out.name[sizeof out.name - 1] = 0;
     out.major = properties.major;
     out.minor = properties.minor;
     out.bytes = properties.totalGlobalMem;
@@ -173,7 +175,7 @@ void release_on(Stream, void* pointer, bool) noexcept { release(pointer); }
 
 Outcome device_info(int device, DeviceInfo& out) {
     if (device < 0 || device >= simt::machine.devices) return {Status::no_device, 101, "invalid device ordinal"};
-    std::strncpy(out.name, "SIMT layer", sizeof out.name - 1);
+    std::memcpy(out.name, "SIMT layer", sizeof "SIMT layer");
     out.major = 7;
     out.minor = 5;
     out.bytes = std::size_t{1} << 30;

@@ -14,6 +14,7 @@
 #include "rows.hpp"
 #include "scaling.hpp"
 #include "sweep.hpp"
+#include "vectors.hpp"
 
 using namespace qk::cuda;
 
@@ -85,6 +86,15 @@ struct CVelocity {
     // then: out = velocity, and if stages is not 0, stepped = x + h * velocity
     double h;
     void *out, *stepped;
+};
+struct CVectors {
+    Index n_rows, n_cols;
+    const void *a, *b;  // b may be null
+    double* figures;    // n_figures
+    // and maps of n_rows * n_cols numbers, from a and b and a again: out is (n_ops, n)
+    int n_ops;
+    double x, y, z;
+    void *maps, *dots;  // either may be null
 };
 struct CGaussian {
     int field;
@@ -357,6 +367,30 @@ int gaussian(const CGaussian& c) {
     return arrays.finish(arrays.outcome().ok() ? run_gaussian<Config>(task, nullptr) : arrays.outcome());
 }
 
+template <class Config, class T>
+int vectors(const CVectors& c) {
+    Arrays arrays;
+    const Index n = c.n_rows * c.n_cols;
+    SummaryTask<T> task;
+    task.n_rows = c.n_rows;
+    task.n_cols = c.n_cols;
+    task.a = {arrays.in<T>(c.a, n), c.n_cols, 1};
+    task.b = arrays.in<T>(c.b, n);
+    task.figures = arrays.back<double>(c.figures, n_figures);
+    const Workspace room = arrays.room(summary_workspace<Config>(task));
+    Outcome ran = arrays.outcome().ok() ? run_summary<Config>(task, room, nullptr) : arrays.outcome();
+    T* const maps = arrays.back<T>(c.maps, c.n_ops * n);
+    for (int op = 0; ran.ok() && maps != nullptr && op < c.n_ops; ++op)
+        ran = run_map<Config, T>({static_cast<VectorOp>(op), n, task.a.data, task.b, task.a.data,
+                                  static_cast<T>(c.x), static_cast<T>(c.y), static_cast<T>(c.z), maps + op * n},
+                                 nullptr);
+    if (ran.ok() && c.dots != nullptr)
+        ran = run_row_dots<Config, T>({c.n_rows, c.n_cols, task.a, {task.b, c.n_cols, 1}, static_cast<T>(c.x),
+                                       arrays.back<T>(c.dots, c.n_rows)},
+                                      nullptr);
+    return arrays.finish(ran);
+}
+
 int unknown() {
     message = "no such configuration or dtype";
     return static_cast<int>(Status::bad_argument);
@@ -413,6 +447,12 @@ QK_EXPORT int qk_sweep(int config, int dtype, const CSweep* task) {
 #undef QK_CALL
 #define QK_CALL scaling
 QK_EXPORT int qk_scaling(int config, int dtype, const CScaling* task) {
+    QK_CUDA_CONFIGS(QK_CUDA_REALS, QK_CASE_REAL)
+    return unknown();
+}
+#undef QK_CALL
+#define QK_CALL vectors
+QK_EXPORT int qk_vectors(int config, int dtype, const CVectors* task) {
     QK_CUDA_CONFIGS(QK_CUDA_REALS, QK_CASE_REAL)
     return unknown();
 }
