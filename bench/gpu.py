@@ -266,7 +266,8 @@ def show(checks: list[Check], times: list[Time]) -> str:
     wrong = [c for c in checks if not c.ok]
     lines = [f"{len(checks) - len(wrong)} of {len(checks)} computations agree with the CPU"]
     lines += [
-        f"  WRONG  {c.case}, {c.dtype}: off by {c.error:.1e}, allowed {c.allowed:.1e}" for c in wrong
+        f"  WRONG  {c.case}, {c.dtype}: off by {c.error:.1e}, allowed {c.allowed:.1e}"
+        for c in wrong
     ]
     for t in times:
         value = t.note if t.seconds is None else f"{1e3 * t.seconds:.3g} ms"
@@ -298,7 +299,9 @@ def run(device: Device, *, quick: bool, out: Path, n: int = 700) -> int:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="bench/gpu.py", description=(__doc__ or "").split("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="bench/gpu.py", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--library", choices=LIBRARIES, help="what holds the device arrays")
     parser.add_argument("--quick", action="store_true", help="small sizes")
     parser.add_argument("--out", type=Path, default=OUT)

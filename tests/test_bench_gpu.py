@@ -17,7 +17,9 @@ from qkcore._device import _backend
 from tests import fake_cuda
 
 BENCH = Path(__file__).resolve().parents[1] / "bench"
-pytestmark = pytest.mark.skipif(not BENCH.is_dir(), reason="the benchmarks are not part of the wheel")
+pytestmark = pytest.mark.skipif(
+    not BENCH.is_dir(), reason="the benchmarks are not part of the wheel"
+)
 
 
 @pytest.fixture

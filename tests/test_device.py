@@ -48,7 +48,9 @@ def xp(request: pytest.FixtureRequest) -> Iterator[Library]:
 @pytest.mark.gpu
 def test_a_device_is_there() -> None:
     if not HAS_DEVICE:
-        pytest.skip("no CUDA device: device arrays are tested on the SIMT layer only (docs/cuda.md)")
+        pytest.skip(
+            "no CUDA device: device arrays are tested on the SIMT layer only (docs/cuda.md)"
+        )
     assert qk.config()["cuda"]["devices"]
 
 
@@ -63,7 +65,9 @@ def close(found: Array, wanted: Array, size: float = 1.0) -> None:
     np.testing.assert_array_equal(found[~finite], wanted[~finite])
     eps = float(np.finfo(wanted.dtype).eps)
     largest = float(np.abs(wanted[finite]).max(initial=1.0))
-    np.testing.assert_allclose(found[finite], wanted[finite], rtol=0, atol=300 * eps * size * largest)
+    np.testing.assert_allclose(
+        found[finite], wanted[finite], rtol=0, atol=300 * eps * size * largest
+    )
 
 
 def cpu_and_device(xp: Library, kind: str, dtype: str) -> tuple[Any, Any]:
@@ -201,9 +205,7 @@ def test_batch_axes_with_gaps(xp: Library) -> None:
     X = rng().normal(size=(2, 9, 3, 4))
     module = fake_cuda.module()
     memory = fake_cuda.asarray(X).memory
-    view = fake_cuda.FakeArray(
-        module.simt_view(memory, [2, 3, 9, 4], [9 * 3 * 4, 4, 3 * 4, 1])
-    )
+    view = fake_cuda.FakeArray(module.simt_view(memory, [2, 3, 9, 4], [9 * 3 * 4, 4, 3 * 4, 1]))
     cpu = qk.softmax(qk.scores.dot(X.swapaxes(1, 2))) @ X.swapaxes(1, 2)
     close(xp.numpy(qk.softmax(qk.scores.dot(view)) @ view), cpu, 16)
 
@@ -336,9 +338,7 @@ def test_columns_that_underflow_get_their_exact_potential(xp: Library) -> None:
     """Costs far beyond the range of exp: the sweep alone would leave such columns as they were."""
     X, Y = np.array([[0.0], [0.5], [1.0]]), np.array([[0.2], [0.7], [40.0]])
     mu, nu = np.array([0.3, 0.3, 0.4]), np.array([0.5, 0.3, 0.2])
-    b = qk.bridge(
-        qk.scores.distance(xp.asarray(X), xp.asarray(Y)), xp.asarray(mu), xp.asarray(nu)
-    )
+    b = qk.bridge(qk.scores.distance(xp.asarray(X), xp.asarray(Y)), xp.asarray(mu), xp.asarray(nu))
     a = qk.bridge(qk.scores.distance(X, Y), mu, nu, solver="alternating")
     assert a.converged and b.converged, str(b)
     np.testing.assert_allclose(xp.numpy(b.plan()), a.plan(), atol=1e-8)

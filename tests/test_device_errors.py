@@ -58,7 +58,9 @@ def machine() -> Iterator[Any]:
     ],
 )
 def test_cpu_arrays_beside_device_arrays(call: Callable[[], Any], name: str) -> None:
-    with pytest.raises(TypeError, match=rf"{name}: wanted an array on cuda:0 .*NumPy array on the CPU; move"):
+    with pytest.raises(
+        TypeError, match=rf"{name}: wanted an array on cuda:0 .*NumPy array on the CPU; move"
+    ):
         call()
 
 
@@ -72,13 +74,17 @@ def test_cpu_arrays_beside_device_arrays(call: Callable[[], Any], name: str) -> 
     ],
 )
 def test_device_arrays_beside_cpu_arrays(call: Callable[[], Any]) -> None:
-    with pytest.raises(TypeError, match=r"wanted an array on the CPU like the others, got one on cuda:0"):
+    with pytest.raises(
+        TypeError, match=r"wanted an array on the CPU like the others, got one on cuda:0"
+    ):
         call()
 
 
 def test_two_devices() -> None:
     here, there = asarray(X), asarray(X, device=1)
-    with pytest.raises(ValueError, match=r"Y: wanted an array on cuda:0 like the others, got one on cuda:1"):
+    with pytest.raises(
+        ValueError, match=r"Y: wanted an array on cuda:0 like the others, got one on cuda:1"
+    ):
         qk.scores.dot(here, there)
     with pytest.raises(ValueError, match=r"V: wanted an array on cuda:0 .* cuda:1"):
         qk.softmax(qk.scores.dot(here)) @ there
@@ -102,12 +108,16 @@ def test_an_array_of_another_kind_of_device() -> None:
         def __dlpack_device__(self) -> tuple[int, int]:
             return 10, 0
 
-    with pytest.raises(TypeError, match=r"on the CPU or on a CUDA device, got a Elsewhere on DLPack .* 10"):
+    with pytest.raises(
+        TypeError, match=r"on the CPU or on a CUDA device, got a Elsewhere on DLPack .* 10"
+    ):
         qk.scores.dot(Elsewhere(asarray(X).memory))
 
 
 def test_the_module_itself_refuses_cpu_arrays(machine: Any) -> None:
-    with pytest.raises(TypeError, match=r"x: wanted an array on a CUDA device, got a ndarray on the CPU; .*cupy"):
+    with pytest.raises(
+        TypeError, match=r"x: wanted an array on a CUDA device, got a ndarray on the CPU; .*cupy"
+    ):
         machine.row_dots(X, X)
     with pytest.raises(TypeError, match=r"array: wanted an array on a CUDA device .*, got list"):
         machine.asarray([1.0])
@@ -135,7 +145,9 @@ def test_without_a_device(machine: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert not cuda["available"] and "no CUDA-capable device" in cuda["reason"]
     qk.show_config()
     assert "cuda           unavailable: no CUDA-capable device" in capsys.readouterr().out
-    with pytest.raises(RuntimeError, match=r"cuda:0: wanted CUDA, which is unavailable: no CUDA-capable"):
+    with pytest.raises(
+        RuntimeError, match=r"cuda:0: wanted CUDA, which is unavailable: no CUDA-capable"
+    ):
         qk.scores.dot(array)
     machine.simt_devices(2)
 
@@ -150,7 +162,9 @@ def test_without_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
     array = asarray(X)
     monkeypatch.setattr(_backend, "_loaded", None)
     monkeypatch.setattr(_backend, "_failure", "the package qkcore-cuda is not installed")
-    with pytest.raises(RuntimeError, match=r"unavailable: the package qkcore-cuda is not installed"):
+    with pytest.raises(
+        RuntimeError, match=r"unavailable: the package qkcore-cuda is not installed"
+    ):
         qk.scores.dot(array)
 
 
@@ -200,7 +214,9 @@ def test_results_are_ordered_before_their_use(machine: Any) -> None:
 @pytest.mark.parametrize("stream", ["0", 1.5, True, object()])
 def test_wrong_streams(stream: Any) -> None:
     A = qk.softmax(qk.scores.dot(asarray(X)))
-    with pytest.raises(TypeError, match=r"stream: wanted None, an integer handle, or an object with"):
+    with pytest.raises(
+        TypeError, match=r"stream: wanted None, an integer handle, or an object with"
+    ):
         A.apply(asarray(X), stream=stream)
     with pytest.raises(ValueError, match=r"stream: wanted a handle of 0 or more, got -3"):
         A.apply(asarray(X), stream=-3)
@@ -212,36 +228,120 @@ def test_wrong_streams(stream: Any) -> None:
 @pytest.mark.parametrize(
     ("call", "error", "match"),
     [
-        (lambda: qk.scores.dense(asarray(np.zeros(3))), ValueError, r"Z: wanted shape \(\.\.\., N, M\)"),
+        (
+            lambda: qk.scores.dense(asarray(np.zeros(3))),
+            ValueError,
+            r"Z: wanted shape \(\.\.\., N, M\)",
+        ),
         (lambda: qk.scores.dot(asarray(np.zeros(3))), ValueError, r"X: wanted points of shape"),
-        (lambda: qk.scores.dot(asarray(np.zeros((0, 3)))), ValueError, r"X: wanted no axis of length 0"),
-        (lambda: qk.scores.dot(asarray(X), asarray(X[:, :2].copy())), ValueError, r"Y: wanted points of dim"),
-        (lambda: qk.scores.dot(asarray(X), asarray(X.astype("f"))), TypeError, r"Y: wanted float64 like X"),
-        (lambda: qk.scores.dot(asarray(X.astype(bool))), TypeError, r"X: wanted float32 or float64"),
+        (
+            lambda: qk.scores.dot(asarray(np.zeros((0, 3)))),
+            ValueError,
+            r"X: wanted no axis of length 0",
+        ),
+        (
+            lambda: qk.scores.dot(asarray(X), asarray(X[:, :2].copy())),
+            ValueError,
+            r"Y: wanted points of dim",
+        ),
+        (
+            lambda: qk.scores.dot(asarray(X), asarray(X.astype("f"))),
+            TypeError,
+            r"Y: wanted float64 like X",
+        ),
+        (
+            lambda: qk.scores.dot(asarray(X.astype(bool))),
+            TypeError,
+            r"X: wanted float32 or float64",
+        ),
         (lambda: qk.scores.dot(asarray(X.astype(int))), TypeError, r"dtype: wanted float32"),
-        (lambda: qk.scores.dot(asarray(X), beta=0), ValueError, r"beta: wanted a finite number > 0"),
-        (lambda: qk.scores.dot(asarray(X * np.nan)), ValueError, r"X: wanted finite numbers, got NaN"),
-        (lambda: qk.scores.dense(asarray(X + np.inf)), ValueError, r"Z: wanted numbers below \+inf"),
+        (
+            lambda: qk.scores.dot(asarray(X), beta=0),
+            ValueError,
+            r"beta: wanted a finite number > 0",
+        ),
+        (
+            lambda: qk.scores.dot(asarray(X * np.nan)),
+            ValueError,
+            r"X: wanted finite numbers, got NaN",
+        ),
+        (
+            lambda: qk.scores.dense(asarray(X + np.inf)),
+            ValueError,
+            r"Z: wanted numbers below \+inf",
+        ),
         (lambda: qk.scores.dot(asarray(1e200 * X)), OverflowError, r"scores can reach"),
-        (lambda: qk.softmax(dot()) @ asarray(X[:5]), ValueError, r"V: wanted length 7 along the operator's"),
-        (lambda: qk.softmax(dot()) @ asarray(X.astype("f")), TypeError, r"V: wanted float64 like the scores"),
+        (
+            lambda: qk.softmax(dot()) @ asarray(X[:5]),
+            ValueError,
+            r"V: wanted length 7 along the operator's",
+        ),
+        (
+            lambda: qk.softmax(dot()) @ asarray(X.astype("f")),
+            TypeError,
+            r"V: wanted float64 like the scores",
+        ),
         (lambda: qk.softmax(dot()) @ asarray(X * np.inf), ValueError, r"V: wanted finite numbers"),
-        (lambda: dot().masked(asarray(np.ones((7, 6), bool))), ValueError, r"M: wanted shape \(\.\.\., 7, 7\)"),
+        (
+            lambda: dot().masked(asarray(np.ones((7, 6), bool))),
+            ValueError,
+            r"M: wanted shape \(\.\.\., 7, 7\)",
+        ),
         (lambda: dot().masked(asarray(np.ones((7, 7)))), TypeError, r"M: wanted bool, got float64"),
-        (lambda: dot().shift(rows=asarray(HALF[:3])), ValueError, r"rows: wanted shape \(\.\.\., 7\)"),
-        (lambda: dot().shift(rows=asarray(np.ones(14)).every(2)), ValueError, r"rows: .*contiguous.*strides"),
+        (
+            lambda: dot().shift(rows=asarray(HALF[:3])),
+            ValueError,
+            r"rows: wanted shape \(\.\.\., 7\)",
+        ),
+        (
+            lambda: dot().shift(rows=asarray(np.ones(14)).every(2)),
+            ValueError,
+            r"rows: .*contiguous.*strides",
+        ),
         (lambda: bridge(asarray(-HALF), asarray(HALF)), ValueError, r"mu: wanted weights >= 0"),
         (lambda: bridge(asarray(HALF), asarray(0 * HALF)), ValueError, r"nu: wanted some mass"),
-        (lambda: bridge(asarray(HALF), asarray(2 * HALF)), ValueError, r"nu: wanted the total mass of mu"),
+        (
+            lambda: bridge(asarray(HALF), asarray(2 * HALF)),
+            ValueError,
+            r"nu: wanted the total mass of mu",
+        ),
         (lambda: bridge(asarray(HALF[:3]), asarray(HALF)), ValueError, r"mu: wanted shape"),
-        (lambda: bridge(asarray(np.ones(14)).every(2), asarray(HALF)), ValueError, r"mu: .*contiguous"),
-        (lambda: bridge(asarray(HALF), asarray(HALF), solver="newton"), ValueError, r"solver: wanted \"auto\""),
-        (lambda: bridge(asarray(HALF), asarray(HALF), init=3), TypeError, r"init: wanted an earlier result"),
-        (lambda: qk.sinkhorn(dot()), TypeError, r"s: wanted scores of CPU arrays, got DeviceScores"),
+        (
+            lambda: bridge(asarray(np.ones(14)).every(2), asarray(HALF)),
+            ValueError,
+            r"mu: .*contiguous",
+        ),
+        (
+            lambda: bridge(asarray(HALF), asarray(HALF), solver="newton"),
+            ValueError,
+            r"solver: wanted \"auto\"",
+        ),
+        (
+            lambda: bridge(asarray(HALF), asarray(HALF), init=3),
+            TypeError,
+            r"init: wanted an earlier result",
+        ),
+        (
+            lambda: qk.sinkhorn(dot()),
+            TypeError,
+            r"s: wanted scores of CPU arrays, got DeviceScores",
+        ),
         (lambda: flow(asarray(X.T).T), ValueError, r"X0: wanted a contiguous array"),
-        (lambda: flow(asarray(X[:, :2].copy())), ValueError, r"X0: wanted particles of shape \(N, 3\)"),
-        (lambda: flow(asarray(X), t_eval=np.array([0.5])), ValueError, r"t_eval: wanted None for particles"),
-        (lambda: flow(asarray(X), weights=HALF), ValueError, r"weights: wanted None for particles on a device"),
+        (
+            lambda: flow(asarray(X[:, :2].copy())),
+            ValueError,
+            r"X0: wanted particles of shape \(N, 3\)",
+        ),
+        (
+            lambda: flow(asarray(X), t_eval=np.array([0.5])),
+            ValueError,
+            r"t_eval: wanted None for particles",
+        ),
+        (
+            lambda: flow(asarray(X), weights=HALF),
+            ValueError,
+            r"weights: wanted None for particles on a device",
+        ),
         (lambda: flow(asarray(X), kind="sinkhorn"), ValueError, r"kind: wanted one of softmax"),
     ],
 )
@@ -277,7 +377,9 @@ def test_outputs() -> None:
     assert dot().logsumexp(out=lse) is lse
     np.testing.assert_allclose(to_numpy(lse), qk.scores.dot(X).logsumexp(), atol=1e-13)
 
-    with pytest.raises(ValueError, match=r"out: wanted an array that may be written to, got a read-only"):
+    with pytest.raises(
+        ValueError, match=r"out: wanted an array that may be written to, got a read-only"
+    ):
         A.apply(V, out=out.readonly())
     with pytest.raises(ValueError, match=r"out: wanted shape \(7, 3\), got \(7, 2\)"):
         A.apply(V, out=asarray(np.empty((7, 2))))
@@ -299,7 +401,9 @@ def test_an_array_that_cannot_be_shared() -> None:
         def __dlpack__(self, **options: Any) -> Any:
             raise BufferError("tensors that require gradients cannot be exported")
 
-    with pytest.raises(TypeError, match=r"X: wanted an array that DLPack can share, got a Learning") as seen:
+    with pytest.raises(
+        TypeError, match=r"X: wanted an array that DLPack can share, got a Learning"
+    ) as seen:
         qk.scores.dot(Learning(asarray(X).memory))
     assert "require gradients" in str(seen.value.__cause__)
 

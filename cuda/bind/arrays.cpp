@@ -94,8 +94,8 @@ nb::object ask_for_capsule(nb::handle object, const std::string& name, Stream st
 
 void refuse_place(nb::handle object, const std::string& name) {
     if (!nb::hasattr(object, "__dlpack__") || !nb::hasattr(object, "__dlpack_device__"))
-        raise_type(name + ": wanted an array on a CUDA device (CuPy, PyTorch, JAX), got " +
-                   kind_of(object) + "; pass an object with __dlpack__");
+        raise_type(name + ": wanted an array on a CUDA device (CuPy, PyTorch, JAX), got " + kind_of(object) +
+                   "; pass an object with __dlpack__");
     const nb::object place = object.attr("__dlpack_device__")();
     const int type = nb::cast<int>(nb::int_(place[0]));
     if (type == dlpack::cuda || type == dlpack::cuda_managed) return;
@@ -146,8 +146,9 @@ void check(const Outcome& outcome) {
     if (outcome.code != 0) text += " (CUDA error " + std::to_string(outcome.code) + ")";
     switch (outcome.status) {
         case Status::out_of_memory:
-            PyErr_SetString(PyExc_MemoryError,
-                            ("CUDA: no room on the device: " + text + "; free arrays, or use smaller ones").c_str());
+            PyErr_SetString(
+                PyExc_MemoryError,
+                ("CUDA: no room on the device: " + text + "; free arrays, or use smaller ones").c_str());
             throw nb::python_error();
         case Status::no_device:
             text = "CUDA: unavailable: " + text;
@@ -176,9 +177,10 @@ Stream stream_of(nb::handle object) {
     }
     const bool number = PyLong_Check(handle.ptr()) && !PyBool_Check(handle.ptr());
     if (!number)
-        raise_type("stream: wanted None, an integer handle, or an object with .ptr (CuPy), .cuda_stream (PyTorch) "
-                   "or __cuda_stream__, got " +
-                   kind_of(object) + "; pass e.g. stream=torch.cuda.current_stream()");
+        raise_type(
+            "stream: wanted None, an integer handle, or an object with .ptr (CuPy), .cuda_stream (PyTorch) "
+            "or __cuda_stream__, got " +
+            kind_of(object) + "; pass e.g. stream=torch.cuda.current_stream()");
     const auto value = PyLong_AsLongLong(handle.ptr());
     if (PyErr_Occurred() != nullptr || value < 0) {
         PyErr_Clear();
@@ -225,8 +227,8 @@ Array contiguous_of(nb::handle object, const Wanted& wanted, Stream stream) {
         raise_type(name + ": wanted " + name_of(wanted.dtype) + ", got " + name_of(out.dtype) +
                    "; convert one of the arrays");
     if (wanted.device >= 0 && out.device != wanted.device)
-        raise_value(name + ": wanted an array on " + device_text(wanted.device) + " like the others, got one on " +
-                    device_text(out.device) + "; copy it there");
+        raise_value(name + ": wanted an array on " + device_text(wanted.device) +
+                    " like the others, got one on " + device_text(out.device) + "; copy it there");
     if (!wanted.shape.empty() && out.shape != wanted.shape)
         raise_value(name + ": wanted shape " + shape_text(wanted.shape) + ", got " + out.shape_text());
     if (!out.contiguous())

@@ -32,7 +32,8 @@ Description::Description(nb::handle described, Stream stream) : stream_(stream) 
     real = real_of(given[0]);
     inputs = real;
     device = static_cast<int>(index_of(given[1], "device"));
-    for (const nb::handle length : nb::borrow<nb::tuple>(given[2])) batch.push_back(index_of(length, "batch"));
+    for (const nb::handle length : nb::borrow<nb::tuple>(given[2]))
+        batch.push_back(index_of(length, "batch"));
     n_rows = index_of(given[3], "n_rows");
     n_cols = index_of(given[4], "n_cols");
     if (n_rows < 1 || n_cols < 1 || problems() < 1) raise_value("scores: wanted no axis of length 0");
@@ -54,7 +55,8 @@ Description::Description(nb::handle described, Stream stream) : stream_(stream) 
         raise_value("scores: wanted at most " + std::to_string(max_terms) +
                     " dense terms and as many masks; add them up before");
     if (row_bias_.size() > max_biases || col_bias_.size() > max_biases)
-        raise_value("scores: wanted at most " + std::to_string(max_biases) + " shifts per side; add them up before");
+        raise_value("scores: wanted at most " + std::to_string(max_biases) +
+                    " shifts per side; add them up before");
     lo_ = index_of(given[11], "lo");
     hi_ = index_of(given[12], "hi");
 }
@@ -82,16 +84,19 @@ void Description::add_features(nb::handle terms, FeatureKind kind) {
     }
 }
 
-void Description::add_biases(nb::handle terms, const char* name, Index length, std::vector<Batched>& to) const {
+void Description::add_biases(nb::handle terms, const char* name, Index length,
+                             std::vector<Batched>& to) const {
     for (const nb::handle term : nb::borrow<nb::tuple>(terms)) {
         to.push_back(read(term, name, real, {length}));
         if (length > 1 && to.back().stride(1) != 1)
-            raise_value(std::string(name) +
-                        ": wanted shifts whose last axis is contiguous, got a strided array; pass a contiguous copy");
+            raise_value(
+                std::string(name) +
+                ": wanted shifts whose last axis is contiguous, got a strided array; pass a contiguous copy");
     }
 }
 
-Batched Description::read(nb::handle object, const char* name, DType dtype, const std::vector<Index>& core) const {
+Batched Description::read(nb::handle object, const char* name, DType dtype,
+                          const std::vector<Index>& core) const {
     Batched out;
     out.array = array_of(object, name, stream_);
     const Array& array = out.array;
@@ -113,9 +118,10 @@ Batched Description::read(nb::handle object, const char* name, DType dtype, cons
     }
     if (!fits) {
         std::string wanted = "(...";
-        for (const Index length : core) wanted += ", " + (length < 0 ? std::string("d") : std::to_string(length));
-        raise_value(std::string(name) + ": wanted shape " + wanted + "), batch axes like the scores' or 1, got " +
-                    array.shape_text());
+        for (const Index length : core)
+            wanted += ", " + (length < 0 ? std::string("d") : std::to_string(length));
+        raise_value(std::string(name) + ": wanted shape " + wanted +
+                    "), batch axes like the scores' or 1, got " + array.shape_text());
     }
     return out;
 }

@@ -100,8 +100,8 @@ void for_types(const Description& d, Body&& body) {
     if (d.real == DType::float32 && d.inputs == DType::float32) return body(float{}, float{});
     if (d.real == DType::float32 && d.inputs == DType::float16) return body(float{}, Half{});
     if (d.real == DType::float32 && d.inputs == DType::bfloat16) return body(float{}, BFloat16{});
-    raise_type(std::string("scores: wanted inputs and results of one dtype, got ") + name_of(d.inputs) + " and " +
-               name_of(d.real));
+    raise_type(std::string("scores: wanted inputs and results of one dtype, got ") + name_of(d.inputs) +
+               " and " + name_of(d.real));
 }
 template <class Body>
 void for_full_types(const Description& d, Body&& body) {

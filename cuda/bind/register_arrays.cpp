@@ -34,7 +34,8 @@ DType dtype_named(const std::string& name) {
 class HostBuffer {
 public:
     HostBuffer(nb::handle object, int flags) {
-        if (PyObject_GetBuffer(object.ptr(), &view_, flags | PyBUF_C_CONTIGUOUS) != 0) throw nb::python_error();
+        if (PyObject_GetBuffer(object.ptr(), &view_, flags | PyBUF_C_CONTIGUOUS) != 0)
+            throw nb::python_error();
     }
     HostBuffer(const HostBuffer&) = delete;
     HostBuffer& operator=(const HostBuffer&) = delete;
@@ -51,12 +52,14 @@ Array empty(nb::handle shape, const std::string& dtype, int device, nb::handle s
 }
 
 // Bytes of the host, whatever their dtype there: bfloat16 comes as 16-bit integers.
-Array upload_of(nb::handle host, nb::handle shape, const std::string& dtype, int device, nb::handle stream_given) {
+Array upload_of(nb::handle host, nb::handle shape, const std::string& dtype, int device,
+                nb::handle stream_given) {
     const Stream stream = stream_of(stream_given);
     Array out = new_array(dtype_named(dtype), device, shape_of(shape), stream);
     const HostBuffer buffer(host, PyBUF_SIMPLE);
     if (buffer.bytes() != out.bytes())
-        raise_value("host: wanted " + std::to_string(out.bytes()) + " bytes, got " + std::to_string(buffer.bytes()));
+        raise_value("host: wanted " + std::to_string(out.bytes()) + " bytes, got " +
+                    std::to_string(buffer.bytes()));
     const DeviceGuard guard(device);
     check(guard.outcome());
     check(upload(out.data, buffer.data(), out.bytes(), stream));
@@ -144,9 +147,11 @@ nb::dict status() {
 }  // namespace
 
 void register_arrays(nb::module_& module) {
-    nb::class_<Array>(module, "Array", "Memory on a device; shared with other libraries by DLPack, never copied.")
+    nb::class_<Array>(module, "Array",
+                      "Memory on a device; shared with other libraries by DLPack, never copied.")
         .def_prop_ro("shape", [](const Array& a) { return tuple_of(a.shape); })
-        .def_prop_ro("strides", [](const Array& a) { return tuple_of(a.strides); }, "in elements")
+        .def_prop_ro(
+            "strides", [](const Array& a) { return tuple_of(a.strides); }, "in elements")
         .def_prop_ro("dtype", [](const Array& a) { return std::string(name_of(a.dtype)); })
         .def_ro("device", &Array::device)
         .def_ro("writable", &Array::writable)
@@ -165,31 +170,35 @@ void register_arrays(nb::module_& module) {
             },
             "the last two axes exchanged; shares the memory")
         .def("entry", &entry_of, "index"_a, "entry of the first axis; shares the memory")
-        .def("expand",
-             [](const Array& a) {
-                 Array out = a;
-                 out.shape.push_back(1);
-                 out.strides.push_back(1);
-                 return out;
-             },
-             "with one more axis of length 1 at the end; shares the memory")
-        .def("broadcast_rows",
-             [](const Array& a, Index n_rows) {
-                 Array out = a;
-                 out.shape.insert(out.shape.end() - 1, n_rows);
-                 out.strides.insert(out.strides.end() - 1, 0);
-                 return out;
-             },
-             "n_rows"_a, "a vector (..., m) as (..., n_rows, m), by a stride of 0")
-        .def("squeeze",
-             [](const Array& a) {
-                 Array out = a;
-                 if (a.shape.empty() || a.shape.back() != 1) raise_value("squeeze: wanted a last axis of length 1");
-                 out.shape.pop_back();
-                 out.strides.pop_back();
-                 return out;
-             },
-             "without its last axis, of length 1; shares the memory")
+        .def(
+            "expand",
+            [](const Array& a) {
+                Array out = a;
+                out.shape.push_back(1);
+                out.strides.push_back(1);
+                return out;
+            },
+            "with one more axis of length 1 at the end; shares the memory")
+        .def(
+            "broadcast_rows",
+            [](const Array& a, Index n_rows) {
+                Array out = a;
+                out.shape.insert(out.shape.end() - 1, n_rows);
+                out.strides.insert(out.strides.end() - 1, 0);
+                return out;
+            },
+            "n_rows"_a, "a vector (..., m) as (..., n_rows, m), by a stride of 0")
+        .def(
+            "squeeze",
+            [](const Array& a) {
+                Array out = a;
+                if (a.shape.empty() || a.shape.back() != 1)
+                    raise_value("squeeze: wanted a last axis of length 1");
+                out.shape.pop_back();
+                out.strides.pop_back();
+                return out;
+            },
+            "without its last axis, of length 1; shares the memory")
         .def("__dlpack_device__", [](const Array& a) { return nb::make_tuple(int{dlpack::cuda}, a.device); })
         .def(
             "__dlpack__",
@@ -199,19 +208,23 @@ void register_arrays(nb::module_& module) {
             nb::kw_only(), "stream"_a.none() = nb::none(), "max_version"_a.none() = nb::none(),
             "dl_device"_a.none() = nb::none(), "copy"_a.none() = nb::none());
 
-    module.def("asarray", [](nb::handle object, const std::string& name, nb::handle stream) {
-        return array_of(object, name, stream_of(stream));
-    }, "array"_a, "name"_a = "array", "stream"_a.none() = nb::none(), "The memory that an array shares by DLPack.");
+    module.def(
+        "asarray",
+        [](nb::handle object, const std::string& name, nb::handle stream) {
+            return array_of(object, name, stream_of(stream));
+        },
+        "array"_a, "name"_a = "array", "stream"_a.none() = nb::none(),
+        "The memory that an array shares by DLPack.");
     module.def("empty", &empty, "shape"_a, "dtype"_a, "device"_a, "stream"_a.none() = nb::none());
-    module.def("upload", &upload_of, "host"_a, "shape"_a, "dtype"_a, "device"_a, "stream"_a.none() = nb::none(),
-               "A copy of the host's memory on the device.");
+    module.def("upload", &upload_of, "host"_a, "shape"_a, "dtype"_a, "device"_a,
+               "stream"_a.none() = nb::none(), "A copy of the host's memory on the device.");
     module.def("download", &download_to, "array"_a, "host"_a, "stream"_a.none() = nb::none(),
                "Copies to the host's memory, and waits.");
     module.def("copy", &copy_to, "from"_a, "to"_a, "stream"_a.none() = nb::none());
     module.def("synchronize", &synchronize_on, "device"_a, "stream"_a.none() = nb::none());
-    module.def("stream_handle", [](nb::handle stream) {
-        return reinterpret_cast<std::intptr_t>(stream_of(stream));
-    }, "stream"_a.none(), "The handle of whatever stands for a stream.");
+    module.def(
+        "stream_handle", [](nb::handle stream) { return reinterpret_cast<std::intptr_t>(stream_of(stream)); },
+        "stream"_a.none(), "The handle of whatever stands for a stream.");
     module.def("live_allocations", &live_allocations, "Allocations that are alive.");
     module.def("status", &status);
 }

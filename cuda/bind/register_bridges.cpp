@@ -13,9 +13,9 @@ void one_problem(const Description& d) {
 
 // `n` iterations in place on g, lse and f; then the residual of the last one, the only thing that comes to the host.
 nb::tuple sweeps(nb::handle described, nb::handle g_given, nb::handle mu_given, nb::handle nu_given,
-                 nb::handle lse_given, nb::handle f_given, nb::handle columns_given, nb::handle residual_given,
-                 Index n, bool warm, double row_damping, double col_damping, bool store_weights,
-                 nb::handle stream_given) {
+                 nb::handle lse_given, nb::handle f_given, nb::handle columns_given,
+                 nb::handle residual_given, Index n, bool warm, double row_damping, double col_damping,
+                 bool store_weights, nb::handle stream_given) {
     const Stream stream = stream_of(stream_given);
     const Description d(described, stream);
     one_problem(d);
@@ -76,7 +76,8 @@ nb::tuple scalings(nb::handle kernel_given, nb::handle v_given, nb::handle mu_gi
     const Array nu = contiguous_of(nu_given, {"nu", real, kernel.device, {cols}}, stream);
     const Array u = output_of(u_given, {"u", real, kernel.device, {rows}}, stream);
     const Array columns = output_of(columns_given, {"columns", real, kernel.device, {cols}}, stream);
-    const Array residual = output_of(residual_given, {"residual", DType::float64, kernel.device, {2}}, stream);
+    const Array residual =
+        output_of(residual_given, {"residual", DType::float64, kernel.device, {2}}, stream);
     double seen[2] = {0, 0};
     for_real(real, "kernel", [&]<class T>(T) {
         ScalingTask<T> task;
@@ -94,7 +95,8 @@ nb::tuple scalings(nb::handle kernel_given, nb::handle v_given, nb::handle mu_gi
         Outcome outcome;
         {
             const nb::gil_scoped_release released;
-            for (Index k = 0; k < n && outcome.ok(); ++k) outcome = scaling_sweep(task, scratch.room(), stream);
+            for (Index k = 0; k < n && outcome.ok(); ++k)
+                outcome = scaling_sweep(task, scratch.room(), stream);
             if (outcome.ok()) outcome = download(seen, task.residual, sizeof seen, stream);
             if (outcome.ok()) outcome = synchronize(stream);
         }
@@ -115,7 +117,8 @@ Array factored(nb::tuple left, nb::tuple right, nb::handle z_given, nb::handle o
     std::vector<Array> factors;
     const auto read = [&](nb::handle object, const char* name) -> const Array& {
         const Array any = array_of(object, name, stream);
-        if (any.shape.size() != 2) raise_value(std::string(name) + ": wanted factors (rank, N), got " + any.shape_text());
+        if (any.shape.size() != 2)
+            raise_value(std::string(name) + ": wanted factors (rank, N), got " + any.shape_text());
         factors.push_back(contiguous_of(object, {name, z.dtype, z.device, any.shape}, stream));
         return factors.back();
     };
@@ -152,11 +155,14 @@ void register_bridges(nb::module_& module) {
     module.def("sinkhorn_sweeps", &sweeps, "scores"_a, "g"_a, "mu"_a, "nu"_a, "lse"_a, "f"_a, "columns"_a,
                "residual"_a, "n"_a, "warm"_a, "row_damping"_a = 1.0, "col_damping"_a = 1.0,
                "store_weights"_a = true, "stream"_a.none() = nb::none(),
-               "n full iterations in place on g, lse, f; returns (L1 error of the columns, columns that underflowed).");
-    module.def("scaling_sweeps", &scalings, "kernel"_a, "v"_a, "mu"_a, "nu"_a, "u"_a, "columns"_a, "residual"_a,
-               "n"_a, "stream"_a.none() = nb::none(), "The same on a stored kernel, in place on u and v.");
+               "n full iterations in place on g, lse, f; returns (L1 error of the columns, columns that "
+               "underflowed).");
+    module.def("scaling_sweeps", &scalings, "kernel"_a, "v"_a, "mu"_a, "nu"_a, "u"_a, "columns"_a,
+               "residual"_a, "n"_a, "stream"_a.none() = nb::none(),
+               "The same on a stored kernel, in place on u and v.");
     module.def("factored_product", &factored, "left"_a, "right"_a, "z"_a, "out"_a.none() = nb::none(),
-               "stream"_a.none() = nb::none(), "z (k, M) times the transpose of a product of low-rank factors.");
+               "stream"_a.none() = nb::none(),
+               "z (k, M) times the transpose of a product of low-rank factors.");
 }
 
 }  // namespace qk::cuda

@@ -21,7 +21,8 @@ Array project_points(nb::handle x_given, nb::handle matrix_given, double scale, 
     const Array x = points_of(x_given, "x", stream);
     const Array any = array_of(matrix_given, "matrix", stream);
     if (any.shape.size() != 2 || any.shape[1] != x.shape[1])
-        raise_value("matrix: wanted shape (d_out, " + std::to_string(x.shape[1]) + "), got " + any.shape_text());
+        raise_value("matrix: wanted shape (d_out, " + std::to_string(x.shape[1]) + "), got " +
+                    any.shape_text());
     const Array matrix = contiguous_of(matrix_given, {"matrix", x.dtype, x.device, any.shape}, stream);
     const DeviceGuard guard(x.device);
     check(guard.outcome());
@@ -117,8 +118,8 @@ Array velocity_of(nb::handle x_given, nb::handle Q_given, nb::handle K_given, nb
 
 // n_steps steps in place on mean (n, d) and cov (n, d, d).
 void gaussian_of(nb::handle mean_given, nb::handle cov_given, nb::handle score_given, nb::handle query_given,
-                 nb::handle value_given, bool l2, double gain, bool raw_moment, nb::tuple a, nb::tuple b, double h,
-                 Index n_steps, nb::handle stream_given) {
+                 nb::handle value_given, bool l2, double gain, bool raw_moment, nb::tuple a, nb::tuple b,
+                 double h, Index n_steps, nb::handle stream_given) {
     const Stream stream = stream_of(stream_given);
     const Array any = points_of(mean_given, "mean", stream);
     const Index n = any.shape[0], d = any.shape[1];

@@ -59,7 +59,8 @@ nb::tuple reduce_rows_of(nb::handle described, int weight, nb::handle values, bo
             return reduce_rows(task, scratch.room(), stream);
         });
     });
-    return nb::make_tuple(lse_out ? nb::cast(*lse_out) : nb::none(), product ? nb::cast(*product) : nb::none());
+    return nb::make_tuple(lse_out ? nb::cast(*lse_out) : nb::none(),
+                          product ? nb::cast(*product) : nb::none());
 }
 
 nb::tuple marginals_of(nb::handle described, nb::handle rows, nb::handle cols, nb::handle stream_given) {

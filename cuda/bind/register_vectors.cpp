@@ -10,8 +10,9 @@ namespace {
 
 using namespace nb::literals;
 
-constexpr const char* figure_names[n_figures] = {"nan",     "plus_inf", "minus_inf",  "largest", "smallest", "sum",
-                                                 "squares", "weight",   "difference", "ratio",   "dot"};
+constexpr const char* figure_names[n_figures] = {"nan",        "plus_inf", "minus_inf", "largest",
+                                                 "smallest",   "sum",      "squares",   "weight",
+                                                 "difference", "ratio",    "dot"};
 constexpr const char* op_names[] = {"affine", "minus_or_zero", "log", "log_minus", "tilt", "relative"};
 
 // The last two axes as rows and columns; with batch axes that leave no gaps the batch is more rows.
@@ -142,7 +143,8 @@ nb::list summaries(nb::list given, nb::handle stream_given) {
         for (int i = 0; i < n_figures; ++i) {
             double value = row[i];
             for (std::size_t p = 1; p < job.parts.size(); ++p)
-                value = joined(static_cast<Figure>(i), value, row[p * n_figures + static_cast<std::size_t>(i)]);
+                value =
+                    joined(static_cast<Figure>(i), value, row[p * n_figures + static_cast<std::size_t>(i)]);
             found[figure_names[i]] = value;
         }
         row += job.parts.size() * n_figures;
@@ -151,8 +153,8 @@ nb::list summaries(nb::list given, nb::handle stream_given) {
     return out;
 }
 
-Array map_of(const std::string& op, nb::handle x_given, nb::handle y_given, nb::handle z_given, double a, double b,
-             double c, nb::handle out, nb::handle stream_given) {
+Array map_of(const std::string& op, nb::handle x_given, nb::handle y_given, nb::handle z_given, double a,
+             double b, double c, nb::handle out, nb::handle stream_given) {
     const Stream stream = stream_of(stream_given);
     int code = -1;
     for (int k = 0; k < 6; ++k)
@@ -183,11 +185,13 @@ Array map_of(const std::string& op, nb::handle x_given, nb::handle y_given, nb::
     return result;
 }
 
-Array row_dots_of(nb::handle x_given, nb::handle y_given, double scale, nb::handle out, nb::handle stream_given) {
+Array row_dots_of(nb::handle x_given, nb::handle y_given, double scale, nb::handle out,
+                  nb::handle stream_given) {
     const Stream stream = stream_of(stream_given);
     const Array x = array_of(x_given, "x", stream), y = array_of(y_given, "y", stream);
     if (x.shape.size() != 2 || x.shape != y.shape || x.dtype != y.dtype || x.device != y.device)
-        raise_value("y: wanted the shape, dtype and device of x, " + x.shape_text() + ", got " + y.shape_text());
+        raise_value("y: wanted the shape, dtype and device of x, " + x.shape_text() + ", got " +
+                    y.shape_text());
     const DeviceGuard guard(x.device);
     check(guard.outcome());
     Array result = output_of(out, {"out", x.dtype, x.device, {x.shape[0]}}, stream);

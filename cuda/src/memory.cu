@@ -174,7 +174,8 @@ Outcome allocate_on(Stream, std::size_t bytes, void*& out, bool& pooled) {
 void release_on(Stream, void* pointer, bool) noexcept { release(pointer); }
 
 Outcome device_info(int device, DeviceInfo& out) {
-    if (device < 0 || device >= simt::machine.devices) return {Status::no_device, 101, "invalid device ordinal"};
+    if (device < 0 || device >= simt::machine.devices)
+        return {Status::no_device, 101, "invalid device ordinal"};
     std::memcpy(out.name, "SIMT layer", sizeof "SIMT layer");
     out.major = 7;
     out.minor = 5;
@@ -187,7 +188,8 @@ Outcome current_device(int& device) {
     return {};
 }
 Outcome use_device(int device) {
-    if (device < 0 || device >= simt::machine.devices) return {Status::no_device, 101, "invalid device ordinal"};
+    if (device < 0 || device >= simt::machine.devices)
+        return {Status::no_device, 101, "invalid device ordinal"};
     simt::machine.current = device;
     return {};
 }

@@ -19,13 +19,13 @@ Outcome row_dots(const RowDotTask<T>& task, Stream stream) {
     return run_row_dots<Chosen>(task, stream);
 }
 
-#define QK_SUMMARY_INSTANCE(Config, T, In)                           \
+#define QK_SUMMARY_INSTANCE(Config, T, In)                            \
     template std::size_t workspace_bytes<In>(const SummaryTask<In>&); \
     template Outcome summarize<In>(const SummaryTask<In>&, Workspace, Stream);
 QK_CUDA_INPUTS(QK_SUMMARY_INSTANCE, Chosen)
 
-#define QK_INSTANCE(Config, T)                                       \
-    template Outcome map_vector<T>(const VectorTask<T>&, Stream);    \
+#define QK_INSTANCE(Config, T)                                    \
+    template Outcome map_vector<T>(const VectorTask<T>&, Stream); \
     template Outcome row_dots<T>(const RowDotTask<T>&, Stream);
 QK_CUDA_REALS(QK_INSTANCE, Chosen)
 

@@ -66,7 +66,7 @@ struct SummaryArgs {
 template <class In, int Threads>
 __global__ void QK_BOUNDS(Threads) summary_parts(QK_PARAM SummaryArgs<In> args) {
     constexpr int warps = Threads / 32;
-    QK_SHARED(double, parts, warps * n_figures);
+    QK_SHARED(double, parts, warps* n_figures);
     const SummaryTask<In>& task = args.task;
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     Figures mine;
@@ -165,7 +165,8 @@ template <class Config, class T>
 Outcome run_map(const VectorTask<T>& task, Stream stream) {
     if (task.n < 0) return bad("n: negative");
     if (task.n == 0) return {};
-    const bool two = task.op == VectorOp::log_minus || task.op == VectorOp::tilt || task.op == VectorOp::relative;
+    const bool two =
+        task.op == VectorOp::log_minus || task.op == VectorOp::tilt || task.op == VectorOp::relative;
     if (task.x == nullptr || task.out == nullptr || (two && task.y == nullptr) ||
         (task.op == VectorOp::relative && task.z == nullptr))
         return bad("x, y, z or out: null");

@@ -16,7 +16,8 @@ import pytest
 import qkcore
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("qkcore_cuda") is None, reason="qkcore-cuda is not installed (make cuda)"
+    importlib.util.find_spec("qkcore_cuda") is None,
+    reason="qkcore-cuda is not installed (make cuda)",
 )
 
 
@@ -84,7 +85,9 @@ def test_without_a_device_everything_is_explained() -> None:
 def test_asking_for_what_is_not_there() -> None:
     from qkcore._device import _backend
 
-    with pytest.raises(RuntimeError, match=r"CUDA: wanted CUDA, which is unavailable: .*driver|device"):
+    with pytest.raises(
+        RuntimeError, match=r"CUDA: wanted CUDA, which is unavailable: .*driver|device"
+    ):
         _backend.require()
 
 
@@ -92,7 +95,9 @@ def test_cpu_arrays_are_refused_with_advice() -> None:
     import numpy as np
     import qkcore_cuda
 
-    with pytest.raises(TypeError, match=r"x: wanted an array on a CUDA device, got a ndarray on the CPU"):
+    with pytest.raises(
+        TypeError, match=r"x: wanted an array on a CUDA device, got a ndarray on the CPU"
+    ):
         qkcore_cuda.row_dots(np.zeros((2, 2)), np.zeros((2, 2)))
 
 
@@ -101,7 +106,9 @@ def test_the_runtime_is_inside() -> None:
     readelf = shutil.which("readelf")
     if readelf is None:
         pytest.skip("readelf (binutils) is not installed")
-    shown = subprocess.run([readelf, "-d", str(module())], capture_output=True, text=True, check=True)
+    shown = subprocess.run(
+        [readelf, "-d", str(module())], capture_output=True, text=True, check=True
+    )
     needed = re.findall(r"NEEDED.*\[(.+)\]", shown.stdout)
     assert needed and not any("cuda" in name or "nv" in name for name in needed)
 
@@ -112,7 +119,10 @@ def test_every_architecture_is_there() -> None:
     if tool is None:
         pytest.skip("cuobjdump (CUDA toolkit) is not installed")
     listed = subprocess.run(
-        [tool, "--list-elf", "--list-ptx", str(module())], capture_output=True, text=True, check=True
+        [tool, "--list-elf", "--list-ptx", str(module())],
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout
     for name in ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"):
         assert f"{name}.cubin" in listed

@@ -381,11 +381,16 @@ int vectors(const CVectors& c) {
     Outcome ran = arrays.outcome().ok() ? run_summary<Config>(task, room, nullptr) : arrays.outcome();
     T* const maps = arrays.back<T>(c.maps, c.n_ops * n);
     for (int op = 0; ran.ok() && maps != nullptr && op < c.n_ops; ++op)
-        ran = run_map<Config, T>({static_cast<VectorOp>(op), n, task.a.data, task.b, task.a.data,
-                                  static_cast<T>(c.x), static_cast<T>(c.y), static_cast<T>(c.z), maps + op * n},
-                                 nullptr);
+        ran =
+            run_map<Config, T>({static_cast<VectorOp>(op), n, task.a.data, task.b, task.a.data,
+                                static_cast<T>(c.x), static_cast<T>(c.y), static_cast<T>(c.z), maps + op * n},
+                               nullptr);
     if (ran.ok() && c.dots != nullptr)
-        ran = run_row_dots<Config, T>({c.n_rows, c.n_cols, task.a, {task.b, c.n_cols, 1}, static_cast<T>(c.x),
+        ran = run_row_dots<Config, T>({c.n_rows,
+                                       c.n_cols,
+                                       task.a,
+                                       {task.b, c.n_cols, 1},
+                                       static_cast<T>(c.x),
                                        arrays.back<T>(c.dots, c.n_rows)},
                                       nullptr);
     return arrays.finish(ran);

@@ -238,9 +238,7 @@ class _Loop:
 
     def _error(self) -> tuple[float, float]:
         """L1 and worst relative error of the conditions on the marginals of exp(f + s + g)."""
-        s = self.s._with(
-            row_bias=(*self.s._row_bias, self.f), col_bias=(*self.s._col_bias, self.g)
-        )
+        s = self.s._with(row_bias=(*self.s._row_bias, self.f), col_bias=(*self.s._col_bias, self.g))
         sums = self.c.module.marginals(s._spec, stream=self.stream)
         wanted = []
         for weight, potential, strength in zip(

@@ -311,7 +311,9 @@ def flow(field: Any, X0: Any, options: FlowOptions) -> tuple[Any, ...]:
     )
 
 
-def _take(stepper: _Stepper, o: FlowOptions, to: float, times: list[float], states: list[Any]) -> None:
+def _take(
+    stepper: _Stepper, o: FlowOptions, to: float, times: list[float], states: list[Any]
+) -> None:
     states.append(stepper.accept(to))
     times.append(to)
     if o.report is not None:

@@ -247,7 +247,10 @@ class DeviceScores:
         c = self._context
         named = [
             (name, c.vector(name, x, str(self.dtype), length, self._batch))
-            for name, x, length in (("rows", rows, self._n_rows), ("columns", columns, self._n_cols))
+            for name, x, length in (
+                ("rows", rows, self._n_rows),
+                ("columns", columns, self._n_cols),
+            )
             if x is not None
         ]
         figures = c.figures(*((name, x, None) for name, x in named))
@@ -257,9 +260,7 @@ class DeviceScores:
             top += c.finite(name, found, minus_inf=True)
             batch = _checks.broadcast(name, batch, x.shape[:-1])
             biases[name] = (*biases[name], x)
-        return self._with(
-            batch=batch, row_bias=biases["rows"], col_bias=biases["columns"], top=top
-        )
+        return self._with(batch=batch, row_bias=biases["rows"], col_bias=biases["columns"], top=top)
 
     # ---- reductions ---------------------------------------------------------------------------
 
