@@ -1,4 +1,4 @@
-"""One command for a machine with a CUDA device: ``python bench/gpu.py [--library torch] [--quick] [--out FILE]``.
+"""One command for a machine with a CUDA device: ``python bench/gpu.py [--library torch] [--quick]``.
 
 First every computation on the device against the same on the CPU, then times beside PyTorch's attention,
 FlashSinkhorn, KeOps and OTT, where they are installed. Writes one JSON. Status: 0 all right, 1 a wrong
@@ -17,10 +17,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import environment
 import numpy as np
 from numpy.typing import NDArray
 
+import environment
 import qkcore as qk
 
 Array = NDArray[Any]

@@ -1,7 +1,7 @@
 """The array libraries over which the tests of device arrays run.
 
-`simt` is always there once it is built; CuPy, PyTorch and JAX join on a machine with a CUDA device, qkcore_cuda
-and the library itself (marker gpu).
+`simt` is always there once it is built; CuPy, PyTorch and JAX join on a machine with a CUDA device,
+qkcore_cuda and the library itself (marker gpu).
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A device array library for tests: memory of the SIMT layer, shared by DLPack as if it were CUDA's.
 
-The module behind it (build/simt/qkcore_simt, `make simt`) is qkcore_cuda's own host code and bindings, compiled
-over the SIMT layer with small tiles: what dispatches, checks, allocates and launches is what a GPU would see.
+The module behind it (build/simt/qkcore_simt, `make simt`) is qkcore_cuda's own host code and bindings,
+compiled over the SIMT layer with small tiles: what dispatches, checks, allocates and launches is what a GPU
+would see.
 """
 
 from __future__ import annotations

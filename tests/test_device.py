@@ -1,7 +1,7 @@
 """The public calls on device arrays against the same calls on the CPU.
 
-Over the SIMT layer (tests/fake_cuda.py) the whole path runs but for CUDA's own runtime: dispatch, checks, streams,
-the module's host code, the kernels. On a machine with a device the same tests run there (marker gpu).
+Over the SIMT layer (tests/fake_cuda.py) the whole path runs but for CUDA's own runtime: dispatch, checks,
+streams, the module's host code, the kernels. On a machine with a device the same tests run there (gpu).
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
 from .._lazy_scores import UNBOUNDED
 from ._arrays import Context
 from ._operators import WEIGHTS
@@ -92,7 +91,7 @@ class _Field:
             Q, K, V = field.parameters(t)
             V = np.broadcast_to(V, (field.heads, *V.shape[1:]))
             ready = tuple(self.c.upload(m, self.x.dtype) for m in (Q, K, V))
-            self._uploaded = (key, ready)  # type: ignore[assignment]
+            self._uploaded = (key, ready)
         assert self._uploaded is not None
         return self._uploaded[1]
 
