@@ -123,8 +123,8 @@ nb::list summaries(nb::list given, nb::handle stream_given) {
     const DeviceGuard guard(device);
     check(guard.outcome());
     std::vector<double> host(count * n_figures);
-    const Array figures = new_array(DType::float64, device, {static_cast<Index>(count), n_figures}, stream);
-    auto* at = pointer<double>(figures);
+    Scratch figures(host.size() * sizeof(double), stream);
+    auto* at = static_cast<double*>(figures.room().data);
     for (const Job& job : jobs)
         for (const Array& part : job.parts) {
             any_summary(part, job.name, job.pair ? &*job.pair : nullptr, at, stream);
@@ -133,7 +133,7 @@ nb::list summaries(nb::list given, nb::handle stream_given) {
     Outcome outcome;
     {
         const nb::gil_scoped_release released;
-        outcome = download(host.data(), figures.data, host.size() * sizeof(double), stream);
+        outcome = download(host.data(), figures.room().data, host.size() * sizeof(double), stream);
         if (outcome.ok()) outcome = synchronize(stream);
     }
     check(outcome);

@@ -12,6 +12,7 @@ std::atomic<Index> n_alive{0};
 #if defined(__CUDACC__)
 Outcome outcome(cudaError_t error, Status status = Status::launch_failed) {
     if (error == cudaSuccess) return {};
+    (void)cudaGetLastError();  // it has been seen: the next launch must not report it again
     return {error == cudaErrorMemoryAllocation ? Status::out_of_memory : status, static_cast<int>(error),
             cudaGetErrorString(error)};
 }
