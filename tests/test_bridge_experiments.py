@@ -509,7 +509,7 @@ def test_an_initial_error_stays(results: Results) -> None:
     rows = table(results, "simplex-flow", "start")
     none = rows["drift"] == 0
     assert rows["growth"][none] == pytest.approx(1) and np.all(rows["printed"][none] == 0)
-    assert np.all(rows["growth"] <= rows["corrected"])
+    assert np.all(rows["growth"] <= rows["corrected"] * (1 + 1e-9))
     assert 0.0 in results("simplex-flow").metrics["start"]["printed_fails_at"]
 
 
@@ -535,7 +535,7 @@ def test_early_exit(results: Results) -> None:
     assert norm["broken"].max() > 0
     # The losses of H.1's rule from formed Jacobians, for the first tolerance.
     z, most = _stack(done.config)
-    assert np.all(np.ptp(np.diff(z, axis=0), axis=-1) / 2 <= most + 1e-12)
+    assert np.all(np.ptp(np.diff(z, axis=0), axis=-1) / 2 <= most[:, None] + 1e-12)
     tol, p = done.config["tolerances"][0], softmax(z)
     losses = []
     for i in range(p.shape[1]):

@@ -49,7 +49,7 @@ class Drift:
         z, p = self.z.copy(), qk.simplex.softmax(self.z)
         logits, states = [z], [p]
         for k in range(L):
-            dz = self(p, k / L) / L
+            dz = self(np.asarray(p, np.float64), k / L) / L
             z = z + dz
             p = p + qk.simplex.Mobility(p) @ dz if linear else qk.simplex.softmax(z)
             logits.append(z)
