@@ -106,7 +106,7 @@ def _errors(folder: Path, metrics: dict[str, Any]) -> Any:
         _line(middle, of["epsilon"], of["w2"], k + 3, text, "--")
     figures.tidy(middle, "ε", "error", f"the poster's step ({metrics['poster']})")
     for ax in (left, middle):
-        ax.legend(fontsize="x-small", frameon=False)
+        ax.legend(fontsize="x-small", frameon=False, loc="upper right")
         figures.ticks_at(ax, errors["epsilon"])
         low, high = ax.get_ylim()
         ax.set_ylim(low, high * (high / low) ** 0.35)  # room for the legend
@@ -118,7 +118,7 @@ def _errors(folder: Path, metrics: dict[str, Any]) -> Any:
         right.semilogy(
             of["t"][rows_], of["w2"][rows_], color=_viridis(shade), label=f"ε = {e:g}", lw=1.6
         )
-    right.legend(fontsize="x-small", frameon=False, ncols=2)
+    right.legend(fontsize="x-small", frameon=False, ncols=2, loc="lower right")
     figures.tidy(right, "t", "W2 error", "over time")
     return made
 

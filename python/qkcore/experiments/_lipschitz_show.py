@@ -97,19 +97,20 @@ def _data(folder: Path) -> Any:
         ]
         figures.ticks_at(ax, steps, y=True)
         figures.tidy(ax, "n", "Lipschitz constant", label)
-        ax.legend(fontsize="x-small", frameon=False)
+        ax.set_ylim(low, high * (high / low) ** 0.4)  # room for the legend
+        ax.legend(fontsize="x-small", frameon=False, loc="upper left", ncols=2)
     ax = grid[0][2]
     largest = data.where(d=f"{dims[-1]:g}")
     r = largest["radius"]
     for name, (colour, mark, label) in READINGS.items():
         values = [largest[name][r == v].max() for v in radii]
         ax.loglog(radii, values, marker=mark, color=colour, label=label, ms=5)
-    ax.legend(fontsize="x-small", frameon=False)
+    ax.legend(fontsize="x-small", frameon=False, loc="upper left")
     figures.ticks_at(ax, radii)
     figures.tidy(ax, "radius", "constant", f"one query, Euclidean (24), d = {dims[-1]:g}")
     ax = grid[1][0]
     _readings(ax, far, "n")
-    ax.legend(fontsize="x-small", frameon=False)
+    ax.legend(fontsize="x-small", frameon=False, loc="upper left")
     figures.ticks_at(ax, far["n"])
     figures.tidy(ax, "N", "factor", "far points on a line (28)")
     ax = grid[1][1]
@@ -124,7 +125,7 @@ def _data(folder: Path) -> Any:
         colour, mark, label = READINGS[name]
         each = [gaussian[name][d & (gaussian["n"] == j)].max() for j in n]
         ax.loglog(n, each, marker=mark, color=colour, label=label, ms=5)
-    ax.legend(fontsize="x-small", frameon=False)
+    ax.legend(fontsize="x-small", frameon=False, loc="center left")
     figures.ticks_at(ax, n)
     title = f"normal clouds, Gaussian potential (29), d = {gaussian['d'][d][0]:g}"
     figures.tidy(ax, "n", "W1 constant", title)
@@ -132,7 +133,7 @@ def _data(folder: Path) -> Any:
     for name in ("printed", "corrected", "measured"):
         colour, mark, label = READINGS[name]
         ax.semilogy(cubes["d"], cubes[name], marker=mark, color=colour, label=label, ms=5)
-    ax.legend(fontsize="x-small", frameon=False)
+    ax.legend(fontsize="x-small", frameon=False, loc="upper left")
     figures.tidy(ax, "d", "W1 constant", "centre of a cube of 2^d particles (29)")
     return made
 

@@ -51,14 +51,14 @@ def _locking(folder: Path) -> Any:
     grid[0][1].plot([], [], ":", color=figures.GREY, label="1/2τ")
     grid[0][2].plot([], [], "--", color=figures.GREY, lw=1, label="bound of eq 21")
     titles = (
-        ("t", "tail δ = 1 − p_max (median)", "rows lock; higher τ later"),
-        ("tail δ", "‖J‖ (median)", "mobility vanishes with the tail"),
-        ("t", "speed ‖dp/dt‖₂ (median)", "and with it the speed"),
+        ("t", "tail δ = 1 − p_max (median)", "rows lock; higher τ later", "upper right"),
+        ("tail δ", "‖J‖ (median)", "mobility vanishes with the tail", "lower right"),
+        ("t", "speed ‖dp/dt‖₂ (median)", "and with it the speed", "upper right"),
     )
-    for ax, (x, y, title) in zip(grid[0], titles, strict=True):
+    for ax, (x, y, title, corner) in zip(grid[0], titles, strict=True):
         ax.set_ylim(LEAST, 5)
         figures.tidy(ax, x, y, title)
-        ax.legend(fontsize="x-small", frameon=False)
+        ax.legend(fontsize="x-small", frameon=False, loc=corner)
     for k, gap in enumerate(np.unique(hot["gap"])):
         of = hot["gap"] == gap
         grid[1][0].loglog(
@@ -68,7 +68,7 @@ def _locking(folder: Path) -> Any:
     grid[1][0].loglog(hot["tau"][of], hot["bound"][of], ":", color=figures.GREY, label="1/2τ")
     grid[1][0].set_ylim(1e-6, 10)
     figures.tidy(grid[1][0], "temperature τ", "‖J‖", "two tokens: cooling freezes them")
-    grid[1][0].legend(fontsize="x-small", frameon=False)
+    grid[1][0].legend(fontsize="x-small", frameon=False, loc="upper right")
     for ax, kind, title in (
         (grid[1][1], "random", "random changes of the logits"),
         (grid[1][2], "worst", "worst changes: eq 23 (α = 0) exceeded"),
@@ -90,7 +90,7 @@ def _perturbed(ax: Any, rows: Table) -> None:
         ax.loglog(at, rows["printed_at_middle"][of], color=colour, lw=1.2, ls="--")
     ax.plot([], [], color=figures.GREY, label="sharp bound")
     ax.plot([], [], "--", color=figures.GREY, label="eq 23, α = 0")
-    ax.legend(fontsize="x-small", frameon=False)
+    ax.legend(fontsize="x-small", frameon=False, loc="upper left")
 
 
 def _depth(folder: Path) -> Any:
@@ -151,7 +151,7 @@ def _depth(folder: Path) -> Any:
     figures.tidy(ax, "layer", "nats; τ", "entropy schedule, growing logits")
     for row in grid:
         for one in row:
-            corner = "lower left" if one is grid[0][0] else "best"
+            corner = "lower left" if one is grid[0][0] else "upper left"
             one.legend(fontsize="x-small", frameon=False, loc=corner)
     return made
 
