@@ -92,9 +92,7 @@ def _data(folder: Path) -> Any:
                 )  # fmt: skip
         figures.ticks_at(ax, data["n"])
         low, high = ax.get_ylim()
-        steps = [
-            v for v in (1, 1.1, 1.2, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100) if low < v < high
-        ]
+        steps = [v for v in (1, 1.2, 1.5, 2, 3, 5, 7, 10, 15, 20, 30, 50, 100) if low < v < high]
         figures.ticks_at(ax, steps, y=True)
         figures.tidy(ax, "n", "Lipschitz constant", label)
         ax.set_ylim(low, high * (high / low) ** 0.4)  # room for the legend
@@ -125,7 +123,7 @@ def _data(folder: Path) -> Any:
         colour, mark, label = READINGS[name]
         each = [gaussian[name][d & (gaussian["n"] == j)].max() for j in n]
         ax.loglog(n, each, marker=mark, color=colour, label=label, ms=5)
-    ax.legend(fontsize="x-small", frameon=False, loc="center left")
+    ax.legend(fontsize="x-small", frameon=False, loc="center right")
     figures.ticks_at(ax, n)
     title = f"normal clouds, Gaussian potential (29), d = {gaussian['d'][d][0]:g}"
     figures.tidy(ax, "n", "W1 constant", title)
