@@ -203,11 +203,18 @@ def interaction_energy(
 
 
 def sinkhorn_energy(
-    X: npt.ArrayLike, field: AttentionField, weights: npt.ArrayLike | None = None, t: float = 0.0
+    X: npt.ArrayLike,
+    field: AttentionField,
+    weights: npt.ArrayLike | None = None,
+    t: float = 0.0,
+    *,
+    tol: float = 1e-11,
 ) -> float:
     r""":math:`\mathcal F_\varepsilon(\mu)` of TPDE 5.11, which the Sinkhorn flow decreases if A = Aᵀ = −V.
 
     :math:`-\frac12 OT_\varepsilon(\mu,\mu) + \frac1{4\varepsilon}\int(|Qx|^2+|Kx|^2)\,d\mu`, one head.
+    ``tol`` is the L1 error of the bridge's marginals; clouds much wider than :math:`\sqrt\varepsilon` need
+    a larger one.
     """
     if field.kind != "sinkhorn" or field.heads != 1:
         raise ValueError(f"field: wanted a sinkhorn field with one head, got {field!r}")
@@ -215,7 +222,7 @@ def sinkhorn_energy(
     w = _weights(weights, len(cloud))
     Q, K, _ = field.parameters(t)
     q, k = cloud @ Q[0].T, cloud @ K[0].T
-    found = bridge(scores.distance(q, k, beta=0.5 / field.epsilon), w, w, tol=1e-11)
+    found = bridge(scores.distance(q, k, beta=0.5 / field.epsilon), w, w, tol=tol)
     if not found.converged:
         raise RuntimeError(f"sinkhorn: {found.status} with a marginal error of {found.error:.3g}")
     # kappa = e^{f + s + g} / (w w): its log over kappa^0 = e^s is f + g - log w_i - log w_j.

@@ -95,6 +95,24 @@ EXPERIMENTS: dict[str, Experiment] = {
             errata=(1, 2, 38),
         ),
         Experiment(
+            "gaussian-cones",
+            "Covariances under attention as curves in their cone, and what becomes of each",
+            "TPDE section 4.5, figures 1, 2, 4 to 7",
+            errata=(5, 8, 25, 26, 39),
+        ),
+        Experiment(
+            "rank-histogram",
+            "Ranks of the limits of Gaussian laws, d = 3, 4, 5, no case left out",
+            "TPDE section 4.5, figures 3 and 8",
+            errata=(25, 27, 40),
+        ),
+        Experiment(
+            "particles",
+            "Particles under every field: clusters, radius and its bound, energy",
+            "TPDE sections 2, 3 and 5",
+            errata=(28,),
+        ),
+        Experiment(
             "swissroll",
             "Minimal diffusion models with attention and diffusion-map denoisers",
             "DAC appendix D.2, figure 2",

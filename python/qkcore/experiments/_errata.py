@@ -12,21 +12,37 @@ ERRATA = {
     "turns back up after half of the steps and the variances become negative. Run as printed (with "
     "negative variances set to 0: otherwise ᾱ exceeds 1) and corrected.",
     4: "DAC section 5 reports a Chamfer distance, D.2 an MMD². Both are reported.",
+    5: "TPDE 4.15 prints C with AΣAᵀ; lemma 4.14's AᵀΣA is the one that matches simulation.",
     6: "ISB's objective lacks a ½ on the cost: a step of ε/2 ∇log ρ needs the kernel exp(−|x−y|²/2ε); as "
     "printed every flow runs at half its speed. Theorem 2's K ε C(ε) cannot hold with theorem 1's C = O(ε²) "
     "for normal laws: one bridge step and one Euler step differ by ε²/8s³. With √C(ε) it holds.",
     7: "EOT 2 to 3, H.1, L: the factor of an initial error in theorem 3.1 is e^Γ, not e^Γ − 1 (7g); lower "
     "temperature freezes rows, the opposite of what L.2 ends with (7d); a small Frobenius norm of the "
     "mobility is no licence to leave early, as spread-out rows have it too (7h).",
+    8: "TPDE 4.3: the second term of the L2 covariance flow is the transpose of the first; as printed "
+    "dΣ/dt is not symmetric.",
     10: "MTA 19 (second inequality), 23 and 25 cannot hold as printed: for G = 1 the factor is 0 and the map "
     "the identity. (‖G‖_∞ + ‖G‖_{∞,Lip} diam)/ε(G) does hold. Proposition 28 lacks a factor N, and theorem "
     "29 falls with it, for cubes in 44 dimensions and more.",
     11: "DAC D.1: the circle's kernels have singular values in exact pairs, so that an even rank cuts "
     "a pair and the truncation is a free choice; so does rank 17 in the trefoil's diffusion kernel. Such "
     "ranks are reported as ranges over the choice.",
+    25: "TPDE 4.5 observes convergence to 0 for A + Aᵀ ≺ 0 independently of V. It holds for symmetric "
+    "positive definite V, since Tr(V⁻¹Σ) then falls; V drawn as the text says, with independent normal "
+    "entries, lets most trajectories blow up.",
+    26: "TPDE 4.12: L2 attention cannot blow up when K is invertible. With a singular K it can.",
+    27: "TPDE 4.1, figure 3: the rank of the limit is bounded by dim ker A, ⌈d/2⌉ for A of rank ⌊d/2⌋, not "
+    "by rk A.",
+    28: "TPDE 5.4: the interaction energy needs A = Aᵀ to fall along softmax flows.",
     33: "EOT eq 23 with α = 0 fails by up to a factor of two for small changes: two tokens reach 4δ(1−δ)ε in "
     "L1. The constant is right for the total variation, half of the L1 norm.",
     38: "DAC 4.3 derives currents from K⁺ being asymmetric. It is so for every W, but when W is "
     "symmetric it is symmetric up to a column term, and attention is in equilibrium. Currents need an "
     "asymmetric W.",
+    39: "TPDE figures 1 (c), 1 (d), 5 (c), 6 (c): in the published code the multi-head field of 1 (c) has "
+    "one empty head (two heads with A of rank 1 give a line, not a plane), that of 6 (c) is run with one head, "
+    "which is softmax itself, and 1 (d) and 5 (c) are both drawn from the L2 run.",
+    40: "TPDE figures 3, 8: the published procedure leaves out what does not settle and limits of a rank "
+    "above ⌈d/2⌉, draws V as GᵀG, and takes steps that leave the cone, after which negative eigenvalues are "
+    "set to 1e-14.",
 }
