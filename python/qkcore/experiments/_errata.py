@@ -40,8 +40,8 @@ ERRATA = {
     "symmetric it is symmetric up to a column term, and attention is in equilibrium. Currents need an "
     "asymmetric W.",
     39: "TPDE figures 1 (c), 1 (d), 5 (c), 6 (c): in the published code the multi-head field of 1 (c) has "
-    "one empty head (two heads with A of rank 1 give a line, not a plane), that of 6 (c) is run with one head, "
-    "which is softmax itself, and 1 (d) and 5 (c) are both drawn from the L2 run.",
+    "one empty head (two heads with A of rank 1 give a line, not a plane), that of 6 (c) is run with one "
+    "head, which is softmax itself, and 1 (d) and 5 (c) are both drawn from the L2 run.",
     40: "TPDE figures 3, 8: the published procedure leaves out what does not settle and limits of a rank "
     "above ⌈d/2⌉, draws V as GᵀG, and takes steps that leave the cone, after which negative eigenvalues are "
     "set to 1e-14.",

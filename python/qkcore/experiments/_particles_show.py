@@ -116,7 +116,8 @@ def _panel(
         if ended[scene, kind, variant] != "finished":
             axes.plot(t[-1:], value[-1:], "x", color=colour, markersize=6)
         if measure == "radius" and kind == "softmax" and rows.rows[0]["bound"]:
-            axes.plot(t[1:], rows["bound"][1:], color="0.3", linewidth=3, alpha=0.35)
+            known = [(float(r["t"]), float(r["bound"])) for r in rows.rows[1:] if r["bound"]]
+            axes.plot(*zip(*known, strict=True), color="0.3", linewidth=3, alpha=0.35)
     axes.set_xscale("log")
     if measure != "energy":
         axes.set_yscale("log")

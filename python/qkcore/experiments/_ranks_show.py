@@ -250,7 +250,8 @@ def _published(kind: str, found: dict[str, Any], figure: str) -> list[Claim]:
             "implied",
             f"{total['shown']} of {n} cases in the histogram, {total['left_out_by_rank']} left out for their "
             f"rank; a step left the cone and was projected in {total['projected']}; rank as by "
-            f"Dormand–Prince in {total['same_rank']}, lower in {total['lower_rank']} of {total['both_converged']}",
+            f"Dormand–Prince in {total['same_rank']}, lower in {total['lower_rank']} "
+            f"of {total['both_converged']}",
             "holds" if share > 0.98 else "holds in part" if share > 0.5 else "does not hold",
         )
     ]

@@ -34,6 +34,8 @@ BOUNDED = ("softmax", "l2", "sinkhorn", "sigmoid")
 POTENTIALS = ("linear", "exp", "relu", "sigmoid")
 # L1 error of the marginals in Sinkhorn's energy, whose own error is of second order in it.
 BRIDGE = 1e-8
+# Later the bound, exp(t), is beyond what a double holds, and says nothing.
+BOUND_TIME = 300.0
 # A step against the law that is smaller than this share of the energy's whole change is rounding.
 ROUNDING = 1e-6
 
@@ -225,7 +227,7 @@ def _state(s: Setup, kind: str, t: float, X: Array, scene: str, config: Config) 
     radius = float(qk.observables.radius(X))
     scale = {"collapse": config["radius"], "spread": radius, "sphere": 1.0}[scene]
     bound = None
-    if kind in BOUNDED:
+    if kind in BOUNDED and t <= BOUND_TIME:
         start = float(qk.observables.radius(s.X0))
         bound = float(qk.observables.radius_bound(s.field, start, t))
     return {
