@@ -43,6 +43,6 @@ ERRATA = {
     "one empty head (two heads with A of rank 1 give a line, not a plane), that of 6 (c) is run with one "
     "head, which is softmax itself, and 1 (d) and 5 (c) are both drawn from the L2 run.",
     40: "TPDE figures 3, 8: the published procedure counts eigenvalues above 0.1, where starts already have "
-    "smaller ones that stay; its steps leave the cone, after which negative eigenvalues are set to 1e-14; runs "
-    "that do not stop are drawn again, and ranks above ⌈d/2⌉ would be left out.",
+    "smaller ones that stay; its steps leave the cone, after which negative eigenvalues are set to 1e-14; "
+    "runs that do not stop are drawn again, and ranks above ⌈d/2⌉ would be left out.",
 }

@@ -97,7 +97,7 @@ def _panel(
     labels = {
         "clusters": "clusters",
         "radius": "radius max |x|",
-        "energy": "change of energy / whole change",
+        "energy": "energy, rescaled",
     }
     for kind, (colour, dash) in LOOKS.items():
         rows = table.where(kind=kind)
