@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -236,14 +237,14 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
 
 
 def _all(panel: dict[str, Any], *statuses: str) -> bool:
-    return sum(panel["status"].get(s, 0) for s in statuses) == panel["n"]
+    return bool(sum(panel["status"].get(s, 0) for s in statuses) == panel["n"])
 
 
 def _verdict(flags: list[bool]) -> str:
     return "holds" if all(flags) else "holds in part" if any(flags) else "does not hold"
 
 
-def _counts(panels: dict[str, Any], names: list[str]) -> str:
+def _counts(panels: dict[str, Any], names: Sequence[str]) -> str:
     return "; ".join(
         f"{n} {NAMES[panels[n]['field']]}: {in_words(panels[n]['status'])}" for n in names
     )

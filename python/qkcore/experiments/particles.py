@@ -7,6 +7,7 @@ the clustering that it speaks of are measured here for all fields, masked and wi
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ def setup(scene: str, kind: str, variant: str, config: Config) -> Setup:
     n = config["n_masked_sinkhorn"] if masked and kind == "sinkhorn" else config["n"]
     angle = draw.uniform(0, 2 * np.pi, config["n"])
     radius = np.sqrt(draw.uniform(size=config["n"])) * config["radius"]
-    positions = draw.uniform(size=config["n"])[:n]
+    positions = np.asarray(draw.uniform(size=config["n"]))[:n]
     if scene == "sphere":
         radius = np.ones_like(radius)
     X0 = (radius * np.array([np.cos(angle), np.sin(angle)])).T[:n].copy()
@@ -136,12 +137,12 @@ def energy(s: Setup, kind: str, X: Array) -> float | None:
     if kind in ("softmax", "exp"):
         top = float(scores.max())
         return top + math.log(float(np.exp(scores - top).mean(axis=(1, 2)).sum() / 2))
-    potential = {
+    potential: dict[str, Callable[[Array], Array]] = {
         "linear": lambda z: 0.5 * z**2,
         "relu": lambda z: 0.5 * np.maximum(z, 0) ** 2,
         "sigmoid": lambda z: np.logaddexp(0, z),
-    }[kind]
-    return 0.5 * float(potential(scores).mean(axis=(1, 2)).sum())
+    }
+    return 0.5 * float(potential[kind](scores).mean(axis=(1, 2)).sum())
 
 
 def compute(config: Config, run: Run) -> None:

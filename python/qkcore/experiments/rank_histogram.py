@@ -212,7 +212,7 @@ def projected_euler(kind: str, c: Cases, d: int, values: str, config: Config) ->
 
 def _lifted(cov: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
     values, vectors = np.linalg.eigh(cov)
-    negative = (values < 0).any(axis=-1)
+    negative: npt.NDArray[np.bool_] = np.asarray((values < 0).any(axis=-1))
     if negative.any():
         values = np.where(values < 0, LIFTED, values)
         again = (vectors * values[..., None, :]) @ vectors.swapaxes(-1, -2)
