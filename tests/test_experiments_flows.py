@@ -475,6 +475,8 @@ def test_particles_against_scipy(kind: str, variant: str, scene: str) -> None:
         "n": 4,
         "t_collapse": 1.0,
         "t_sphere": 1.0,
+        "rtol": 1e-9,  # ReLU has kinks, at which an error estimate sees less than there is
+        "atol": 1e-11,
     }
     s = particles.setup(scene, kind, variant, config)
     done = particles.one_run(scene, kind, variant, config)
