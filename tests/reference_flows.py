@@ -21,8 +21,8 @@ def covariance_rate(kind: str, S: Array, Q: Array, K: Array, V: Array) -> Array:
     elif kind == "l2":
         M = 2 * V @ S @ np.linalg.inv(np.eye(len(S)) + 2 * K.T @ K @ S) @ A
     else:
-        # C of the lemma is half (root - 1/2) half^-1 with root^2 = X + 1/4, X = half A'SA half; the difference
-        # is written X / (root + 1/2), which loses no digits near 0.
+        # C of the lemma is half (root - 1/2) half^-1 with root^2 = X + 1/4, X = half A'SA half; the
+        # difference is written X / (root + 1/2), which loses no digits near 0.
         half, one = root(S), np.eye(len(S))
         inner = root(half @ A.T @ S @ A @ half + one / 4) + one / 2
         M = V @ S @ A @ half @ np.linalg.inv(inner) @ np.linalg.inv(half)
