@@ -50,14 +50,21 @@ class Experiment:
     extends: tuple[str, ...] = ()
     """settings that may change and its checkpoints still serve: more steps, more seeds"""
 
+    def _module(self) -> Any:
+        return importlib.import_module(f"{__name__}.{self.name.replace('-', '_')}")
+
     def _call(self, function: str) -> Callable[..., Any]:
-        module = importlib.import_module(f"{__name__}.{self.name.replace('-', '_')}")
-        found: Callable[..., Any] = getattr(module, function)
+        found: Callable[..., Any] = getattr(self._module(), function)
         return found
 
     def check(self, config: dict[str, Any]) -> None:
         """Refuses settings that cannot be run, with an :class:`ExperimentError`."""
         self._call("check")(config)
+
+    def require(self, config: dict[str, Any]) -> None:
+        """Refuses to start when files that it reads are missing; most experiments read none."""
+        if hasattr(self._module(), "require"):
+            self._call("require")(config)
 
     def compute(self, config: dict[str, Any], run: Run) -> None:
         """Writes CSV files and metrics.json into ``run.folder``."""
@@ -143,6 +150,10 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Contraction and Lipschitz bounds of attention beside measured constants",
             "MTA sections 5 and 6",
             errata=(10,),
+            "transformer-diagnostics",
+            "P0 to P4 on pre-trained transformers; regimes of their attention",
+            "EOT sections 6.1 and 6.2 (Track T), figures 1, 7 and 8",
+            errata=(33, 34, 38),
         ),
     )
 }

@@ -34,8 +34,10 @@ ERRATA = {
     27: "TPDE 4.1, figure 3: the rank of the limit is bounded by dim ker A, ⌈d/2⌉ for A of rank ⌊d/2⌋, not "
     "by rk A.",
     28: "TPDE 5.4: the interaction energy needs A = Aᵀ to fall along softmax flows.",
-    33: "EOT eq 23 with α = 0 fails by up to a factor of two for small changes: two tokens reach 4δ(1−δ)ε in "
-    "L1. The constant is right for the total variation, half of the L1 norm.",
+    33: "EOT eq 23 with α = 0 is not a bound: softmax rows of tail mass δ move by up to twice as much. The "
+    "sharp form is used.",
+    34: "EOT expects the curvature gap to fall with temperature. It need not: rows that are locked to one "
+    "key part when they are warmed.",
     38: "DAC 4.3 derives currents from K⁺ being asymmetric. It is so for every W, but when W is "
     "symmetric it is symmetric up to a column term, and attention is in equilibrium. Currents need an "
     "asymmetric W.",

@@ -12,7 +12,8 @@ from typing import Any
 
 import qkcore as qk
 
-PACKAGES = ("numpy", "scipy", "matplotlib", "PyYAML", "click", "tqdm", "jax", "jaxlib", "optax")
+PACKAGES = ("numpy", "scipy", "matplotlib", "PyYAML", "click", "tqdm", "jax", "jaxlib", "optax",
+            "safetensors", "tokenizers", "gguf", "onnx")  # fmt: skip
 
 
 def now() -> str:

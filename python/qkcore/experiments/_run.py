@@ -137,6 +137,7 @@ def run(
     for package, extra in (*experiment.needs, ("matplotlib", "experiments")):
         if importlib.util.find_spec(package) is None:
             raise missing(package, name, extra)
+    experiment.require(settings)
     folder = Path(out) / name
     if folder.exists() and not folder.is_dir():
         raise ExperimentError(f"cannot write {folder}: it is a file; choose another --out DIR")

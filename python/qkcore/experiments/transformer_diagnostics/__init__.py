@@ -1,0 +1,193 @@
+"""P0 to P4 on pre-trained transformers, and the regimes of their attention (EOT-16, Track T; DAC-8, MTA-3).
+
+Two readings of "rows through depth" are measured, as the document leaves it open: the attention rows of head
+h at layer l (M.1), and a read-out of the residual stream over the vocabulary ("probe-induced", C.6). The gate
+P0 is applied as N.4 says, and what P1 to P4 would say without it is reported beside, marked as such.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .._configs import Config, positive
+from .._errors import ExperimentError
+from . import _measure, _models, _rotation, _states, _summary, _text
+from ._claims import claims
+from ._models import Model
+from ._show import plot
+from ._tables import tables
+
+if TYPE_CHECKING:
+    from .._run import Run
+
+__all__ = ["check", "claims", "compute", "plot", "require", "tables"]
+
+Row = dict[str, Any]
+CONTROL = "-shuffled"
+
+
+def check(config: Config) -> None:
+    """Refuses settings that measure nothing."""
+    positive(config, "passages", "pairs", "evi_rows", "probe_rows", "central_layers", "components")
+    positive(config, "variation", "locked_tail", "followed", "control_passages", "key_pairs", "key_layers")
+    positive(config, "tied_depth", least=1)
+    positive(config, "tokens", least=23)
+    if config["tokens"] > 512:
+        raise ExperimentError(
+            f"tokens: wanted at most 512, the positions of the encoders, got {config['tokens']}"
+        )
+    rising = config["temperatures"]
+    if len(rising) < 2 or rising[0] <= 0 or sorted(set(rising)) != rising:
+        raise ExperimentError(f"temperatures: wanted at least two rising numbers > 0, got {rising}")
+    if config["tokens"] > 256 and "albert" in config["models"]:
+        raise ExperimentError(
+            f"tokens: wanted at most 256, the positions of albert, got {config['tokens']}"
+        )
+    for name in (*config["models"], *(n for n in config["if_installed"] if n != "none")):
+        _models.get(name)
+
+
+def require(config: Config) -> None:
+    """Refuses to start without the weights."""
+    _models.require(config)
+
+
+def compute(config: Config, run: Run) -> None:
+    """Every model, then its control with shuffled weights; a checkpoint after every passage."""
+    texts = _text.passages(config["passages"])
+    found: dict[str, _summary.Found] = {}
+    for name in _models.chosen(config):
+        known = _models.get(name)
+        for control in (False, True) if config["controls"] and known.trained else (False,):
+            label = name + (CONTROL if control else "")
+            source = _Lazy(name, control, config)
+            measured = [
+                run.stage(f"{label}-{k}", lambda: _one(source, label, k, texts[k][1], config, run))  # noqa: B023
+                for k in run.progress(range(len(texts)), label)
+            ]
+            measured = [m for m in measured if m is not None]
+            turning = run.stage(f"{label}-rotation", lambda: _turning(label, len(texts), config, run))  # noqa: B023
+            about = run.stage(f"{label}-about", lambda: source.about())  # noqa: B023
+            found[label] = _summary.Found(about, measured, turning)
+    for name, rows in _rows(found, [t[0] for t in texts]).items():
+        run.write_csv(name, rows)
+    text = {name: _text.digest(body) for name, body in texts}
+    run.write_metrics(_summary.metrics(found, config, text))
+
+
+class _Lazy:
+    """A model that is loaded when something is left to compute."""
+
+    def __init__(self, name: str, control: bool, config: Config) -> None:
+        self.name, self.control, self.config = name, control, config
+        self._model: Model | None = None
+
+    @property
+    def model(self) -> Model:
+        if self._model is None:
+            loaded = _models.get(self.name).load(self.config)
+            self._model = loaded.shuffled(self.config["seed"]) if self.control else loaded
+        return self._model
+
+    def about(self) -> Row:
+        known, network = _models.get(self.name), self.model.network
+        return {
+            "title": known.title + (", entries of its matrices shuffled" if self.control else ""),
+            "trained": known.trained and not self.control,
+            "causal": network.causal,
+            "tied": known.tied,
+            "layers": len(network.layers),
+            "tokens": self.config["tokens"],
+            "heads": network.n_heads,
+            "width": int(network.layers[0].mixed.shape[1])
+            if network.causal
+            else int(network.layers[0].mixed.weight.shape[1]),
+            "packages": [w.requirement for w in known.weights],
+            "sha256": {path: digest for w in known.weights for path, digest in w.files},
+        }
+
+
+def _one(
+    source: _Lazy, label: str, k: int, text: str, config: Config, run: Run
+) -> Row | None:
+    """States of a passage for P4, and all other measures (of controls: of the first passages)."""
+    model = source.model
+    trace = model.trace(model.ids(text, config["tokens"]))
+    if not all(np.isfinite(h.queries).all() for h in trace.layers) or not np.isfinite(trace.hidden).all():
+        raise FloatingPointError(f"{label}: the forward pass left the finite numbers")
+    run.save_arrays(f"{label}-{k}-states", {"states": _rotation.prepared(trace.hidden).astype(np.float32)})
+    if source.control and k >= config["control_passages"]:
+        return None
+    return _measure.passage(model, trace, config, follow=k < config["followed"], first=k == 0)
+
+
+def _turning(label: str, count: int, config: Config, run: Run) -> Row:
+    """P4 over the tokens of all passages, and of each passage alone (for the prediction on quality)."""
+    parts = []
+    for k in range(count):
+        saved = run.load_arrays(f"{label}-{k}-states")
+        assert saved is not None, "saved before the measures of the passage"
+        parts.append(saved["states"].astype(np.float64))
+    states = np.concatenate(parts, axis=1)
+    out: Row = {"components": [], "passages": []}
+    for number in config["components"]:
+        directions, held = _rotation.components(states, number)
+        rows = _rotation.energies(states, directions, config["seed"])
+        summary = _rotation.over_depth(rows, config["central_layers"], config["seed"])
+        out["components"].append({"number": number, "held": held, "rows": rows, **summary})
+    directions, _ = _rotation.components(states, config["components"][0])
+    for part in parts:
+        rows = _rotation.energies(part, directions, config["seed"])
+        out["passages"].append(
+            _rotation.over_depth(rows, config["central_layers"], config["seed"])["share"]
+        )
+    return out
+
+
+def _rows(found: dict[str, _summary.Found], topics: list[str]) -> dict[str, list[Row]]:
+    """The CSV files."""
+    out: dict[str, list[Row]] = {
+        name: []
+        for name in ("heads", "transitions", "curvature", "locking", "layers", "evi", "key_space", "suite", "passages", "rotation")
+    }  # fmt: skip
+    for label, f in found.items():
+        for k, m in enumerate(f.passages):
+            first: Row = {"model": label, "passage": k}
+            for name in ("heads", "transitions", "curvature", "evi", "key_space"):
+                out[name] += [first | row for row in m[name]]
+            out["locking"] += [first | row for row in m["locking"]["bins"]]
+            empty = {n: math.nan for n in ("probe_step", "probe_left", "probe_entropy")}
+            probe = m.get("probe") or [empty] * len(m["states"])
+            out["layers"] += [first | s | empty | p for s, p in zip(m["states"], probe, strict=True)]
+            for reading, s in m["suite"].items():
+                out["suite"] += [
+                    first | {"reading": reading, "check": c, "gated": s["gated"][c], "open": s["open"][c],
+                             "value": s["value"][c]}
+                    for c in s["gated"]
+                ]  # fmt: skip
+            out["passages"].append(
+                first
+                | {
+                    "topic": topics[k],
+                    "surprise": m["surprise"],
+                    "rotation": f.rotation["passages"][k],
+                    "variation": m["variation"],
+                    "variation_best_head": m["variation_best_head"],
+                    "window_start": m["window"]["start"],
+                    "window_length": m["window"]["length"],
+                    "residual": m["suite"]["rows"]["residual"],
+                }
+            )
+        for c in f.rotation["components"]:
+            out["rotation"] += [
+                {"model": label, "components": c["number"], **row} for row in c["rows"]
+            ]
+    return {name: [_without_none(r) for r in rows] for name, rows in out.items()}
+
+
+def _without_none(row: Row) -> Row:
+    """JSON has no NaN: checkpoints give None back."""
+    return {k: math.nan if v is None else v for k, v in row.items()}

@@ -1,0 +1,301 @@
+"""What EOT says of transformers beside what was measured, with a verdict for each statement."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from .._results import Claim, number
+from ._tables import percent, spread
+
+Row = dict[str, Any]
+PAPER_R = "1.096e-7 [3.468e-8, 2.153e-7], 10 central layers"
+
+
+def claims(metrics: dict[str, Any]) -> list[Claim]:
+    """Every statement of section 6, M.6 and N.4 on transformers; on trained models alone."""
+    models = {n: m for n, m in metrics["models"].items() if m["about"]["trained"]}
+    if not models:
+        return [
+            Claim(
+                "Section 6.2 on pre-trained transformers",
+                "section 6.2",
+                "diagnostics pass",
+                "random weights only: nothing about trained models follows",
+                "not tested",
+            )
+        ]
+    makers: Iterable[Callable[[dict[str, Row], dict[str, Any]], Claim]] = (
+        _gate, _probe_gate, _windows, _budget, _euler, _prediction, _locking, _contraction, _evi, _rotation, _checkpoints,
+        _quality, _peaked, _diminishing, _ness,
+    )  # fmt: skip
+    return [make(models, metrics) for make in makers]
+
+
+def _each(models: dict[str, Row], text: Callable[[Row], str]) -> str:
+    return "; ".join(f"{name}: {text(m)}" for name, m in models.items())
+
+
+def _verdict(passed: Iterable[bool]) -> str:
+    found = list(passed)
+    if not found:
+        return "not tested"
+    return "holds" if all(found) else "holds in part" if any(found) else "does not hold"
+
+
+def _gate(models: dict[str, Row], metrics: Row) -> Claim:
+    limit = metrics["variation_limit"]
+    return Claim(
+        "Attention rows of a trained transformer vary little through depth: P0 opens the way to P1–P4",
+        "N.4, section 6",
+        f"S̄_L ≤ {limit:g}",
+        _each(models, lambda m: spread(m["gate"]["variation"])),
+        _verdict(m["gate"]["variation"]["high"] <= limit for m in models.values()),
+    )
+
+
+def _probe_gate(models: dict[str, Row], metrics: Row) -> Claim:
+    seen = {n: m for n, m in models.items() if "probe" in m["suite"]}
+    return Claim(
+        "So do probe-induced probabilities: the read-out of the residual stream over the vocabulary",
+        "C.6 (ii), N.4",
+        f"S̄_L ≤ {metrics['variation_limit']:g}",
+        _each(seen, lambda m: spread(m["suite"]["probe"]["P0"]["value"])),
+        _verdict(
+            m["suite"]["probe"]["P0"]["value"]["high"] <= metrics["variation_limit"]
+            for m in seen.values()
+        ),
+    )
+
+
+def _windows(models: dict[str, Row], metrics: Row) -> Claim:
+    def share(m: Row) -> float:
+        return float(m["gate"]["window"]["low"] / max(m["gate"]["transitions"], 1))
+
+    return Claim(
+        "Where the variation is too large for the whole depth, it is bounded on segments",
+        "remark 3.3, K.2",
+        "piecewise",
+        "longest stretch that passes P0: "
+        + _each(
+            models,
+            lambda m: f"{number(m['gate']['window']['mean'], 2)} of {m['gate']['transitions']} transitions",
+        ),
+        _verdict(share(m) >= 0.25 for m in models.values()),
+    )
+
+
+def _budget(models: dict[str, Row], metrics: Row) -> Claim:
+    return Claim(
+        "P1: realised TV of a layer does not exceed the drift budget (eq 22)",
+        "M.6, figure 1",
+        "TV ≤ budget",
+        _each(
+            models,
+            lambda m: f"TV {number(m['adequacy']['tv']['mean'], 2)}, budget "
+            f"{number(m['adequacy']['budget']['mean'], 2)}",
+        )
+        + ". With the sharp constant ½ it cannot fail; a TV is never above 1, and the budget is",
+        _verdict(m["adequacy"]["over_budget"] == 0 for m in models.values()),
+    )
+
+
+def _euler(models: dict[str, Row], metrics: Row) -> Claim:
+    return Claim(
+        "P1: the probability flow describes the motion from layer to layer",
+        "section 6.2, figure 1",
+        "adequate",
+        "an Euler step p + JΔz misses, in units of the motion: "
+        + _each(models, lambda m: percent(m["adequacy"]["missed"]["mean"])),
+        _verdict(m["adequacy"]["missed"]["mean"] <= 0.25 for m in models.values()),
+    )
+
+
+def _prediction(models: dict[str, Row], metrics: Row) -> Claim:
+    def right(m: Row) -> bool:
+        found = m["adequacy"]["rank_correlation"]
+        return found is not None and found > 0.5
+
+    return Claim(
+        "Prediction (i): the continuum approximation is the better the smaller the logit steps are",
+        "abstract, remark 3.2",
+        "monotone",
+        "rank correlation of ‖Δz‖ with the share that an Euler step misses, over heads and layers: "
+        + _each(
+            models,
+            lambda m: f"{number(m['adequacy']['rank_correlation'], 2)} (the tenth with the smallest steps misses "
+            f"{percent(m['adequacy']['smallest_steps_missed'], 2)})",
+        ),
+        _verdict(right(m) for m in models.values()),
+    )
+
+
+def _locking(models: dict[str, Row], metrics: Row) -> Claim:
+    seen = {n: m for n, m in models.items() if m["locking"]["locked_tv"]["mean"] is not None}
+    return Claim(
+        "P2: rows of low tail mass hardly move (median ΔTV within a small band)",
+        "M.6, figure 7",
+        "locked",
+        _each(
+            seen,
+            lambda m: f"{percent(m['locking']['locked_share']['mean'], 2)} of rows locked, their median TV "
+            f"{number(m['locking']['locked_tv']['mean'], 2)} (all rows {number(m['locking']['tv']['mean'], 2)}); the "
+            f"largest entry stays the largest in {percent(m['locking']['argmax_kept']['mean'], 2)}",
+        ),
+        _verdict(m["locking"]["locked_tv"]["mean"] <= 0.05 for m in seen.values()),
+    )
+
+
+def _contraction(models: dict[str, Row], metrics: Row) -> Claim:
+    passed = [m["contraction"]["fall"]["low"] > 0 for m in models.values()]
+    every = [m["contraction"]["heads_that_fall"] == 1 for m in models.values()]
+    verdict = "holds" if all(every) else "holds in part" if any(passed) else "does not hold"
+    return Claim(
+        "P3: a higher temperature (or smaller keys) reduces the curvature gap 1 − κ",
+        "M.6, figure 1, section 7 (1)",
+        "falls",
+        "as temperature doubles: "
+        + _each(
+            models,
+            lambda m: f"mean gap {number(m['contraction']['gap']['mean'])} → "
+            f"{number(m['contraction']['gap_hot']['mean'])}, it falls in "
+            f"{percent(m['contraction']['heads_that_fall'], 3)} of {m['contraction']['heads']} heads",
+        )
+        + ". By distances of queries and keys, keys halved: "
+        + _each(
+            models,
+            lambda m: f"{number(m['contraction']['key_space']['key norm']['gap'])} → "
+            f"{number(m['contraction']['key_space']['key norm']['gap_after'])}",
+        )
+        + " (no law: erratum 34)",
+        verdict,
+    )
+
+
+def _evi(models: dict[str, Row], metrics: Row) -> Claim:
+    seen = {n: m for n, m in models.items() if m["evi"]["nearer"] is not None}
+    return Claim(
+        "P3, EVI: layers bring rows nearer to the last layer's in Sinkhorn W₂ (proximal progress)",
+        "eq 25, figure 8",
+        "progress",
+        "steps that come nearer: "
+        + _each(seen, lambda m: f"{percent(m['evi']['nearer'], 2)} of {m['evi']['steps']}"),
+        _verdict(m["evi"]["nearer"] > 0.75 for m in seen.values()),
+    )
+
+
+def _rotation(models: dict[str, Row], metrics: Row) -> Claim:
+    return Claim(
+        "P4: the tokens' flow through depth is nearly a gradient flow (rotational energy near 0)",
+        "section 6.2",
+        PAPER_R,
+        _each(
+            models,
+            lambda m: f"R = {number(m['rotation']['energy'])} [{number(m['rotation']['interval'][0])}, "
+            f"{number(m['rotation']['interval'][1])}], {percent(m['rotation']['share'])} of the kinetic energy "
+            f"(velocities shuffled among tokens: {percent(m['rotation']['chance'], 2)})",
+        )
+        + ". R has the units of the states: only the share can be compared",
+        _verdict(m["rotation"]["share"] <= 0.1 for m in models.values()),
+    )
+
+
+def _checkpoints(models: dict[str, Row], metrics: Row) -> Claim:
+    every = metrics["models"]
+    pairs = {n: (m, every[f"{n}-shuffled"]) for n, m in models.items() if f"{n}-shuffled" in every}
+    text = "; ".join(
+        f"{n}: {percent(a['rotation']['share'])}, weights shuffled {percent(b['rotation']['share'])}"
+        for n, (a, b) in pairs.items()
+    )
+    return Claim(
+        "P4: rotational energy decreases under improved checkpoints",
+        "M.6",
+        "decreases",
+        text or "no control was run",
+        _verdict(a["rotation"]["share"] < b["rotation"]["share"] for a, b in pairs.values()),
+    )
+
+
+def _quality(models: dict[str, Row], metrics: Row) -> Claim:
+    seen = {
+        n: m
+        for n, m in models.items()
+        if m["rotation"]["rank_correlation_with_surprise"] is not None and metrics["passages"] >= 8
+    }
+    # Kendall and Stuart's large-sample band of a rank correlation of none.
+    band = 1.96 / max(metrics["passages"] - 1, 1) ** 0.5
+    passed = [m["rotation"]["rank_correlation_with_surprise"] > band for m in seen.values()]
+    return Claim(
+        "Prediction (iii): lower rotational energy goes with better generations",
+        "abstract",
+        "correlated",
+        _each(
+            seen,
+            lambda m: "rank correlation of the share of rotation with the loss per token over "
+            f"{metrics['passages']} passages {number(m['rotation']['rank_correlation_with_surprise'], 2)} "
+            f"(chance: ± {band:.2f}), loss {spread(m['rotation']['surprise'])} nats",
+        )
+        or "needs a model that predicts and at least 8 passages",
+        _verdict(passed),
+    )
+
+
+def _peaked(models: dict[str, Row], metrics: Row) -> Claim:
+    def ends(m: Row) -> str:
+        e = m["depth"]["attention_entropy"]
+        return (
+            f"{number(e[0], 2)} → {number(e[-1], 2)} (lowest {number(min(e), 2)} at layer {e.index(min(e)) + 1}, rank "
+            f"correlation with depth {number(m['depth']['entropy_rank_correlation'], 2)})"
+        )
+
+    return Claim(
+        "Attention becomes increasingly peaked in deeper layers; entropy collapse is inevitable",
+        "L.1",
+        "inevitable",
+        "mean entropy of a row over its largest possible: " + _each(models, ends),
+        _verdict((m["depth"]["entropy_rank_correlation"] or 0) < -0.5 for m in models.values()),
+    )
+
+
+def _diminishing(models: dict[str, Row], metrics: Row) -> Claim:
+    def text(m: Row) -> str:
+        u = m["depth"]["update"][1:]
+        return f"{number(u[0], 2)}, {number(u[len(u) // 2], 2)}, {number(u[-1], 2)}"
+
+    def falls(m: Row) -> bool:
+        u = m["depth"]["update"][1:]
+        return bool(u[-1] < 0.5 * u[0] and (m["depth"]["update_rank_correlation"] or 0) < -0.5)
+
+    return Claim(
+        "Prediction (ii): depth has diminishing returns",
+        "abstract",
+        "diminishing",
+        "relative update of a state by the first, middle and last layer: " + _each(models, text),
+        _verdict(falls(m) for m in models.values()),
+    )
+
+
+def _ness(models: dict[str, Row], metrics: Row) -> Claim:
+    def text(m: Row) -> str:
+        r = m["regimes"]
+        counts = ", ".join(f"{v} {k}" for k, v in sorted(r["counts"].items()))
+        return (
+            f"{counts} ({r['of']}), entropy production {number(r['entropy_production_median'])} nats per step in the "
+            f"median ({number(r['entropy_production']['low'], 2)} to {number(r['entropy_production']['high'], 2)})"
+        )
+
+    def all_steady(m: Row) -> bool:
+        return set(m["regimes"]["counts"]) == {"NESS"} and not m["about"]["causal"]
+
+    return Claim(
+        "Attention of trained models carries steady currents (DAC: a NESS)",
+        "DAC section 4.3",
+        "NESS",
+        _each(models, text)
+        + (
+            "; causal matrices as they are used are reducible: token 0 absorbs, the stationary law is a point, with no currents"
+            if any(m["about"]["causal"] for m in models.values())
+            else ""
+        ),
+        _verdict(all_steady(m) for m in models.values()),
+    )

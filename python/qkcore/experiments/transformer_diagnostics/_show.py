@@ -1,0 +1,227 @@
+"""Figures from the CSV files: P0 to P4 by model, regimes and sinks head by head, profiles of depth."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import _figures as figures
+from .._files import Table, read_json
+
+PALETTE = (figures.BLUE, figures.RED, figures.GREEN, figures.ORANGE, "#CC79A7", "#56B4E9")
+Row = dict[str, Any]
+
+
+def plot(folder: Path) -> list[Path]:
+    """diagnostics.png, regimes.png, depth.png."""
+    models: dict[str, Row] = read_json(folder / "metrics.json")["models"]
+    shown = [n for n in models if not n.endswith("-shuffled")]
+    return [
+        _diagnostics(folder, models, shown),
+        _regimes(folder, models, shown),
+        _depth(folder, models, shown),
+    ]
+
+
+def _by(table: Table, key: str, value: str) -> tuple[Any, Any]:
+    """Values (groups, members) sorted by a key: all rows of one key are a group."""
+    keys, values = table[key], table[value]
+    found = np.unique(keys)
+    return found, [values[keys == k] for k in found]
+
+
+def _bands(axes: Any, x: Any, groups: list[Any], colour: str, label: str, **style: Any) -> None:
+    """Median with quartiles."""
+    low, middle, high = (np.array([np.nanquantile(g, q) for g in groups]) for q in (0.25, 0.5, 0.75))
+    axes.plot(x, middle, color=colour, label=label, **style)
+    axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
+
+
+def _diagnostics(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
+    moves, bins = Table.read(folder / "transitions.csv"), Table.read(folder / "locking.csv")
+    gaps, turn = Table.read(folder / "curvature.csv"), Table.read(folder / "rotation.csv")
+    evi = Table.read(folder / "evi.csv")
+    made = figures.figure(19, 3.4 * len(shown))
+    grid = made.subplots(len(shown), 6, squeeze=False)
+    for line, name in zip(grid, shown, strict=True):
+        part = moves.where(model=name)
+        _gate_panel(line[0], part, models[name], name)
+        _motion_panel(line[1], part)
+        _locking_panel(line[2], bins.where(model=name))
+        _gap_panel(line[3], gaps.where(model=name))
+        _evi_panel(line[4], evi.where(model=name))
+        _turn_panel(line[5], turn, name, models[name])
+    return figures.save(made, folder / "diagnostics.png")
+
+
+def _gate_panel(axes: Any, part: Table, model: Row, name: str) -> None:
+    at, groups = _by(part, "layer", "square")
+    _bands(axes, at + 1, groups, figures.BLUE, "one layer")
+    per_head = np.array([g.mean() for g in groups])
+    axes.plot(at + 1, np.cumsum(per_head), color=figures.RED, label="summed, mean head")
+    axes.axhline(0.15, color=figures.GREY, linestyle="--", linewidth=1, label="gate, 0.15")
+    axes.set_yscale("log")
+    axes.legend(fontsize="x-small", frameon=False)
+    kind = "" if model["about"]["trained"] else " (random weights)"
+    figures.tidy(axes, "layer", "mean (Δz)²", f"{name}{kind}\nP0: variation of logits")
+
+
+def _motion_panel(axes: Any, part: Table) -> None:
+    for column, colour, label in (
+        ("budget", figures.GREY, "budget ½‖Δz‖∞"),
+        ("tv", figures.BLUE, "realised TV"),
+        ("defect", figures.RED, "missed by Euler"),
+    ):
+        at, groups = _by(part, "layer", column)
+        _bands(axes, at + 1, groups, colour, label)
+    axes.set_yscale("log")
+    axes.legend(fontsize="x-small", frameon=False)
+    figures.tidy(axes, "layer", "total variation", "P1: motion and its budget")
+
+
+def _locking_panel(axes: Any, part: Table) -> None:
+    _, edges = _by(part, "bin", "high_edge")
+    _, rows = _by(part, "bin", "rows")
+    x = np.array([e[0] for e in edges])
+    used = np.array([r.sum() > 0 for r in rows])
+    for column, colour, label in (("bound", figures.GREY, "bound (sharp eq 23)"), ("median", figures.BLUE, "median TV")):  # fmt: skip
+        _, groups = _by(part, "bin", column)
+        with np.errstate(all="ignore"):
+            middle = np.array([np.nanmedian(g) if np.isfinite(g).any() else np.nan for g in groups])
+        axes.plot(x[used], middle[used], "o-", markersize=3, color=colour, label=label)
+    lows, highs = (_by(part, "bin", c)[1] for c in ("low", "high"))
+    low = [np.nanmean(g) if np.isfinite(g).any() else np.nan for g in lows]
+    high = [np.nanmean(g) if np.isfinite(g).any() else np.nan for g in highs]
+    axes.fill_between(x[used], np.array(low)[used], np.array(high)[used], color=figures.BLUE, alpha=0.2, linewidth=0)
+    axes.axvline(0.1, color=figures.GREY, linestyle=":", linewidth=1)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.02)
+    axes.legend(fontsize="x-small", frameon=False)
+    figures.tidy(axes, "tail mass 1 − max p", "TV to the next layer", "P2: locking")
+
+
+def _gap_panel(axes: Any, part: Table) -> None:
+    warm = np.unique(part["temperature"])
+    for k, t in enumerate(warm):
+        rows = Table([r for r in part.rows if float(r["temperature"]) == t])
+        at, groups = _by(rows, "layer", "gap")
+        axes.plot(at + 1, [g.mean() for g in groups], color=_shade(k, len(warm)), label=f"τ = {t:g}")
+    axes.set_yscale("log")
+    axes.legend(fontsize="x-small", frameon=False)
+    figures.tidy(axes, "layer", "curvature gap 1 − κ", "P3: contraction")
+
+
+def _shade(k: int, n: int) -> Any:
+    """From blue to red."""
+    t = k / max(n - 1, 1)
+    return (0.84 * t, 0.45 - 0.08 * t, 0.70 * (1 - t))
+
+
+def _evi_panel(axes: Any, part: Table) -> None:
+    at, groups = _by(part, "layer", "w2")
+    middle, around = (np.array([f(g) for g in groups]) for f in (np.mean, np.std))
+    axes.plot(at + 1, middle, color=figures.BLUE)
+    axes.fill_between(at + 1, np.maximum(middle - around, 0), middle + around, color=figures.BLUE, alpha=0.2, linewidth=0)
+    axes.set_ylim(bottom=0)
+    figures.tidy(axes, "layer", "Sinkhorn W₂² to the last", "P3: EVI (mean ± sd)")
+
+
+def _turn_panel(axes: Any, turn: Table, name: str, model: Row) -> None:
+    number = f"{model['rotation']['number']}"
+    part = turn.where(model=name, components=number)
+    axes.plot(part["layer"] + 1, part["share"], "o-", markersize=3, color=figures.BLUE, label="trained" if model["about"]["trained"] else "random weights")
+    axes.plot(part["layer"] + 1, part["chance"], ":", color=figures.GREY, label="velocities shuffled")
+    control = turn.where(model=f"{name}-shuffled", components=number)
+    if len(control):
+        axes.plot(control["layer"] + 1, control["share"], "--", color=figures.ORANGE, label="weights shuffled")
+    axes.set_ylim(0, 1.05)
+    axes.legend(fontsize="x-small", frameon=False)
+    figures.tidy(axes, "layer", "share of kinetic energy", "P4: rotation")
+
+
+def _regimes(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
+    heads = Table.read(folder / "heads.csv")
+    height = sum(_height(models[n]) for n in shown)
+    made = figures.figure(13, height)
+    grid = made.subplots(len(shown), 3, squeeze=False, height_ratios=[_height(models[n]) for n in shown])
+    for line, name in zip(grid, shown, strict=True):
+        part = heads.where(model=name)
+        of = ", unmasked logits" if models[name]["about"]["causal"] else ""
+        for axes, column, title in (
+            (line[0], "entropy_production", f"{name}: entropy production, log10 nats{of}"),
+            (line[1], "unbalanced", f"unbalanced share of the flow{of}"),
+            (line[2], "sink_first", "mass on the first token"),
+        ):
+            table = _matrix(part, column)
+            if column == "entropy_production":
+                table = np.log10(np.maximum(table, 1e-16))
+                image = axes.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest")
+            else:
+                image = axes.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest", vmin=0, vmax=1)
+            made.colorbar(image, ax=axes, fraction=0.05)
+            axes.set_title(title, fontsize="small")
+            axes.set_xlabel("head")
+            axes.set_ylabel("layer")
+            axes.set_xticks(range(table.shape[1]), [str(h + 1) for h in range(table.shape[1])], fontsize="x-small")
+            step = max(1, table.shape[0] // 12)
+            axes.set_yticks(range(0, table.shape[0], step), [str(k + 1) for k in range(0, table.shape[0], step)], fontsize="x-small")
+    return figures.save(made, folder / "regimes.png")
+
+
+def _height(model: Row) -> float:
+    return float(np.clip(0.14 * model["about"]["layers"] + 1.2, 2.0, 5.5))
+
+
+def _matrix(part: Table, column: str) -> Any:
+    """(layers, heads): means over passages."""
+    layer, head, value = (part[c] for c in ("layer", "head", column))
+    value = np.where(np.isinf(value), np.nan, value)
+    out = np.full((int(layer.max()) + 1, int(head.max()) + 1), np.nan)
+    for k in range(out.shape[0]):
+        for h in range(out.shape[1]):
+            found = value[(layer == k) & (head == h)]
+            found = found[np.isfinite(found)]
+            if found.size:
+                out[k, h] = found.mean()
+    return out
+
+
+def _depth(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
+    layers, heads = Table.read(folder / "layers.csv"), Table.read(folder / "heads.csv")
+    made = figures.figure(15, 7.6)
+    grid = made.subplots(2, 3).ravel()
+    panels: tuple[tuple[str, Table, str, str], ...] = (
+        ("cosine", layers, "mean cosine of two tokens", "tokens cluster"),
+        ("update", layers, "‖Δh‖ / ‖h‖", "update of a state by a layer"),
+        ("entropy", heads, "entropy / its maximum", "entropy of attention rows"),
+        ("sink_first", heads, "mean mass", "attention on the first token"),
+        ("entropy_production", heads, "nats per step", "entropy production (causal: unmasked)"),
+        ("probe_left", layers, "TV", "read-out: distance to the last layer's law"),
+    )
+    for axes, (column, table, label, title) in zip(grid, panels, strict=True):
+        for k, name in enumerate(shown):
+            for which, style in ((name, "-"), (f"{name}-shuffled", "--")):
+                part = table.where(model=which)
+                if which not in models or not len(part):
+                    continue
+                if table is heads:
+                    part = Table([r for r in part.rows if r["head"] != "-1"])
+                at, groups = _by(part, "layer", column)
+                keep = np.array([np.isfinite(g).any() for g in groups])
+                if not keep.any():
+                    continue
+                chosen = [g[np.isfinite(g)] for g, used in zip(groups, keep, strict=True) if used]
+                x = at[keep] / max(models[which]["about"]["layers"], 1)
+                colour = PALETTE[k % len(PALETTE)]
+                if style == "-":
+                    _bands(axes, x, chosen, colour, name)
+                else:
+                    axes.plot(x, [np.median(g) for g in chosen], style, color=colour, linewidth=1)
+        if column in ("entropy_production", "update"):
+            axes.set_yscale("log")
+        figures.tidy(axes, "depth / layers", label, title)
+    grid[0].legend(fontsize="small", frameon=False)
+    made.suptitle("median and quartiles over heads and passages; dashed: weights shuffled", fontsize="small")
+    return figures.save(made, folder / "depth.png")
