@@ -69,7 +69,8 @@ COLUMNS = {
     "layers": {"model", "passage", "layer", "cosine", "rank", "norm", "update", "turn", "probe_step", "probe_left"},
     "evi": {"model", "passage", "layer", "row", "w2", "progress", "drift"},
     "suite": {"model", "passage", "reading", "check", "gated", "open", "value"},
-    "passages": {"model", "passage", "topic", "surprise", "rotation", "variation", "window_length", "residual"},
+    "passages": {"model", "passage", "topic", "variation", "window_length", "residual"},
+    "losses": {"model", "passage", "topic", "surprise", "rotation"},
     "rotation": {"model", "components", "layer", "energy", "kinetic", "share", "chance", "converged"},
 }  # fmt: skip
 PARTS = {

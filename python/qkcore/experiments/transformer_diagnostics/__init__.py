@@ -32,7 +32,7 @@ CONTROL = "-shuffled"
 def check(config: Config) -> None:
     """Refuses settings that measure nothing."""
     positive(config, "passages", "pairs", "evi_rows", "probe_rows", "central_layers", "components")
-    positive(config, "variation", "locked_tail", "followed", "control_passages", "key_pairs", "key_layers")
+    positive(config, "variation", "locked_tail", "followed", "measured", "control_passages", "key_pairs", "key_layers")
     positive(config, "tied_depth", least=1)
     positive(config, "tokens", least=23)
     if config["tokens"] > 512:
@@ -68,10 +68,14 @@ def compute(config: Config, run: Run) -> None:
                 run.stage(f"{label}-{k}", lambda: _one(source, label, k, texts[k][1], config, run))  # noqa: B023
                 for k in run.progress(range(len(texts)), label)
             ]
-            measured = [m for m in measured if m is not None]
             turning = run.stage(f"{label}-rotation", lambda: _turning(label, len(texts), config, run))  # noqa: B023
             about = run.stage(f"{label}-about", lambda: source.about())  # noqa: B023
-            found[label] = _summary.Found(about, measured, turning)
+            found[label] = _summary.Found(
+                about,
+                [m["measures"] for m in measured if m["measures"] is not None],
+                turning,
+                [m["surprise"] for m in measured],
+            )
     for name, rows in _rows(found, [t[0] for t in texts]).items():
         run.write_csv(name, rows)
     text = {name: _text.digest(body) for name, body in texts}
@@ -110,18 +114,19 @@ class _Lazy:
         }
 
 
-def _one(
-    source: _Lazy, label: str, k: int, text: str, config: Config, run: Run
-) -> Row | None:
-    """States of a passage for P4, and all other measures (of controls: of the first passages)."""
+def _one(source: _Lazy, label: str, k: int, text: str, config: Config, run: Run) -> Row:
+    """States of a passage, kept for P4, the loss, and of the first passages all other measures."""
     model = source.model
     trace = model.trace(model.ids(text, config["tokens"]))
-    if not all(np.isfinite(h.queries).all() for h in trace.layers) or not np.isfinite(trace.hidden).all():
+    if not np.isfinite(trace.hidden).all():
         raise FloatingPointError(f"{label}: the forward pass left the finite numbers")
-    run.save_arrays(f"{label}-{k}-states", {"states": _rotation.prepared(trace.hidden).astype(np.float32)})
-    if source.control and k >= config["control_passages"]:
-        return None
-    return _measure.passage(model, trace, config, follow=k < config["followed"], first=k == 0)
+    states = _rotation.prepared(trace.hidden)
+    run.save_arrays(f"{label}-{k}-states", {"states": states.astype(np.float32)})
+    out: Row = {"surprise": _states.surprise(model, trace), "measures": None}
+    if k < config["control_passages" if source.control else "measured"]:
+        follow = k < config["followed"] and not source.control
+        out["measures"] = _measure.passage(trace, model, config, follow=follow, first=k == 0)
+    return out
 
 
 def _turning(label: str, count: int, config: Config, run: Run) -> Row:
@@ -140,7 +145,7 @@ def _turning(label: str, count: int, config: Config, run: Run) -> Row:
         out["components"].append({"number": number, "held": held, "rows": rows, **summary})
     directions, _ = _rotation.components(states, config["components"][0])
     for part in parts:
-        rows = _rotation.energies(part, directions, config["seed"])
+        rows = _rotation.energies(part, directions, None)
         out["passages"].append(
             _rotation.over_depth(rows, config["central_layers"], config["seed"])["share"]
         )
@@ -151,7 +156,7 @@ def _rows(found: dict[str, _summary.Found], topics: list[str]) -> dict[str, list
     """The CSV files."""
     out: dict[str, list[Row]] = {
         name: []
-        for name in ("heads", "transitions", "curvature", "locking", "layers", "evi", "key_space", "suite", "passages", "rotation")
+        for name in ("heads", "transitions", "curvature", "locking", "layers", "evi", "key_space", "suite", "passages", "losses", "rotation")
     }  # fmt: skip
     for label, f in found.items():
         for k, m in enumerate(f.passages):
@@ -172,8 +177,6 @@ def _rows(found: dict[str, _summary.Found], topics: list[str]) -> dict[str, list
                 first
                 | {
                     "topic": topics[k],
-                    "surprise": m["surprise"],
-                    "rotation": f.rotation["passages"][k],
                     "variation": m["variation"],
                     "variation_best_head": m["variation_best_head"],
                     "window_start": m["window"]["start"],
@@ -181,6 +184,10 @@ def _rows(found: dict[str, _summary.Found], topics: list[str]) -> dict[str, list
                     "residual": m["suite"]["rows"]["residual"],
                 }
             )
+        out["losses"] += [
+            {"model": label, "passage": k, "topic": topics[k], "surprise": loss, "rotation": share}
+            for k, (loss, share) in enumerate(zip(f.surprise, f.rotation["passages"], strict=True))
+        ]
         for c in f.rotation["components"]:
             out["rotation"] += [
                 {"model": label, "components": c["number"], **row} for row in c["rows"]

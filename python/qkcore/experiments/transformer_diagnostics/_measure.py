@@ -15,7 +15,7 @@ from ._models import Model
 Row = dict[str, Any]
 
 
-def passage(model: Model, trace: Trace, config: Config, *, follow: bool, first: bool) -> Row:
+def passage(trace: Trace, model: Model, config: Config, *, follow: bool, first: bool) -> Row:
     """Measures of a passage; ``first``: spectra; ``follow``: Sinkhorn distances and linear programmes too, which take longest."""
     layers = [_paths.centred(heads.logits) for heads in trace.layers]
     states = _rotation.prepared(trace.hidden)
@@ -40,7 +40,6 @@ def passage(model: Model, trace: Trace, config: Config, *, follow: bool, first: 
         "variation": float(squares.sum(axis=0).max()),
         "variation_best_head": float(squares.sum(axis=0).min()),
         "window": {"start": start, "length": length},
-        "surprise": _states.surprise(model, trace),
         "suite": {"rows": _paths.verdicts(layers, states, config["seed"])},
         "evi": _evi(layers, config["evi_rows"]) if follow else [],
         "key_space": _paths.in_key_space(

@@ -33,8 +33,11 @@ def components(states: Array, count: int) -> tuple[Array, float]:
     return vectors[:, ::-1][:, :count], float(values[-count:].sum() / values.sum())
 
 
-def energies(states: Array, directions: Array, seed: int) -> list[dict[str, Any]]:
-    """A row for each transition: energy of rotation, its share, and the share for shuffled velocities."""
+def energies(states: Array, directions: Array, seed: int | None) -> list[dict[str, Any]]:
+    """A row for each transition: energy of rotation, its share, and the share for shuffled velocities.
+
+    ``seed`` of the shuffle; None: none is made.
+    """
     X = (states - states.mean(axis=1, keepdims=True)) @ directions
     steps = len(X) - 1
     rng = np.random.default_rng(seed)
@@ -43,14 +46,17 @@ def energies(states: Array, directions: Array, seed: int) -> list[dict[str, Any]
         u = (X[k + 1] - X[k]) * steps
         found = rotation.rotational_energy(X[k], u, seed=0, n_resamples=10)
         # Velocities that belong to other tokens: no field explains them, all is rotation but for overfitting.
-        chance = rotation.rotational_energy(X[k], rng.permutation(u), seed=0, n_resamples=10)
+        chance = float("nan")
+        if seed is not None:
+            mixed = rotation.rotational_energy(X[k], rng.permutation(u), seed=0, n_resamples=10)
+            chance = mixed.normalized
         out.append(
             {
                 "layer": k,
                 "energy": found.energy,
                 "kinetic": found.kinetic,
                 "share": found.normalized,
-                "chance": chance.normalized,
+                "chance": chance,
                 "condition": found.condition,
                 "converged": int(found.converged),
             }

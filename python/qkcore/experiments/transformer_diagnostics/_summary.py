@@ -21,7 +21,10 @@ class Found:
 
     about: Row
     passages: list[Row]
+    """measures of the first passages"""
     rotation: Row
+    surprise: list[float | None]
+    """loss per token of every passage, of models that predict"""
 
 
 def metrics(found: dict[str, Found], config: Config, text: dict[str, str]) -> Row:
@@ -142,6 +145,8 @@ def _contraction(f: Found, config: Config) -> Row:
 def _key_space(f: Found, knob: str) -> Row:
     rows = [r for m in f.passages for r in m["key_space"] if r["knob"] == knob]
     before, after = (np.array([r[c] for r in rows]) for c in ("gap", "gap_after"))
+    if not rows:
+        return {"gap": None, "gap_after": None, "heads_that_fall": None, "heads": 0}
     return {
         "gap": float(before.mean()),
         "gap_after": float(after.mean()),
@@ -163,17 +168,16 @@ def _evi(f: Found) -> Row:
 
 def _rotation(f: Found) -> Row:
     parts = [{k: v for k, v in c.items() if k != "rows"} for c in f.rotation["components"]]
-    surprise = [m["surprise"] for m in f.passages]
-    known = all(s is not None for s in surprise)
+    known = all(s is not None for s in f.surprise)
     turning = f.rotation["passages"]
     return {
         **parts[0],
         "by_components": parts,
         "by_passage": turning,
-        "rank_correlation_with_surprise": _spearman(turning[: len(surprise)], surprise)
+        "rank_correlation_with_surprise": _spearman(turning, f.surprise)
         if known
         else None,
-        "surprise": summarize(surprise),
+        "surprise": summarize(f.surprise),
     }
 
 
