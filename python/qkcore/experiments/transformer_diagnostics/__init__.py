@@ -8,6 +8,7 @@ P0 is applied as N.4 says, and what P1 to P4 would say without it is reported be
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,12 +28,23 @@ __all__ = ["check", "claims", "compute", "plot", "require", "tables"]
 
 Row = dict[str, Any]
 CONTROL = "-shuffled"
+FILES = ("heads", "transitions", "curvature", "locking", "layers", "evi", "key_space", "suite", "passages",
+         "losses", "rotation")  # fmt: skip
 
 
 def check(config: Config) -> None:
     """Refuses settings that measure nothing."""
     positive(config, "passages", "pairs", "evi_rows", "probe_rows", "central_layers", "components")
-    positive(config, "variation", "locked_tail", "followed", "measured", "control_passages", "key_pairs", "key_layers")
+    positive(
+        config,
+        "variation",
+        "locked_tail",
+        "followed",
+        "measured",
+        "control_passages",
+        "key_pairs",
+        "key_layers",
+    )
     positive(config, "tied_depth", least=1)
     positive(config, "tokens", least=23)
     if config["tokens"] > 512:
@@ -65,11 +77,13 @@ def compute(config: Config, run: Run) -> None:
             label = name + (CONTROL if control else "")
             source = _Lazy(name, control, config)
             measured = [
-                run.stage(f"{label}-{k}", lambda: _one(source, label, k, texts[k][1], config, run))  # noqa: B023
+                run.stage(f"{label}-{k}", partial(_one, source, label, k, texts[k][1], config, run))
                 for k in run.progress(range(len(texts)), label)
             ]
-            turning = run.stage(f"{label}-rotation", lambda: _turning(label, len(texts), config, run))  # noqa: B023
-            about = run.stage(f"{label}-about", lambda: source.about())  # noqa: B023
+            turning = run.stage(
+                f"{label}-rotation", partial(_turning, label, len(texts), config, run)
+            )
+            about = run.stage(f"{label}-about", source.about)
             found[label] = _summary.Found(
                 about,
                 [m["measures"] for m in measured if m["measures"] is not None],
@@ -154,19 +168,18 @@ def _turning(label: str, count: int, config: Config, run: Run) -> Row:
 
 def _rows(found: dict[str, _summary.Found], topics: list[str]) -> dict[str, list[Row]]:
     """The CSV files."""
-    out: dict[str, list[Row]] = {
-        name: []
-        for name in ("heads", "transitions", "curvature", "locking", "layers", "evi", "key_space", "suite", "passages", "losses", "rotation")
-    }  # fmt: skip
+    out: dict[str, list[Row]] = {name: [] for name in FILES}
     for label, f in found.items():
         for k, m in enumerate(f.passages):
             first: Row = {"model": label, "passage": k}
             for name in ("heads", "transitions", "curvature", "evi", "key_space"):
                 out[name] += [first | row for row in m[name]]
             out["locking"] += [first | row for row in m["locking"]["bins"]]
-            empty = {n: math.nan for n in ("probe_step", "probe_left", "probe_entropy")}
+            empty = dict.fromkeys(("probe_step", "probe_left", "probe_entropy"), math.nan)
             probe = m.get("probe") or [empty] * len(m["states"])
-            out["layers"] += [first | s | empty | p for s, p in zip(m["states"], probe, strict=True)]
+            out["layers"] += [
+                first | s | empty | p for s, p in zip(m["states"], probe, strict=True)
+            ]
             for reading, s in m["suite"].items():
                 out["suite"] += [
                     first | {"reading": reading, "check": c, "gated": s["gated"][c], "open": s["open"][c],

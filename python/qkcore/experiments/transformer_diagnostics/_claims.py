@@ -26,8 +26,8 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
             )
         ]
     makers: Iterable[Callable[[dict[str, Row], dict[str, Any]], Claim]] = (
-        _gate, _probe_gate, _windows, _budget, _euler, _prediction, _locking, _contraction, _evi, _rotation, _checkpoints,
-        _quality, _peaked, _diminishing, _ness,
+        _gate, _probe_gate, _windows, _budget, _euler, _prediction, _locking, _contraction, _evi, _rotation,
+        _checkpoints, _quality, _peaked, _diminishing, _ness,
     )  # fmt: skip
     return [make(models, metrics) for make in makers]
 
@@ -79,7 +79,9 @@ def _windows(models: dict[str, Row], metrics: Row) -> Claim:
         "longest stretch that passes P0: "
         + _each(
             models,
-            lambda m: f"{number(m['gate']['window']['mean'], 2)} of {m['gate']['transitions']} transitions",
+            lambda m: (
+                f"{number(m['gate']['window']['mean'], 2)} of {m['gate']['transitions']} transitions"
+            ),
         ),
         _verdict(share(m) >= 0.25 for m in models.values()),
     )
@@ -92,8 +94,10 @@ def _budget(models: dict[str, Row], metrics: Row) -> Claim:
         "TV ≤ budget",
         _each(
             models,
-            lambda m: f"TV {number(m['adequacy']['tv']['mean'], 2)}, budget "
-            f"{number(m['adequacy']['budget']['mean'], 2)}",
+            lambda m: (
+                f"TV {number(m['adequacy']['tv']['mean'], 2)}, budget "
+                f"{number(m['adequacy']['budget']['mean'], 2)}"
+            ),
         )
         + ". With the sharp constant ½ it cannot fail; a TV is never above 1, and the budget is",
         _verdict(m["adequacy"]["over_budget"] == 0 for m in models.values()),
@@ -123,8 +127,10 @@ def _prediction(models: dict[str, Row], metrics: Row) -> Claim:
         "rank correlation of ‖Δz‖ with the share that an Euler step misses, over heads and layers: "
         + _each(
             models,
-            lambda m: f"{number(m['adequacy']['rank_correlation'], 2)} (the tenth with the smallest steps misses "
-            f"{percent(m['adequacy']['smallest_steps_missed'], 2)})",
+            lambda m: (
+                f"{number(m['adequacy']['rank_correlation'], 2)} (the tenth with the smallest steps misses "
+                f"{percent(m['adequacy']['smallest_steps_missed'], 2)})"
+            ),
         ),
         _verdict(right(m) for m in models.values()),
     )
@@ -138,9 +144,12 @@ def _locking(models: dict[str, Row], metrics: Row) -> Claim:
         "locked",
         _each(
             seen,
-            lambda m: f"{percent(m['locking']['locked_share']['mean'], 2)} of rows locked, their median TV "
-            f"{number(m['locking']['locked_tv']['mean'], 2)} (all rows {number(m['locking']['tv']['mean'], 2)}); the "
-            f"largest entry stays the largest in {percent(m['locking']['argmax_kept']['mean'], 2)}",
+            lambda m: (
+                f"{percent(m['locking']['locked_share']['mean'], 2)} of rows locked, their median TV "
+                f"{number(m['locking']['locked_tv']['mean'], 2)} (all rows "
+                f"{number(m['locking']['tv']['mean'], 2)}), the largest entry stays the largest in "
+                f"{percent(m['locking']['argmax_kept']['mean'], 2)}"
+            ),
         ),
         _verdict(m["locking"]["locked_tv"]["mean"] <= 0.05 for m in seen.values()),
     )
@@ -157,15 +166,19 @@ def _contraction(models: dict[str, Row], metrics: Row) -> Claim:
         "as temperature doubles: "
         + _each(
             models,
-            lambda m: f"mean gap {number(m['contraction']['gap']['mean'])} → "
-            f"{number(m['contraction']['gap_hot']['mean'])}, it falls in "
-            f"{percent(m['contraction']['heads_that_fall'], 3)} of {m['contraction']['heads']} heads",
+            lambda m: (
+                f"mean gap {number(m['contraction']['gap']['mean'])} → "
+                f"{number(m['contraction']['gap_hot']['mean'])}, it falls in "
+                f"{percent(m['contraction']['heads_that_fall'], 3)} of {m['contraction']['heads']} heads"
+            ),
         )
         + ". By distances of queries and keys, keys halved: "
         + _each(
             models,
-            lambda m: f"{number(m['contraction']['key_space']['key norm']['gap'])} → "
-            f"{number(m['contraction']['key_space']['key norm']['gap_after'])}",
+            lambda m: (
+                f"{number(m['contraction']['key_space']['key norm']['gap'])} → "
+                f"{number(m['contraction']['key_space']['key norm']['gap_after'])}"
+            ),
         )
         + " (no law: erratum 34)",
         verdict,
@@ -191,9 +204,11 @@ def _rotation(models: dict[str, Row], metrics: Row) -> Claim:
         PAPER_R,
         _each(
             models,
-            lambda m: f"R = {number(m['rotation']['energy'])} [{number(m['rotation']['interval'][0])}, "
-            f"{number(m['rotation']['interval'][1])}], {percent(m['rotation']['share'])} of the kinetic energy "
-            f"(velocities shuffled among tokens: {percent(m['rotation']['chance'], 2)})",
+            lambda m: (
+                f"R = {number(m['rotation']['energy'])} [{number(m['rotation']['interval'][0])}, "
+                f"{number(m['rotation']['interval'][1])}], {percent(m['rotation']['share'])} of the "
+                f"kinetic energy (velocities shuffled among tokens: {percent(m['rotation']['chance'], 2)})"
+            ),
         )
         + ". R has the units of the states: only the share can be compared",
         _verdict(m["rotation"]["share"] <= 0.1 for m in models.values()),
@@ -220,7 +235,7 @@ def _quality(models: dict[str, Row], metrics: Row) -> Claim:
     seen = {
         n: m
         for n, m in models.items()
-        if m["rotation"]["rank_correlation_with_surprise"] is not None and metrics["passages"] >= 8
+        if metrics["passages"] >= 8 and m["rotation"]["rank_correlation_with_surprise"] is not None
     }
     # Kendall and Stuart's large-sample band of a rank correlation of none.
     band = 1.96 / max(metrics["passages"] - 1, 1) ** 0.5
@@ -231,9 +246,12 @@ def _quality(models: dict[str, Row], metrics: Row) -> Claim:
         "correlated",
         _each(
             seen,
-            lambda m: "rank correlation of the share of rotation with the loss per token over "
-            f"{metrics['passages']} passages {number(m['rotation']['rank_correlation_with_surprise'], 2)} "
-            f"(chance: ± {band:.2f}), loss {spread(m['rotation']['surprise'])} nats",
+            lambda m: (
+                "rank correlation of the share of rotation with the loss per token over "
+                f"{metrics['passages']} passages "
+                f"{number(m['rotation']['rank_correlation_with_surprise'], 2)} (chance: ± {band:.2f}), "
+                f"loss {spread(m['rotation']['surprise'])} nats"
+            ),
         )
         or "needs a model that predicts and at least 8 passages",
         _verdict(passed),
@@ -244,8 +262,9 @@ def _peaked(models: dict[str, Row], metrics: Row) -> Claim:
     def ends(m: Row) -> str:
         e = m["depth"]["attention_entropy"]
         return (
-            f"{number(e[0], 2)} → {number(e[-1], 2)} (lowest {number(min(e), 2)} at layer {e.index(min(e)) + 1}, rank "
-            f"correlation with depth {number(m['depth']['entropy_rank_correlation'], 2)})"
+            f"{number(e[0], 2)} → {number(e[-1], 2)} (lowest {number(min(e), 2)} at layer "
+            f"{e.index(min(e)) + 1}, rank correlation with depth "
+            f"{number(m['depth']['entropy_rank_correlation'], 2)})"
         )
 
     return Claim(
@@ -280,8 +299,9 @@ def _ness(models: dict[str, Row], metrics: Row) -> Claim:
         r = m["regimes"]
         counts = ", ".join(f"{v} {k}" for k, v in sorted(r["counts"].items()))
         return (
-            f"{counts} ({r['of']}), entropy production {number(r['entropy_production_median'])} nats per step in the "
-            f"median ({number(r['entropy_production']['low'], 2)} to {number(r['entropy_production']['high'], 2)})"
+            f"{counts} ({r['of']}), entropy production {number(r['entropy_production_median'])} nats per "
+            f"step in the median ({number(r['entropy_production']['low'], 2)} to "
+            f"{number(r['entropy_production']['high'], 2)})"
         )
 
     def all_steady(m: Row) -> bool:
@@ -293,7 +313,8 @@ def _ness(models: dict[str, Row], metrics: Row) -> Claim:
         "NESS",
         _each(models, text)
         + (
-            "; causal matrices as they are used are reducible: token 0 absorbs, the stationary law is a point, with no currents"
+            ". Causal matrices as they are used are reducible: token 0 absorbs, the stationary law is a "
+            "point, with no currents"
             if any(m["about"]["causal"] for m in models.values())
             else ""
         ),

@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def passage(trace: Trace, model: Model, config: Config, *, follow: bool, first: bool) -> Row:
-    """Measures of a passage; ``first``: spectra; ``follow``: Sinkhorn distances and linear programmes too, which take longest."""
+    """Measures of a passage; ``first``: spectra too, ``follow``: Sinkhorn distances and linear programmes."""
     layers = [_paths.centred(heads.logits) for heads in trace.layers]
     states = _rotation.prepared(trace.hidden)
     moves = _paths.transitions(layers, config["locked_tail"])

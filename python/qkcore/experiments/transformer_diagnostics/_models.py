@@ -49,7 +49,9 @@ class Model:
 
     def shuffled(self, seed: int) -> Model:
         """The untrained control: the same sizes and scales, weights in random order."""
-        return Model(f"{self.name}-shuffled", _random.shuffled(self.network, seed), self.encode, self.closing)
+        return Model(
+            f"{self.name}-shuffled", _random.shuffled(self.network, seed), self.encode, self.closing
+        )
 
 
 @dataclass(frozen=True)

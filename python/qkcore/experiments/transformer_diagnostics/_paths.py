@@ -191,6 +191,12 @@ def in_key_space(
                 )  # fmt: skip
                 before, after = found.mean
                 out.append(
-                    {"layer": int(k), "head": h, "knob": knob, "gap": float(before), "gap_after": float(after)}
-                )  # fmt: skip
+                    {
+                        "layer": int(k),
+                        "head": h,
+                        "knob": knob,
+                        "gap": float(before),
+                        "gap_after": float(after),
+                    }
+                )
     return out

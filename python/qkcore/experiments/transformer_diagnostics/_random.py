@@ -12,7 +12,9 @@ from ._decoder import Decoder, DecoderLayer
 from ._encoder import Affine, Encoder, EncoderLayer
 
 
-def tiny_encoder(seed: int, *, layers: int = 4, d: int = 24, heads: int = 3, vocabulary: int = 97) -> Encoder:
+def tiny_encoder(
+    seed: int, *, layers: int = 4, d: int = 24, heads: int = 3, vocabulary: int = 97
+) -> Encoder:
     """An encoder of random weights: the code path of BERT, and nothing learned."""
     draw = _Draw(seed)
     return Encoder(
@@ -37,7 +39,9 @@ def tiny_encoder(seed: int, *, layers: int = 4, d: int = 24, heads: int = 3, voc
     )  # fmt: skip
 
 
-def tiny_decoder(seed: int, *, layers: int = 6, d: int = 32, heads: int = 4, vocabulary: int = 97) -> Decoder:
+def tiny_decoder(
+    seed: int, *, layers: int = 6, d: int = 32, heads: int = 4, vocabulary: int = 97
+) -> Decoder:
     """A decoder of random weights: rotary, grouped, gated, as llama, and nothing learned."""
     draw = _Draw(seed)
     keys = heads // 2

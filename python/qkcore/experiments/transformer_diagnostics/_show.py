@@ -34,7 +34,9 @@ def _by(table: Table, key: str, value: str) -> tuple[Any, Any]:
 
 def _bands(axes: Any, x: Any, groups: list[Any], colour: str, label: str, **style: Any) -> None:
     """Median with quartiles."""
-    low, middle, high = (np.array([np.nanquantile(g, q) for g in groups]) for q in (0.25, 0.5, 0.75))
+    low, middle, high = (
+        np.array([np.nanquantile(g, q) for g in groups]) for q in (0.25, 0.5, 0.75)
+    )
     axes.plot(x, middle, color=colour, label=label, **style)
     axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
 
@@ -53,6 +55,8 @@ def _diagnostics(folder: Path, models: dict[str, Row], shown: list[str]) -> Path
         _gap_panel(line[3], gaps.where(model=name))
         _evi_panel(line[4], evi.where(model=name))
         _turn_panel(line[5], turn, name, models[name])
+        for k in (0, 1, 3, 4, 5):
+            _whole(line[k])
     return figures.save(made, folder / "diagnostics.png")
 
 
@@ -86,7 +90,10 @@ def _locking_panel(axes: Any, part: Table) -> None:
     _, rows = _by(part, "bin", "rows")
     x = np.array([e[0] for e in edges])
     used = np.array([r.sum() > 0 for r in rows])
-    for column, colour, label in (("bound", figures.GREY, "bound (sharp eq 23)"), ("median", figures.BLUE, "median TV")):  # fmt: skip
+    for column, colour, label in (
+        ("bound", figures.GREY, "bound (sharp eq 23)"),
+        ("median", figures.BLUE, "median TV"),
+    ):
         _, groups = _by(part, "bin", column)
         with np.errstate(all="ignore"):
             middle = np.array([np.nanmedian(g) if np.isfinite(g).any() else np.nan for g in groups])
@@ -94,7 +101,14 @@ def _locking_panel(axes: Any, part: Table) -> None:
     lows, highs = (_by(part, "bin", c)[1] for c in ("low", "high"))
     low = [np.nanmean(g) if np.isfinite(g).any() else np.nan for g in lows]
     high = [np.nanmean(g) if np.isfinite(g).any() else np.nan for g in highs]
-    axes.fill_between(x[used], np.array(low)[used], np.array(high)[used], color=figures.BLUE, alpha=0.2, linewidth=0)
+    axes.fill_between(
+        x[used],
+        np.array(low)[used],
+        np.array(high)[used],
+        color=figures.BLUE,
+        alpha=0.2,
+        linewidth=0,
+    )
     axes.axvline(0.1, color=figures.GREY, linestyle=":", linewidth=1)
     axes.set_xscale("log")
     axes.set_ylim(0, 1.02)
@@ -107,7 +121,9 @@ def _gap_panel(axes: Any, part: Table) -> None:
     for k, t in enumerate(warm):
         rows = Table([r for r in part.rows if float(r["temperature"]) == t])
         at, groups = _by(rows, "layer", "gap")
-        axes.plot(at + 1, [g.mean() for g in groups], color=_shade(k, len(warm)), label=f"τ = {t:g}")
+        axes.plot(
+            at + 1, [g.mean() for g in groups], color=_shade(k, len(warm)), label=f"τ = {t:g}"
+        )
     axes.set_yscale("log")
     axes.legend(fontsize="x-small", frameon=False)
     figures.tidy(axes, "layer", "curvature gap 1 − κ", "P3: contraction")
@@ -123,7 +139,14 @@ def _evi_panel(axes: Any, part: Table) -> None:
     at, groups = _by(part, "layer", "w2")
     middle, around = (np.array([f(g) for g in groups]) for f in (np.mean, np.std))
     axes.plot(at + 1, middle, color=figures.BLUE)
-    axes.fill_between(at + 1, np.maximum(middle - around, 0), middle + around, color=figures.BLUE, alpha=0.2, linewidth=0)
+    axes.fill_between(
+        at + 1,
+        np.maximum(middle - around, 0),
+        middle + around,
+        color=figures.BLUE,
+        alpha=0.2,
+        linewidth=0,
+    )
     axes.set_ylim(bottom=0)
     figures.tidy(axes, "layer", "Sinkhorn W₂² to the last", "P3: EVI (mean ± sd)")
 
@@ -131,21 +154,45 @@ def _evi_panel(axes: Any, part: Table) -> None:
 def _turn_panel(axes: Any, turn: Table, name: str, model: Row) -> None:
     number = f"{model['rotation']['number']}"
     part = turn.where(model=name, components=number)
-    axes.plot(part["layer"] + 1, part["share"], "o-", markersize=3, color=figures.BLUE, label="trained" if model["about"]["trained"] else "random weights")
-    axes.plot(part["layer"] + 1, part["chance"], ":", color=figures.GREY, label="velocities shuffled")
+    axes.plot(
+        part["layer"] + 1,
+        part["share"],
+        "o-",
+        markersize=3,
+        color=figures.BLUE,
+        label="trained" if model["about"]["trained"] else "random weights",
+    )
+    axes.plot(
+        part["layer"] + 1, part["chance"], ":", color=figures.GREY, label="velocities shuffled"
+    )
     control = turn.where(model=f"{name}-shuffled", components=number)
     if len(control):
-        axes.plot(control["layer"] + 1, control["share"], "--", color=figures.ORANGE, label="weights shuffled")
+        axes.plot(
+            control["layer"] + 1,
+            control["share"],
+            "--",
+            color=figures.ORANGE,
+            label="weights shuffled",
+        )
     axes.set_ylim(0, 1.05)
     axes.legend(fontsize="x-small", frameon=False)
     figures.tidy(axes, "layer", "share of kinetic energy", "P4: rotation")
+
+
+def _whole(axes: Any) -> None:
+    """Layers are counted: no halves on the axis."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
 
 
 def _regimes(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
     heads = Table.read(folder / "heads.csv")
     height = sum(_height(models[n]) for n in shown)
     made = figures.figure(13, height)
-    grid = made.subplots(len(shown), 3, squeeze=False, height_ratios=[_height(models[n]) for n in shown])
+    grid = made.subplots(
+        len(shown), 3, squeeze=False, height_ratios=[_height(models[n]) for n in shown]
+    )
     for line, name in zip(grid, shown, strict=True):
         part = heads.where(model=name)
         of = ", unmasked logits" if models[name]["about"]["causal"] else ""
@@ -159,14 +206,24 @@ def _regimes(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
                 table = np.log10(np.maximum(table, 1e-16))
                 image = axes.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest")
             else:
-                image = axes.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest", vmin=0, vmax=1)
+                image = axes.imshow(
+                    table, aspect="auto", cmap="viridis", interpolation="nearest", vmin=0, vmax=1
+                )
             made.colorbar(image, ax=axes, fraction=0.05)
             axes.set_title(title, fontsize="small")
             axes.set_xlabel("head")
             axes.set_ylabel("layer")
-            axes.set_xticks(range(table.shape[1]), [str(h + 1) for h in range(table.shape[1])], fontsize="x-small")
+            axes.set_xticks(
+                range(table.shape[1]),
+                [str(h + 1) for h in range(table.shape[1])],
+                fontsize="x-small",
+            )
             step = max(1, table.shape[0] // 12)
-            axes.set_yticks(range(0, table.shape[0], step), [str(k + 1) for k in range(0, table.shape[0], step)], fontsize="x-small")
+            axes.set_yticks(
+                range(0, table.shape[0], step),
+                [str(k + 1) for k in range(0, table.shape[0], step)],
+                fontsize="x-small",
+            )
     return figures.save(made, folder / "regimes.png")
 
 
@@ -223,5 +280,7 @@ def _depth(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
             axes.set_yscale("log")
         figures.tidy(axes, "depth / layers", label, title)
     grid[0].legend(fontsize="small", frameon=False)
-    made.suptitle("median and quartiles over heads and passages; dashed: weights shuffled", fontsize="small")
+    made.suptitle(
+        "median and quartiles over heads and passages; dashed: weights shuffled", fontsize="small"
+    )
     return figures.save(made, folder / "depth.png")

@@ -78,8 +78,10 @@ def _adequacy(f: Found) -> Row:
         "budget": _over(f, lambda m: np.mean([r["budget"] for r in m["transitions"]])),
         "missed": _over(
             f,
-            lambda m: sum(r["defect"] for r in m["transitions"])
-            / max(sum(r["tv"] for r in m["transitions"]), 1e-300),
+            lambda m: (
+                sum(r["defect"] for r in m["transitions"])
+                / max(sum(r["tv"] for r in m["transitions"]), 1e-300)
+            ),
         ),
         "over_budget": float((tv > sizes * (1 + 1e-12)).mean()),
         # Prediction (i): where logits move less, the flow describes the motion better.
@@ -105,17 +107,24 @@ def _spearman(x: Any, y: Any) -> float:
 
 
 def _locking(f: Found, config: Config) -> Row:
-    def median(rows: list[Row], name: str, weight: str) -> float:
-        values = [r[name] for r in rows if r[weight] and r[name] is not None]
-        return float(np.average(values, weights=[r[weight] for r in rows if r[weight]])) if values else float("nan")  # fmt: skip
+    def locked(rows: list[Row]) -> float:
+        """Medians of heads, weighted by how many of their rows are locked."""
+        some = [r for r in rows if r["locked"]]
+        if not some:
+            return float("nan")
+        return float(
+            np.average([r["locked_tv"] for r in some], weights=[r["locked"] for r in some])
+        )
 
     return {
         "locked_share": _over(
             f,
-            lambda m: sum(r["locked"] for r in m["transitions"])
-            / max(sum(r["rows"] for r in m["transitions"]), 1),
+            lambda m: (
+                sum(r["locked"] for r in m["transitions"])
+                / max(sum(r["rows"] for r in m["transitions"]), 1)
+            ),
         ),
-        "locked_tv": _over(f, lambda m: median(m["transitions"], "locked_tv", "locked")),
+        "locked_tv": _over(f, lambda m: locked(m["transitions"])),
         "tv": _over(f, lambda m: np.mean([r["tv"] for r in m["transitions"]])),
         "argmax_kept": _over(f, lambda m: m["locking"]["argmax_kept"]),
         "above_sharp": max(m["locking"]["above_sharp"] for m in f.passages),
@@ -174,9 +183,7 @@ def _rotation(f: Found) -> Row:
         **parts[0],
         "by_components": parts,
         "by_passage": turning,
-        "rank_correlation_with_surprise": _spearman(turning, f.surprise)
-        if known
-        else None,
+        "rank_correlation_with_surprise": _spearman(turning, f.surprise) if known else None,
         "surprise": summarize(f.surprise),
     }
 

@@ -37,12 +37,17 @@ def _models(models: dict[str, Row]) -> Listing:
         shape = f"{a['layers']} / {a['heads']} / {a['width']}"
         mask = "causal" if a["causal"] else "full"
         rows.append((name, a["title"], shape, mask, "yes" if a["trained"] else "no"))
-    return Listing("Models", ("model", "what", "layers / heads / width", "mask", "trained"), tuple(rows))
+    return Listing(
+        "Models", ("model", "what", "layers / heads / width", "mask", "trained"), tuple(rows)
+    )
 
 
 def _checks(models: dict[str, Row]) -> Listing:
-    header = ("model", "P0: variation", "longest stretch within 0.15", "P1: TV per layer", "budget", "missed by an Euler step",
-              "P2: locked rows", "their TV", "P3: gap", "fall when warmed", "heads that fall", "P4: R", "share", "by chance")  # fmt: skip
+    header = (
+        "model", "P0: variation", "longest stretch within 0.15", "P1: TV per layer", "budget",
+        "missed by an Euler step", "P2: locked rows", "their TV", "P3: gap", "fall when warmed",
+        "heads that fall", "P4: R", "share", "by chance",
+    )  # fmt: skip
     rows = []
     for name, m in models.items():
         gate, p1, p2, p3, p4 = (
@@ -82,8 +87,9 @@ def _verdicts(models: dict[str, Row]) -> Listing:
                 )
             )
     note = (
-        "As N.4 prescribes / with the gate open. Readings: rows, attention rows of head h through depth; probe, read-out "
-        "over the vocabulary; window, attention rows through the longest stretch of depth that passes P0."
+        "As N.4 prescribes / with the gate open. Readings: rows, attention rows of head h through depth; "
+        "probe, read-out over the vocabulary; window, attention rows through the longest stretch of depth "
+        "that passes P0."
     )
     return Listing(
         "Verdicts of the suite over passages",
@@ -102,8 +108,11 @@ def _counts(found: dict[str, int]) -> str:
 
 
 def _regimes(models: dict[str, Row]) -> Listing:
-    header = ("model", "regime of", "EQ / NESS / other", "entropy production, median", "range", "flow that is unbalanced",
-              "asymmetry of logits", "spectral gap, as masked", "steps to the first token", "largest mass on token 0")  # fmt: skip
+    header = (
+        "model", "regime of", "EQ / NESS / other", "entropy production, median", "range",
+        "flow that is unbalanced", "asymmetry of logits", "spectral gap, as masked",
+        "steps to the first token", "largest mass on token 0",
+    )  # fmt: skip
     rows = []
     for name, m in models.items():
         r, sink = m["regimes"], m["sink"]
@@ -125,15 +134,17 @@ def _regimes(models: dict[str, Row]) -> Listing:
             )
         )
     note = (
-        "Heads of all layers and passages at their stationary law; nats per step. Causal matrices are reducible, token 0 "
-        "absorbs: their regime is that of the same logits without the mask."
+        "Heads of all layers and passages at their stationary law; nats per step. Causal matrices are "
+        "reducible, token 0 absorbs: their regime is that of the same logits without the mask."
     )
     return Listing("Attention as a Markov chain", header, tuple(rows), note)
 
 
 def _depth(models: dict[str, Row]) -> Listing:
-    header = ("model", "mean cosine of tokens, first", "middle", "last", "attention entropy, first", "middle", "last",
-              "relative update, first", "middle", "last", "read-out: TV to the last law, middle")  # fmt: skip
+    header = (
+        "model", "mean cosine of tokens, first", "middle", "last", "attention entropy, first", "middle",
+        "last", "relative update, first", "middle", "last", "read-out: TV to the last law, middle",
+    )  # fmt: skip
     rows = []
     for name, m in models.items():
         d = m["depth"]
@@ -147,7 +158,9 @@ def _depth(models: dict[str, Row]) -> Listing:
                 number(left[len(left) // 2]) if left else "–",
             )
         )
-    return Listing("Depth profiles", header, tuple(rows), "Entropy of a row over the log of what it sees.")
+    return Listing(
+        "Depth profiles", header, tuple(rows), "Entropy of a row over the log of what it sees."
+    )
 
 
 def _three(values: list[float]) -> tuple[str, str, str]:

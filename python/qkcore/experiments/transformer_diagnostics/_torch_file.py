@@ -1,4 +1,4 @@
-"""Tensors of a file that PyTorch saved in its older format, without PyTorch and without running what is in it.
+"""Tensors of a file that PyTorch saved in its older format, without PyTorch, running nothing that is in it.
 
 The file is a row of pickles (a magic number, a version, facts on the machine, the dictionary, the names of
 its storages) and then the storages, each a count and its raw numbers. The dictionary may name two
