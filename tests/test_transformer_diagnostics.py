@@ -269,7 +269,7 @@ def test_causal_heads_are_reducible(done: experiments.Outcome) -> None:
             power = power @ tail
         assert _operators.steps_to_first(P) == pytest.approx(total, rel=1e-9)
         sizes = np.sort(np.abs(np.linalg.eigvals(P)))
-        row = _operators._chain(P, z * 0, True, False)
+        row = _operators._chain(P, np.zeros_like(P), True, False)
         assert row["gap"] == pytest.approx(1 - sizes[-2], abs=1e-9)
     rows = Table.read(done.folder / "heads.csv")
     assert set(rows.where(model="tiny-decoder")["reducible"]) == {1}

@@ -54,7 +54,11 @@ def _optimal(supply: Doubles, demand: Doubles, cost: Doubles) -> float:
         arcs = np.arange(i.size)
         rows = np.concatenate([i, m + j])
         A = sp.csr_matrix((np.ones(rows.size), (rows, np.concatenate([arcs, arcs]))))
-        found = solver.linprog(cost[i, j], A_eq=A[:-1], b_eq=limits, method="highs", options=_TIGHT)
+        problem = {"A_eq": A[:-1], "b_eq": limits, "method": "highs"}
+        found = solver.linprog(cost[i, j], **problem, options=_TIGHT)
+        if found.status != 0:
+            # Masses near the tolerance, as softmax rows have them, can look infeasible to the presolver.
+            found = solver.linprog(cost[i, j], **problem, options={**_TIGHT, "presolve": False})
         if found.status != 0:
             raise RuntimeError(f"HiGHS did not solve the transport problem: {found.message}")
         price = np.append(found.eqlin.marginals, 0.0)

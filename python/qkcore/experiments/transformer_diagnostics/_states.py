@@ -23,12 +23,13 @@ def profile(trace: Trace) -> list[dict[str, float]]:
         n = len(H)
         mean = unit.mean(axis=0)
         values = np.linalg.svd(H - H.mean(axis=0), compute_uv=False) ** 2
+        spread = float(np.square(values).sum())
         row = {
             "layer": k,
             "norm": float(size.mean()),
             # The mean over pairs of different tokens.
             "cosine": float((n * mean @ mean - 1) / (n - 1)),
-            "rank": float(values.sum() ** 2 / np.square(values).sum()),
+            "rank": float(values.sum() ** 2 / spread) if spread > 0 else 0.0,
             "update": float("nan"),
             "turn": float("nan"),
         }
