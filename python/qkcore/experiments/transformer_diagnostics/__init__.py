@@ -120,9 +120,7 @@ class _Lazy:
             "layers": len(network.layers),
             "tokens": self.config["tokens"],
             "heads": network.n_heads,
-            "width": int(network.layers[0].mixed.shape[1])
-            if network.causal
-            else int(network.layers[0].mixed.weight.shape[1]),
+            "width": network.width,
             "packages": [w.requirement for w in known.weights],
             "sha256": {path: digest for w in known.weights for path, digest in w.files},
         }

@@ -41,6 +41,11 @@ class Decoder:
     causal: bool = True
 
     @property
+    def width(self) -> int:
+        """Of the states."""
+        return int(self.words.shape[1])
+
+    @property
     def probe(self) -> Array:
         """(V, d): what turns normed states into logits of the next token."""
         return self.words if self.unembedding is None else self.unembedding

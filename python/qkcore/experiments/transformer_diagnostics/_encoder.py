@@ -66,9 +66,14 @@ class Encoder:
     head: Head | None = None
     causal: bool = False
 
+    @property
+    def width(self) -> int:
+        """Of the states."""
+        return int(self.layers[0].mixed.weight.shape[1])
+
     def trace(self, ids: Ids) -> Trace:
         """The forward pass of one passage."""
-        x = self.words[ids] + self.positions[: len(ids)] + self.segment
+        x: Array = self.words[ids] + self.positions[: len(ids)] + self.segment
         x = layer_norm(x, self.norm.weight, self.norm.bias, self.eps)
         if self.project is not None:
             x = self.project(x)

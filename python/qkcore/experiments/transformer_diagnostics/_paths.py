@@ -63,7 +63,7 @@ def transitions(layers: Sequence[Array], locked_tail: float) -> list[dict[str, A
 
 
 def _rows(layer: Array) -> Rows:
-    z = layer.reshape(-1, layer.shape[-1])
+    z = layer.reshape(-1, layer.shape[-1]).astype(np.float64, copy=False)
     return Rows(z, softmax(z))
 
 

@@ -129,7 +129,8 @@ def _tokenizer(file: Path) -> tuple[Encode, int]:
     def encode(text: str) -> list[int]:
         return list(tokenizer.encode(text).ids)
 
-    return encode, int(tokenizer.token_to_id("[SEP]"))
+    closing: Any = tokenizer.token_to_id("[SEP]")
+    return encode, int(closing)
 
 
 def smollm2() -> tuple[Decoder, Encode, None]:
