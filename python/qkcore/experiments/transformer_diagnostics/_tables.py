@@ -27,7 +27,10 @@ def spread(found: Row, digits: int = 3) -> str:
 
 def percent(value: float | None, digits: int = 3) -> str:
     """Of a share."""
-    return "–" if value is None else f"{100 * value:.{digits}g} %"
+    if value is None:
+        return "–"
+    text = f"{100 * value:.{digits}g}"
+    return f"{100 * value:.0f} %" if "e+" in text else f"{text} %"
 
 
 def _models(models: dict[str, Row]) -> Listing:
