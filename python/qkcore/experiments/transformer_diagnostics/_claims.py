@@ -219,7 +219,8 @@ def _checkpoints(models: dict[str, Row], metrics: Row) -> Claim:
     every = metrics["models"]
     pairs = {n: (m, every[f"{n}-shuffled"]) for n, m in models.items() if f"{n}-shuffled" in every}
     text = "; ".join(
-        f"{n}: {percent(a['rotation']['share'])}, weights shuffled {percent(b['rotation']['share'])}"
+        f"{n}: {percent(a['rotation']['share'])}, weights shuffled {percent(b['rotation']['share'])}; of the "
+        f"median layer {percent(a['rotation']['median_share'])}, {percent(b['rotation']['median_share'])}"
         for n, (a, b) in pairs.items()
     )
     return Claim(
@@ -227,7 +228,11 @@ def _checkpoints(models: dict[str, Row], metrics: Row) -> Claim:
         "M.6",
         "decreases",
         text or "no control was run",
-        _verdict(a["rotation"]["share"] < b["rotation"]["share"] for a, b in pairs.values()),
+        _verdict(
+            a["rotation"][which] < b["rotation"][which]
+            for a, b in pairs.values()
+            for which in ("share", "median_share")
+        ),
     )
 
 

@@ -76,5 +76,6 @@ def over_depth(rows: list[dict[str, Any]], n_layers: int, seed: int) -> dict[str
         "energy": float(energy.mean()),
         "interval": [low, high],
         "share": float(energy.sum() / kinetic.sum()) if kinetic.sum() > 0 else 0.0,
+        "median_share": float(np.median([r["share"] for r in middle])),
         "chance": float(chance.mean()),
     }
