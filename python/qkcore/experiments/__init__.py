@@ -150,6 +150,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Contraction and Lipschitz bounds of attention beside measured constants",
             "MTA sections 5 and 6",
             errata=(10,),
+        ),
+        Experiment(
             "transformer-diagnostics",
             "P0 to P4 on pre-trained transformers; regimes of their attention",
             "EOT sections 6.1 and 6.2 (Track T), figures 1, 7 and 8",
