@@ -9,7 +9,19 @@ import numpy as np
 import numpy_best
 import qkcore as qk
 import reference
-from harness import Array, Call, Group, Options, Row, best_of, interleave, max_error, peak_growth_mb
+from harness import (
+    Array,
+    Call,
+    Group,
+    Options,
+    Row,
+    Timing,
+    best_of,
+    interleave,
+    max_error,
+    peak_growth_mb,
+)
+from limits import Floor
 from peers import blas_threads_setter, torch_module
 
 D = 64
@@ -68,11 +80,13 @@ def run_case(group: Group, options: Options, n: int, dtype: str) -> None:
         jobs["torch SDPA"] = torch_sdpa
     calls = {name: job(options, n, dtype) for name, job in jobs.items()}
     errors = {name: error_of(call(), exact, V) for name, call in calls.items()}
+    floor = Floor(options, dtype)
     timings = interleave(
         calls,
         rounds=5 if options.quick else 15,
         budget=5 if options.quick else 25,
         setups=setups,
+        probe=floor,
     )
     if set_blas is not None:
         set_blas(options.threads)
@@ -87,9 +101,13 @@ def run_case(group: Group, options: Options, n: int, dtype: str) -> None:
         if name == "qkcore" and n >= 16000:
             group.at_most(f"{case}: peak memory growth", memory, MEMORY_MB, " MB")
     group.check(f"attention {case}", errors["qkcore"], BOUND[dtype])
+    least = floor.seconds(n * n, 2 * D)
+    if least is not None:
+        group.add(Row(case, "floor: FMA and exp", Timing((least,)), n * n, least / mine))
     if "torch SDPA" in timings:
-        speed = timings["torch SDPA"].minimum / mine
-        group.at_least(f"{case}: speed against torch SDPA", speed, WANTED[dtype])
+        peer = timings["torch SDPA"].minimum
+        why = floor.why(n * n, 2 * D, mine, peer)
+        group.at_least(f"{case}: speed against torch SDPA", peer / mine, WANTED[dtype], why=why)
 
 
 def run(options: Options) -> Group:

@@ -10,7 +10,10 @@ import time
 from pathlib import Path
 from typing import Any
 
-PEERS = ("numpy", "scipy", "torch", "threadpoolctl")
+PEERS = (
+    "numpy", "scipy", "torch", "threadpoolctl", "POT", "ott-jax", "jax", "diffrax", "geomloss",
+    "pykeops", "regot",
+)  # fmt: skip
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",
     "OMP_NUM_THREADS",

@@ -96,6 +96,7 @@ class Target:
     wanted: str
     measured: str
     met: bool
+    why: str = ""  # what the run itself found to say about a miss, e.g. a floor from its limits
 
 
 @dataclass
@@ -116,13 +117,17 @@ class Group:
         self.rows.append(row)
         print(f"  {row.case}: {row.contender} {row.timing.minimum * 1e3:.4g} ms", flush=True)
 
-    def at_least(self, claim: str, value: float, wanted: float, unit: str = "×") -> None:
+    def at_least(
+        self, claim: str, value: float, wanted: float, unit: str = "×", why: str = ""
+    ) -> None:
         met = value >= wanted
-        self.targets.append(Target(claim, f"≥ {wanted:g}{unit}", f"{value:.3g}{unit}", met))
+        self.targets.append(Target(claim, f"≥ {wanted:g}{unit}", f"{value:.3g}{unit}", met, why))
 
-    def at_most(self, claim: str, value: float, wanted: float, unit: str = "×") -> None:
+    def at_most(
+        self, claim: str, value: float, wanted: float, unit: str = "×", why: str = ""
+    ) -> None:
         met = value <= wanted
-        self.targets.append(Target(claim, f"≤ {wanted:g}{unit}", f"{value:.3g}{unit}", met))
+        self.targets.append(Target(claim, f"≤ {wanted:g}{unit}", f"{value:.3g}{unit}", met, why))
 
     def check(self, what: str, error: float, bound: float) -> None:
         """Record a wrong answer of ours; NaN is one."""

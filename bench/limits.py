@@ -49,6 +49,43 @@ class BestRate:
         return max(self.rates.values(), default=0.0) or None
 
 
+class Floor:
+    """The time that FMA and exp rates of the machine leave to a kernel, watched in the same run.
+
+    Both rates are the best that a loop of nothing else reaches, and the two are added, for they share the
+    processor's ports: no arrangement of the same arithmetic is faster.
+    """
+
+    def __init__(self, options: Options, dtype: str) -> None:
+        self.fma = BestRate(options, dtype, "fma")
+        self.exp = BestRate(options, dtype, "exp_libmvec", "exp_qkcore")
+
+    def __call__(self) -> None:
+        self.fma()
+        self.exp()
+
+    def seconds(self, entries: int, fmas: int, exps: int = 1) -> float | None:
+        """For ``entries`` that take so many FMA and exponentials each; None if nothing was measured."""
+        if self.fma.best is None or self.exp.best is None:
+            return None
+        return entries * (2 * fmas / self.fma.best + exps / self.exp.best) * 1e-9
+
+    def why(self, entries: int, fmas: int, mine: float, peer: float | None = None) -> str:
+        """One sentence for a missed target: the floor, our share of it, what it leaves of the target."""
+        floor = self.seconds(entries, fmas)
+        if floor is None or self.fma.best is None or self.exp.best is None:
+            return ""
+        flops, exp = 2 * fmas / self.fma.best, 1 / self.exp.best
+        text = (
+            f"{2 * fmas} flops and one exp of an entry take {flops:.2f} + {exp:.2f} ns at this run's "
+            f"rates ({self.fma.best:.0f} GFLOP/s, {self.exp.best:.2g} G/s), and qkcore takes "
+            f"{mine / entries * 1e9:.2f} ns, {100 * floor / mine:.0f} % of the floor's speed"
+        )
+        if peer is not None:
+            text += f"; nothing that does this arithmetic is more than {peer / floor:.2f}× the peer's speed"
+        return text + "."
+
+
 def run(options: Options) -> Group:
     group = Group(
         "limits",

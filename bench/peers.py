@@ -16,6 +16,10 @@ WANTED = {
     "jax": "jax",
     "ott": "ott-jax",
     "optax": "optax",
+    "diffrax": "diffrax",
+    "geomloss": "geomloss",
+    "pykeops": "pykeops",
+    "regot": "regot",
 }
 
 

@@ -1,0 +1,173 @@
+"""What got faster or slower: ``python bench/compare.py OLD NEW [--factor 1.25] [--noise 1.05]``.
+
+OLD and NEW are files written by ``bench/run.py``, or folders of them. Rows are matched by group, case and contender,
+and compared by their minima. What others did on the machine moves every time, so a change counts only
+
+- beyond the noise: where a row has several samples, also beyond the spread of its own samples in both runs, and
+- as seen from the peers: when the same case has contenders that are not qkcore, their median change is that of
+  the machine, and is divided out (``--raw`` turns that off).
+
+Exit status 1: qkcore is slower than before by more than ``--factor`` in some row, or gives a wrong answer it did not give; 2: nothing to
+compare.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+Key = tuple[str, str, str]  # group, case, contender
+SAME = ("cpu", "threads", "isa", "compiler")  # of the environment; versions are compared one by one
+
+
+@dataclass(frozen=True)
+class Change:
+    """New time over old time of one row."""
+
+    key: Key
+    old: float
+    new: float
+    machine: float  # median change of the peers in the same case, 1 without any
+    noise: float  # a ratio within [1 / noise, noise] says nothing
+
+    @property
+    def ratio(self) -> float:
+        return self.new / self.old / self.machine
+
+    @property
+    def verdict(self) -> str:
+        if self.ratio > self.noise:
+            return "slower"
+        return "faster" if self.ratio * self.noise < 1 else "same"
+
+
+@dataclass
+class Run:
+    """Every row of one or more result files."""
+
+    environment: dict[str, Any]
+    samples: dict[Key, list[float]]
+    failures: set[str]
+
+
+def load(path: Path) -> Run:
+    files = sorted(path.glob("*.json")) if path.is_dir() else [path]
+    run = Run({}, {}, set())
+    for file in files:
+        try:
+            data = json.loads(file.read_text())
+            group = data["name"]
+            for row in data["rows"]:
+                samples = [float(s) for s in row["timing"]["samples"]]
+                run.samples[group, row["case"], row["contender"]] = samples
+        except (KeyError, TypeError, ValueError) as problem:
+            raise ValueError(f"{file} is no result of bench/run.py ({problem!r})") from problem
+        run.environment = data.get("environment", {})
+        run.failures |= {f"{group}: {text}" for text in data.get("failures", [])}
+    return run
+
+
+def ours(contender: str) -> bool:
+    return contender.startswith(("qkcore", "K.T @ z")) or "(" in contender  # steps of "small"
+
+
+def yardstick(contender: str) -> bool:
+    """Floors move with the machine but are no program that was timed."""
+    return contender.startswith(("floor", "one exp", "one read", "reading"))
+
+
+def spread(samples: list[float]) -> float:
+    """How far the median stands above the minimum; 1 for a single sample."""
+    return statistics.median(samples) / min(samples)
+
+
+def changes(old: Run, new: Run, *, noise: float = 1.05, raw: bool = False) -> list[Change]:
+    """Rows that both runs have, qkcore's only, the largest slow-down first."""
+    common = [key for key in new.samples if key in old.samples]
+    ratios = {key: min(new.samples[key]) / min(old.samples[key]) for key in common}
+    peers: dict[tuple[str, str], list[float]] = {}
+    for key in common:
+        if not ours(key[2]) and not yardstick(key[2]):
+            peers.setdefault(key[:2], []).append(ratios[key])
+    found = []
+    for key in common:
+        if ours(key[2]):
+            machine = 1.0 if raw else statistics.median(peers.get(key[:2], [1.0]))
+            wide = max(noise, spread(old.samples[key]), spread(new.samples[key]))
+            found.append(
+                Change(key, min(old.samples[key]), min(new.samples[key]), machine, wide)
+            )
+    return sorted(found, key=lambda change: -change.ratio)
+
+
+def differences(old: Run, new: Run) -> list[str]:
+    """What besides the code may have changed the times."""
+    lines = []
+    for name in SAME:
+        a, b = old.environment.get(name), new.environment.get(name)
+        if a != b:
+            lines.append(f"note: {name} differs: {a} and {b}")
+    versions = [run.environment.get("versions", {}) for run in (old, new)]
+    for name in sorted(set(versions[0]) | set(versions[1])):
+        a, b = (v.get(name) for v in versions)
+        if a and b and a != b:
+            lines.append(f"note: {name} differs: {a} and {b}")
+    return lines
+
+
+def report(found: list[Change], *, everything: bool = False) -> str:
+    lines = []
+    for change in found:
+        if everything or change.verdict != "same":
+            where = " / ".join(change.key)
+            lines.append(
+                f"{change.verdict:6s} {change.ratio:6.2f}×  {change.old * 1e3:10.4g} ms -> "
+                f"{change.new * 1e3:10.4g} ms  (machine {change.machine:.2f}×, noise {change.noise:.2f}×)  {where}"
+            )
+    counts = {v: sum(c.verdict == v for c in found) for v in ("faster", "same", "slower")}
+    lines.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="bench/compare.py", description="Compare two runs.")
+    parser.add_argument("old", type=Path, help="a result file of bench/run.py, or a folder of them")
+    parser.add_argument("new", type=Path)
+    parser.add_argument("--factor", type=float, default=1.25, help="a regression is beyond this")
+    parser.add_argument("--noise", type=float, default=1.05, help="less than this is no change")
+    parser.add_argument("--raw", action="store_true", help="do not divide by the peers' change")
+    parser.add_argument("--all", action="store_true", help="show the rows that stayed the same too")
+    asked = parser.parse_args(arguments)
+    for name in ("factor", "noise"):
+        if getattr(asked, name) < 1:
+            parser.error(f"--{name}: at least 1 is wanted, received {getattr(asked, name)}")
+    try:
+        old, new = load(asked.old), load(asked.new)
+    except (OSError, ValueError) as problem:
+        print(f"compare: {problem}", file=sys.stderr)
+        return 2
+    found = changes(old, new, noise=asked.noise, raw=asked.raw)
+    if not found:
+        print("compare: the two runs have no row of qkcore in common", file=sys.stderr)
+        return 2
+    print("\n".join(differences(old, new)), end="\n" if differences(old, new) else "")
+    print(report(found, everything=asked.all))
+    gone = [key for key in old.samples if ours(key[2]) and key not in new.samples]
+    if gone:
+        print(f"{len(gone)} rows of the old run are not in the new one, e.g. {' / '.join(gone[0])}")
+    broken = sorted(new.failures - old.failures)
+    for text in broken:
+        print(f"WRONG ANSWER (not in the old run)  {text}")
+    worse = [c for c in found if c.verdict == "slower" and c.ratio > asked.factor]
+    if worse:
+        print(f"{len(worse)} regressions beyond {asked.factor:g}×")
+    return 1 if worse or broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,168 @@
+"""The tools of bench/: comparing two runs, explaining missed targets, sections of the document, floors, fits."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+BENCH = Path(__file__).resolve().parent.parent / "bench"
+
+pytestmark = pytest.mark.skipif(not BENCH.is_dir(), reason="bench/ is not beside the tests")
+
+
+@pytest.fixture(autouse=True)
+def bench_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """bench/ is a folder of scripts; what it adds to sys.modules goes away again."""
+    before = set(sys.modules)
+    monkeypatch.syspath_prepend(str(BENCH))
+    yield
+    for name in set(sys.modules) - before:
+        path = getattr(sys.modules[name], "__file__", None)
+        if path and Path(path).parent == BENCH:
+            del sys.modules[name]
+
+
+def tool(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def write(path: Path, times: dict[tuple[str, str], list[float]], **more: Any) -> Path:
+    rows = [
+        {"case": case, "contender": who, "timing": {"samples": samples}}
+        for (case, who), samples in times.items()
+    ]
+    environment = {"cpu": "A", "threads": 2, "versions": {"numpy": "2"}, **more.pop("env", {})}
+    path.write_text(
+        json.dumps({"environment": environment, "name": "group", "rows": rows, **more})
+    )
+    return path
+
+
+def compare(tmp_path: Path, old: Any, new: Any, *words: str, **more: Any) -> int:
+    a, b = write(tmp_path / "a.json", old), write(tmp_path / "b.json", new, **more)
+    status: int = tool("compare").main([str(a), str(b), *words])
+    return status
+
+
+def test_a_regression_beyond_the_factor_is_status_1(tmp_path: Path, capsys: Any) -> None:
+    old = {("case", "qkcore"): [1.0, 1.01]}
+    assert compare(tmp_path, old, {("case", "qkcore"): [1.4, 1.41]}) == 1
+    assert "slower   1.40×" in capsys.readouterr().out
+    assert compare(tmp_path, old, {("case", "qkcore"): [1.4, 1.41]}, "--factor", "1.5") == 0
+    assert compare(tmp_path, old, {("case", "qkcore"): [0.5, 0.51]}) == 0
+    assert "faster   0.50×" in capsys.readouterr().out
+
+
+def test_a_change_within_the_spread_of_the_samples_is_no_change(
+    tmp_path: Path, capsys: Any
+) -> None:
+    old = {("case", "qkcore"): [1.0, 1.6, 1.7]}  # the median is 1.6 times the minimum
+    assert compare(tmp_path, old, {("case", "qkcore"): [1.4, 1.41]}) == 0
+    assert "0 faster, 1 same, 0 slower" in capsys.readouterr().out
+
+
+def test_a_slower_machine_is_divided_out_by_the_peers(tmp_path: Path) -> None:
+    old = {("case", "qkcore"): [1.0], ("case", "NumPy"): [2.0], ("case", "floor: exp"): [1.0]}
+    new = {("case", "qkcore"): [2.0], ("case", "NumPy"): [4.0], ("case", "floor: exp"): [1.0]}
+    assert compare(tmp_path, old, new) == 0
+    assert compare(tmp_path, old, new, "--raw") == 1
+
+
+def test_a_new_wrong_answer_is_status_1(tmp_path: Path, capsys: Any) -> None:
+    times = {("case", "qkcore"): [1.0]}
+    assert compare(tmp_path, times, times, failures=["error 1"]) == 1
+    assert "WRONG ANSWER" in capsys.readouterr().out
+
+
+def test_folders_and_differences_of_the_environment(tmp_path: Path, capsys: Any) -> None:
+    for name, version in (("old", "2"), ("new", "3")):
+        (tmp_path / name).mkdir()
+        env = {"versions": {"numpy": version}, "cpu": name}
+        write(tmp_path / name / "group.json", {("case", "qkcore"): [1.0]}, env=env)
+    assert tool("compare").main([str(tmp_path / "old"), str(tmp_path / "new"), "--all"]) == 0
+    out = capsys.readouterr().out
+    assert "cpu differs" in out and "numpy differs: 2 and 3" in out and "same" in out
+
+
+def test_nothing_to_compare_is_status_2(tmp_path: Path, capsys: Any) -> None:
+    assert compare(tmp_path, {("a", "qkcore"): [1.0]}, {("b", "qkcore"): [1.0]}) == 2
+    bad = tmp_path / "bad.json"
+    bad.write_text("[]")
+    assert tool("compare").main([str(bad), str(bad)]) == 2
+    assert tool("compare").main([str(tmp_path / "none.json"), str(bad)]) == 2
+    assert "is no result" in capsys.readouterr().err
+
+
+def group_with_targets() -> Any:
+    harness = tool("harness")
+    group = harness.Group("attention", "Attention")
+    group.at_least("N=1: speed against torch SDPA", 1.0, 2.0, why="The floor is 3 ns.")
+    group.at_most("N=1: memory", 5.0, 1.0, " MB")
+    group.at_least("N=1: met", 3.0, 2.0)
+    return group
+
+
+def test_missed_targets_are_shown_with_the_number_and_the_text() -> None:
+    text = tool("report").markdown(group_with_targets())
+    assert "| N=1: speed against torch SDPA | ≥ 2× | 1× | **no** |" in text
+    assert "(1×, wanted ≥ 2×): The floor is 3 ns. A profile" in text  # computed, then written
+    assert "N=1: memory (5 MB, wanted ≤ 1 MB): **not explained yet**" in text
+    assert "N=1: met (" not in text
+
+
+def test_every_explanation_belongs_to_a_group() -> None:
+    run, report = tool("run"), tool("report")
+    assert set(report.explanations()) <= set(run.GROUPS)
+    for texts in report.explanations().values():
+        assert all(isinstance(text, str) and text.strip() for text in texts.values())
+
+
+def test_a_partial_run_keeps_the_other_sections(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, harness = tool("report"), tool("harness")
+    document = tmp_path / "performance.md"
+    monkeypatch.setattr(report, "DOCUMENT", document)
+    env = {
+        "cpu": "A", "threads": 2, "isa": "v3", "qkcore": "0", "commit": "c", "compiler": "g",
+        "python": "3", "versions": {"numpy": "2"}, "date": "today",
+    }  # fmt: skip
+    report.write_document([harness.Group("one", "One"), harness.Group("two", "Two")], env)
+    text = document.read_text().replace("# Performance", "# Performance\n\nBy hand.")
+    document.write_text(text)
+    report.write_document([harness.Group("two", "Two again")], env)
+    text = document.read_text()
+    assert "## One\n" in text and "## Two again" in text and "By hand." in text
+    assert "## Two\n" not in text and text.count("<!-- bench:two -->") == 1
+
+
+def test_the_document_has_a_section_for_every_marker() -> None:
+    text = (BENCH.parent / "docs" / "performance.md").read_text()
+    run = tool("run")
+    for name in run.GROUPS:
+        assert text.count(f"<!-- bench:{name} -->") == text.count(f"<!-- /bench:{name} -->") <= 1
+
+
+def test_floor_is_flops_and_exps_at_the_measured_rates() -> None:
+    limits, harness = tool("limits"), tool("harness")
+    floor = limits.Floor(harness.Options(), "float64")
+    assert floor.seconds(1000, 32) is None and floor.why(1000, 32, 1.0) == ""
+    floor.fma.rates, floor.exp.rates = {"fma": 100.0}, {"exp_libmvec": 1.0, "exp_qkcore": 2.0}
+    assert floor.seconds(10**9, 32) == pytest.approx(64 / 100 + 1 / 2)
+    why = floor.why(10**9, 32, 2.28, peer=2.28)
+    assert "0.64 + 0.50 ns" in why and "50 % of the floor" in why and "2.00× the peer" in why
+
+
+def test_fitted_exponents_are_those_of_power_laws() -> None:
+    growth = tool("growth")
+    n = np.array([100, 1000, 10000])
+    assert growth.exponent(n, 3e-9 * n**2.0) == pytest.approx(2)
+    assert growth.exponent(n, 5.0 * n) == pytest.approx(1)
+    assert growth.exponent(n[:1], n[:1]) is None
