@@ -99,9 +99,7 @@ def changes(old: Run, new: Run, *, noise: float = 1.05, raw: bool = False) -> li
         if ours(key[2]):
             machine = 1.0 if raw else statistics.median(peers.get(key[:2], [1.0]))
             wide = max(noise, spread(old.samples[key]), spread(new.samples[key]))
-            found.append(
-                Change(key, min(old.samples[key]), min(new.samples[key]), machine, wide)
-            )
+            found.append(Change(key, min(old.samples[key]), min(new.samples[key]), machine, wide))
     return sorted(found, key=lambda change: -change.ratio)
 
 

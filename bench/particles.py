@@ -123,7 +123,7 @@ def diffrax_rk4(options: Options, n: int, d: int, dtype: str, steps: int = STEPS
             b_error=np.zeros(4),  # nothing adapts to it
             a_lower=(np.array([0.5]), np.array([0.0, 0.5]), np.array([0.0, 0.0, 1.0])),
         )
-        interpolation_cls = diffrax.LocalLinearInterpolation
+        interpolation_cls = diffrax.ThirdOrderHermitePolynomialInterpolation.from_k
 
         def order(self, terms: Any) -> int:
             return 4

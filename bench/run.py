@@ -88,7 +88,9 @@ def main() -> int:
         path = report.write_json(group, record)
         print(report.markdown(group))
         print(f"{path.name} written after {time.perf_counter() - began:.0f} s\n", flush=True)
-        if asked.write_docs and not asked.quick:  # at once: a run that is stopped later has still written this one
+        if (
+            asked.write_docs and not asked.quick
+        ):  # at once: a run that is stopped later has still written this one
             report.write_document([group], record)
     targets = [target for group in groups for target in group.targets]
     print(f"{sum(t.met for t in targets)} of {len(targets)} targets met")

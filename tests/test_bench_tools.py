@@ -39,9 +39,7 @@ def write(path: Path, times: dict[tuple[str, str], list[float]], **more: Any) ->
         for (case, who), samples in times.items()
     ]
     environment = {"cpu": "A", "threads": 2, "versions": {"numpy": "2"}, **more.pop("env", {})}
-    path.write_text(
-        json.dumps({"environment": environment, "name": "group", "rows": rows, **more})
-    )
+    path.write_text(json.dumps({"environment": environment, "name": "group", "rows": rows, **more}))
     return path
 
 

@@ -1,4 +1,4 @@
-"""The command line: ``qkcore list | run NAME | report DIR | info`` (EOT-17).
+"""The command line: ``qkcore list | run NAME | report DIR | bench [GROUP ...] | info`` (EOT-17).
 
 What a user can put right is one line on the standard error and exit status 2.
 """
@@ -90,6 +90,23 @@ def _program() -> Any:
         click.echo(f"report: {path}")
 
     @program.command()
+    @click.argument("groups", nargs=-1, metavar="[GROUP]...")
+    @click.option("--quick", is_flag=True, help="Small sizes, to see that all works.")
+    @click.option("--threads", type=int, default=None, help="Of qkcore and PyTorch.")
+    @click.option("--out", default="results", show_default=True, help="Folder for bench.json.")
+    def bench(groups: tuple[str, ...], quick: bool, threads: int | None, out: str) -> None:
+        """Times qkcore against NumPy and the peers that are installed, and checks the answers."""
+        from . import _bench
+
+        result = _bench.run(groups, quick=quick, threads=threads, echo=click.echo)
+        path = Path(out) / "bench.json"
+        result.write(path)
+        click.echo(f"\n{result}\n\nfile: {path}")
+        if result.wrong:
+            click.echo(f"{len(result.wrong)} wrong answers of qkcore", err=True)
+            raise click.exceptions.Exit(1)
+
+    @program.command()
     def info() -> None:
         """Prints what this installation is made of."""
         from . import show_config
@@ -103,7 +120,8 @@ def _program() -> Any:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line; the exit status: 0, 2 for what the user can put right, 130 for Ctrl-C.
+    """Runs the command line; the exit status: 0, 1 for a wrong answer in ``bench``, 2 for what the user can put right,
+    130 for Ctrl-C.
 
     >>> main(["run", "trefoi"])
     2
@@ -111,7 +129,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         if click is None:
             raise missing("click", "the command line", "experiments")
-        _program().main(args=arguments, prog_name="qkcore", standalone_mode=False)
+        status = _program().main(args=arguments, prog_name="qkcore", standalone_mode=False)
     except ExperimentError as error:
         return _refuse(str(error))
     except KeyboardInterrupt:
@@ -130,7 +148,7 @@ def main(arguments: list[str] | None = None) -> int:
         if click is not None and isinstance(error, click.ClickException):
             return _refuse(error.format_message())
         raise
-    return 0
+    return status if isinstance(status, int) else 0
 
 
 def _refuse(message: str) -> int:
