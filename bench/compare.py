@@ -1,14 +1,15 @@
 """What got faster or slower: ``python bench/compare.py OLD NEW [--factor 1.25] [--noise 1.05]``.
 
-OLD and NEW are files written by ``bench/run.py``, or folders of them. Rows are matched by group, case and contender,
-and compared by their minima. What others did on the machine moves every time, so a change counts only
+OLD and NEW are files written by ``bench/run.py``, or folders of them. Rows are matched by group, case and
+contender, and compared by their minima. What others did on the machine moves every time, so a change counts
+only
 
-- beyond the noise: where a row has several samples, also beyond the spread of its own samples in both runs, and
-- as seen from the peers: when the same case has contenders that are not qkcore, their median change is that of
-  the machine, and is divided out (``--raw`` turns that off).
+- beyond the noise: where a row has several samples, also beyond their spread in both runs, and
+- as seen from the peers: when the same case has contenders that are not qkcore, their median change is that
+  of the machine, and is divided out (``--raw`` turns that off).
 
-Exit status 1: qkcore is slower than before by more than ``--factor`` in some row, or gives a wrong answer it did not give; 2: nothing to
-compare.
+Exit status 1: qkcore is slower than before by more than ``--factor`` in some row, or gives a wrong answer
+that it did not give; 2: nothing to compare.
 """
 
 from __future__ import annotations
@@ -125,7 +126,8 @@ def report(found: list[Change], *, everything: bool = False) -> str:
             where = " / ".join(change.key)
             lines.append(
                 f"{change.verdict:6s} {change.ratio:6.2f}×  {change.old * 1e3:10.4g} ms -> "
-                f"{change.new * 1e3:10.4g} ms  (machine {change.machine:.2f}×, noise {change.noise:.2f}×)  {where}"
+                f"{change.new * 1e3:10.4g} ms  (machine {change.machine:.2f}×, "
+                f"noise {change.noise:.2f}×)  {where}"
             )
     counts = {v: sum(c.verdict == v for c in found) for v in ("faster", "same", "slower")}
     lines.append(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PEERS = (
-    "numpy", "scipy", "torch", "threadpoolctl", "POT", "ott-jax", "jax", "diffrax", "geomloss",
+    "numpy", "scipy", "torch", "threadpoolctl", "POT", "ott-jax", "jax", "diffrax",
     "pykeops", "regot",
 )  # fmt: skip
 THREAD_VARIABLES = (

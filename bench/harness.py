@@ -60,6 +60,37 @@ class Patience:
 patience = Patience()  # run.py sets it; one for the process, as the machine is
 
 
+@dataclass
+class Recorded:
+    """One contender of one case as a call to be timed by another program (bench/test_bench.py)."""
+
+    contender: str
+    call: Call
+    setup: Call
+    case: str = ""  # known once the group adds its row
+    error: float | None = None
+
+
+class Recorder:
+    """While ``calls`` is a list, nothing is timed: the contenders are kept in it, and every time is 1."""
+
+    def __init__(self) -> None:
+        self.calls: list[Recorded] | None = None
+
+    def keep(self, contenders: Mapping[str, Call], setups: Mapping[str, Call]) -> None:
+        assert self.calls is not None
+        self.calls += [Recorded(name, c, setups.get(name, int)) for name, c in contenders.items()]
+
+    def label(self, case: str, contender: str, error: float | None) -> None:
+        """A group adds its rows after the timing: only then the case has a name."""
+        for recorded in self.calls or ():
+            if recorded.contender == contender and not recorded.case:
+                recorded.case, recorded.error = case, error
+
+
+recorder = Recorder()  # one for the process, as patience
+
+
 @dataclass(frozen=True)
 class Timing:
     """Seconds per call, one sample per round."""
@@ -115,6 +146,9 @@ class Group:
     def add(self, row: Row) -> None:
         """Keep a row, and show that the run is alive."""
         self.rows.append(row)
+        if recorder.calls is not None:
+            recorder.label(row.case, row.contender, row.error)
+            return
         print(f"  {row.case}: {row.contender} {row.timing.minimum * 1e3:.4g} ms", flush=True)
 
     def at_least(
@@ -171,6 +205,9 @@ def interleave(
     ``probe`` runs once per round, for a limit of the machine to be seen in the same minute.
     ``setups`` maps a contender to what must be called before it, off the clock.
     """
+    if recorder.calls is not None:
+        recorder.keep(contenders, setups or {})
+        return dict.fromkeys(contenders, Timing((1.0,)))
     names = list(contenders)
     prepare: Mapping[str, Call] = setups or {}
     counts: dict[str, int] = {}
@@ -234,6 +271,8 @@ def peak_growth_mb(module: str, job: str, options: Options, **arguments: object)
     The job builds its inputs and returns the call to watch. A fresh process, because the high-water
     mark of this one already carries every earlier contender.
     """
+    if recorder.calls is not None:
+        return 0.0
     request = {"module": module, "job": job, "threads": options.threads, "arguments": arguments}
     done = subprocess.run(
         [sys.executable, str(BENCH / "memory.py"), json.dumps(request)],

@@ -17,7 +17,6 @@ WANTED = {
     "ott": "ott-jax",
     "optax": "optax",
     "diffrax": "diffrax",
-    "geomloss": "geomloss",
     "pykeops": "pykeops",
     "regot": "regot",
 }

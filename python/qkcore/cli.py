@@ -120,8 +120,8 @@ def _program() -> Any:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line; the exit status: 0, 1 for a wrong answer in ``bench``, 2 for what the user can put right,
-    130 for Ctrl-C.
+    """Runs the command line; the exit status: 0, 1 for a wrong answer in ``bench``, 2 for what the user
+    can put right, 130 for Ctrl-C.
 
     >>> main(["run", "trefoi"])
     2
