@@ -1,4 +1,4 @@
-# make demo | test | race | lint | format | bench | wheel | check-wheel | cuda | cuda-wheel | cuda-tests | dev | clean
+# make demo | test | race | lint | format | docs | bench | wheel | check-wheel | cuda | cuda-wheel | cuda-tests | dev | clean
 #
 # One wheel is built, and everything installs that wheel, so the sources are compiled once. Needs Python with venv and
 # its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments under .venv and build/.
@@ -20,7 +20,7 @@ CHECK_ARGS ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: demo test race simt simt-race lint lint-python lint-cpp format bench wheel check-wheel cuda cuda-objects \
+.PHONY: demo test race simt simt-race lint lint-python lint-cpp format docs bench wheel check-wheel cuda cuda-objects \
     cuda-wheel cuda-update cuda-tests dev clean
 
 PIP := -m pip --disable-pip-version-check -q
@@ -29,6 +29,7 @@ WHEEL := $(BUILD)/wheel
 LINT := $(BUILD)/lint
 BENCH := $(BUILD)/bench
 DEMO := $(BUILD)/demo
+DOCS := $(BUILD)/docs
 
 CXX_SOURCES := $(shell find cpp cuda bench/native tests/simt -name build -prune -o '(' -name '*.[ch]pp' -o -name '*.cu' ')' -print)
 BUILD_SOURCES := $(shell find cmake cpp python/qkcore -type f -not -path '*/__pycache__/*') \
@@ -83,6 +84,13 @@ format: $(LINT)/.stamp
 	$(LINT)/bin/ruff format
 	$(LINT)/bin/clang-format -i $(CXX_SOURCES)
 
+# The site, self-contained, in $(DOCS)/html. A warning, a formula that cannot be drawn, a broken link, a page in no list and a
+# public name without an entry are errors; a page that would fetch something when viewed is one too.
+docs: $(DOCS)/env/.stamp
+	$(DOCS)/env/bin/python tools/readme_table.py --check
+	$(DOCS)/env/bin/python -m sphinx -b html -W --keep-going -q -d $(DOCS)/doctrees docs $(DOCS)/html
+	$(DOCS)/env/bin/python tools/check_site.py $(DOCS)/html
+
 bench: $(BENCH)/.stamp
 	$(BENCH)/bin/python bench/run.py $(ARGS)
 
@@ -98,6 +106,10 @@ $(DEMO)/.stamp: $(WHEEL)/.stamp
 
 $(LINT)/.stamp: $(WHEEL)/.stamp
 	$(call install,$(LINT),test$(,)lint)
+
+$(DOCS)/env/.stamp: $(WHEEL)/.stamp
+	mkdir -p $(DOCS)
+	$(call install,$(DOCS)/env,docs)
 
 $(BENCH)/.stamp: $(WHEEL)/.stamp
 	$(call install,$(BENCH),bench)

@@ -1,0 +1,47 @@
+"""Settings of the site: ``make docs`` builds it into build/docs/html, with warnings as errors.
+
+Sphinx, because the docstrings are reStructuredText with ``:math:``; the guides are Markdown (MyST), so that
+they can be read where they lie. Nothing is fetched when a page is viewed: formulas are MathML, which browsers
+draw themselves, and the theme uses the fonts of the system.
+"""
+
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "_ext"))
+
+import qkcore  # noqa: E402
+
+project = "qkcore"
+author = copyright = "The qkcore authors"
+release = version = qkcore.__version__
+
+extensions = ["sphinx.ext.autodoc", "myst_parser", "mathml", "public_names"]
+exclude_patterns = ["_ext", "figures"]
+# A page that somebody else has not written yet is no error, a page that no list names is one (see index.md).
+suppress_warnings = ["toc.empty_glob"]
+
+myst_enable_extensions = ["dollarmath"]
+myst_heading_anchors = 4
+myst_links_external_new_tab = False
+
+default_role = "code"
+autodoc_default_options = {
+    "members": True,
+    "inherited-members": "tuple, Exception, object",
+    "member-order": "bysource",
+}
+autodoc_typehints = "signature"
+autodoc_typehints_format = "short"
+autodoc_preserve_defaults = True
+python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 90
+
+html_theme = "furo"
+html_title = f"qkcore {release}"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_math_renderer = "mathml"
+html_show_sphinx = False
+html_copy_source = False

@@ -1,0 +1,141 @@
+"""Writes the time-and-error table of README.md and docs/index.md from docs/performance.md.
+
+    python tools/readme_table.py            rewrite what stands between the markers
+    python tools/readme_table.py --check    exit status 1 if that would change anything
+
+No number of the table is typed: `python bench/run.py GROUP --write-docs` measures docs/performance.md anew.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PAGES = (ROOT / "README.md", ROOT / "docs" / "index.md")
+SOURCE = ROOT / "docs" / "performance.md"
+BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
+
+# What is shown: bench group, start of its heading, case, words for it, and the contenders beside qkcore.
+SHOWN = (
+    ("attention", "Attention", "N=16000 float32", "attention, d = 64, N = 16000, float32", ("torch", "NumPy")),
+    ("attention", "Attention", "N=16000 float64", "the same, float64", ("torch", "NumPy")),
+    ("lse", "Log-sum-exp", "distance d=3 N=10000 float64", "log-sum-exp of distances, d = 3, N = 10000", ("torch", "NumPy")),
+    ("diffusion", "Diffusion maps", 'N=4000, beta "median"', "diffusion map, N = 4000, 10 eigenvectors", ("NumPy and eigsh",)),
+    ("low_rank", "Product of two", "N=100000 float64", "two experts of rank 14, N = 100000, a product", ("NumPy",)),
+)  # fmt: skip
+
+
+class MissingFigureError(LookupError):
+    """docs/performance.md lacks what the table wants to show."""
+
+
+def section(text: str, group: str, heading: str) -> str:
+    """A group's part of the page: between its markers, or under a heading of that beginning."""
+    marked = re.search(rf"<!-- bench:{group} -->\n(.*?)<!-- /bench:{group} -->", text, re.DOTALL)
+    if marked:
+        return marked[1]
+    titled = re.search(
+        rf"^## {re.escape(heading)}.*?(?=^## |^<!-- |\Z)", text, re.DOTALL | re.MULTILINE
+    )
+    if titled is None:
+        raise MissingFigureError(
+            f"{SOURCE.name}: no section bench:{group} and no heading '{heading}'"
+        )
+    return titled[0]
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def rows(part: str) -> list[dict[str, str]]:
+    """The rows of its table of cases; an empty case is that of the row above."""
+    lines = part.splitlines()
+    start = next((k for k, line in enumerate(lines) if line.startswith("| case |")), None)
+    if start is None:
+        raise MissingFigureError(f"no table of cases in: {lines[0]}")
+    head, found, case = cells(lines[start]), [], ""
+    for line in lines[start + 2 :]:
+        if not line.startswith("|"):
+            break
+        row = dict(zip(head, cells("|" + line.strip()[1:]), strict=True))
+        case = row["case"] = row["case"] or case
+        found.append(row)
+    return found
+
+
+def shown_rows(text: str) -> list[list[str]]:
+    out = []
+    for group, heading, case, words, peers in SHOWN:
+        here = [row for row in rows(section(text, group, heading)) if row["case"] == case]
+        ours = next((row for row in here if row["contender"] == "qkcore"), None)
+        if ours is None:
+            raise MissingFigureError(f"{group}: no row of qkcore for the case '{case}'")
+        own = [words, ours["min"], ours["max error"]]
+        for peer in peers:
+            other = next((row for row in here if row["contender"].startswith(peer)), None)
+            if other is None:
+                raise MissingFigureError(f"{group}: no row '{peer}' for the case '{case}'")
+            out.append(
+                [
+                    *own,
+                    other["contender"],
+                    other["min"],
+                    "is the reference" if other["max error"] == "0.0e+00" else other["max error"],
+                    f"{float(other['time / qkcore']):.2g} ×",
+                ]
+            )
+            own = ["", "", ""]
+    return out
+
+
+def environment(text: str) -> str:
+    """The machine, in the words of the page."""
+    found = re.search(r"^Machine of the figures below: (.*?)\n\n", text, re.DOTALL | re.MULTILINE)
+    if found is None:
+        found = re.search(r"^\*(.* instruction set .*)\*$", text, re.MULTILINE)
+    if found is None:
+        raise MissingFigureError(f"{SOURCE.name}: no line that names the machine")
+    return " ".join(found[1].split()).rstrip(".")
+
+
+def table(text: str) -> str:
+    head = ["", "qkcore", "error", "beside it", "time", "error", "their time / ours"]
+    lines = ["| " + " | ".join(head) + " |", "|---|---:|---:|---|---:|---:|---:|"]
+    lines += ["| " + " | ".join(row) + " |" for row in shown_rows(text)]
+    return "\n".join(
+        [
+            *lines,
+            "",
+            f"Best of several runs on {environment(text)}. Errors are largest ones, against float64 or LAPACK.",
+        ]
+    )
+
+
+def updated(page: str, new: str) -> str:
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        raise ValueError(f"wanted one {BEGIN} and one {END}")
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{new}\n{END}{rest.split(END)[1]}"
+
+
+def main() -> int:
+    new = table(SOURCE.read_text(encoding="utf-8"))
+    stale = []
+    for path in PAGES:
+        old = path.read_text(encoding="utf-8")
+        text = updated(old, new)
+        if text != old:
+            stale.append(path.name)
+            if "--check" not in sys.argv:
+                path.write_text(text, encoding="utf-8")
+    if stale and "--check" in sys.argv:
+        print(f"out of date: {', '.join(stale)}; run python tools/readme_table.py", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
