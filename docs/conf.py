@@ -5,6 +5,7 @@ they can be read where they lie. Nothing is fetched when a page is viewed: formu
 draw themselves, and the theme uses the fonts of the system.
 """
 
+import logging
 import sys
 from pathlib import Path
 
@@ -17,21 +18,21 @@ project = "qkcore"
 author = copyright = "The qkcore authors"
 release = version = qkcore.__version__
 
-extensions = ["sphinx.ext.autodoc", "myst_parser", "mathml", "public_names"]
+extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_parser", "mathml", "public_names"]
 exclude_patterns = ["_ext", "figures"]
-# A page that somebody else has not written yet is no error, a page that no list names is one (see index.md).
-suppress_warnings = ["toc.empty_glob"]
+# A pattern in index.md that matches nothing yet is no error; a page that no list names is one.
+logging.getLogger("sphinx.sphinx.directives.other").addFilter(
+    lambda record: "didn't match any documents" not in str(record.msg)
+)
 
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 4
 myst_links_external_new_tab = False
 
 default_role = "code"
-autodoc_default_options = {
-    "members": True,
-    "inherited-members": "tuple, Exception, object",
-    "member-order": "bysource",
-}
+autodoc_member_order = "bysource"
+napoleon_google_docstring = False
+napoleon_use_rtype = False
 autodoc_typehints = "signature"
 autodoc_typehints_format = "short"
 autodoc_preserve_defaults = True

@@ -1,4 +1,4 @@
-"""The pages of docs/ and the README: their code runs, their links lead somewhere, their numbers are current."""
+"""The pages of docs/ and the README: code runs, links lead somewhere, numbers are current."""
 
 from __future__ import annotations
 

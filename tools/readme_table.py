@@ -17,14 +17,34 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "index.md")
 SOURCE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 
-# What is shown: bench group, start of its heading, case, words for it, and the contenders beside qkcore.
+# What is shown: bench group, start of its heading, case; words for it; the contenders beside qkcore.
 SHOWN = (
-    ("attention", "Attention", "N=16000 float32", "attention, d = 64, N = 16000, float32", ("torch", "NumPy")),
-    ("attention", "Attention", "N=16000 float64", "the same, float64", ("torch", "NumPy")),
-    ("lse", "Log-sum-exp", "distance d=3 N=10000 float64", "log-sum-exp of distances, d = 3, N = 10000", ("torch", "NumPy")),
-    ("diffusion", "Diffusion maps", 'N=4000, beta "median"', "diffusion map, N = 4000, 10 eigenvectors", ("NumPy and eigsh",)),
-    ("low_rank", "Product of two", "N=100000 float64", "two experts of rank 14, N = 100000, a product", ("NumPy",)),
-)  # fmt: skip
+    (
+        ("attention", "Attention", "N=16000 float32"),
+        "attention, d = 64, N = 16000, float32",
+        ("torch", "NumPy"),
+    ),
+    (
+        ("attention", "Attention", "N=16000 float64"),
+        "the same, float64",
+        ("torch", "NumPy"),
+    ),
+    (
+        ("lse", "Log-sum-exp", "distance d=3 N=10000 float64"),
+        "log-sum-exp of distances, d = 3, N = 10000, float64",
+        ("torch", "NumPy"),
+    ),
+    (
+        ("diffusion", "Diffusion maps", 'N=4000, beta "median"'),
+        "diffusion map, N = 4000, 10 eigenvectors",
+        ("NumPy and eigsh",),
+    ),
+    (
+        ("low_rank", "Product of two", "N=100000 float64"),
+        "two experts of rank 14, N = 100000, a product",
+        ("NumPy",),
+    ),
+)
 
 
 class MissingFigureError(LookupError):
@@ -68,7 +88,7 @@ def rows(part: str) -> list[dict[str, str]]:
 
 def shown_rows(text: str) -> list[list[str]]:
     out = []
-    for group, heading, case, words, peers in SHOWN:
+    for (group, heading, case), words, peers in SHOWN:
         here = [row for row in rows(section(text, group, heading)) if row["case"] == case]
         ours = next((row for row in here if row["contender"] == "qkcore"), None)
         if ours is None:
@@ -109,7 +129,8 @@ def table(text: str) -> str:
         [
             *lines,
             "",
-            f"Best of several runs on {environment(text)}. Errors are largest ones, against float64 or LAPACK.",
+            f"Best of several runs on {environment(text)}. "
+            "Errors are largest ones, against float64 or LAPACK.",
         ]
     )
 

@@ -1,14 +1,15 @@
 """Formulas as MathML, by the converter that comes with docutils: no script and no font to load.
 
-A formula that the converter does not know is a warning, and so fails the build.
+A formula that the converter cannot read is a warning, and so fails the build.
 """
 
 from __future__ import annotations
 
+import html
+import re
 from typing import Any
 
 from docutils import nodes
-from docutils.utils.math import MathError
 from docutils.utils.math.latex2mathml import tex2mathml
 from sphinx.application import Sphinx
 from sphinx.util import logging
@@ -16,12 +17,19 @@ from sphinx.util import logging
 logger = logging.getLogger(__name__)
 
 
+# What LaTeX knows and the converter does not.
+SAME = {r"\dots": r"\ldots", r"\big": "", r"\Big": "", r"\mathfrak": r"\mathcal"}
+
+
 def convert(tex: str, node: nodes.Element, *, block: bool) -> str:
+    known = re.sub(r"\\[A-Za-z]+", lambda m: SAME.get(m[0], m[0]), " ".join(tex.split()))
     try:
-        return tex2mathml(tex, as_block=block)
-    except MathError as error:
-        logger.warning("formula %r: %s", tex, error, location=node)
-        return f"<code>{nodes.unescape(tex)}</code>"
+        return tex2mathml(known, as_block=block)
+    except (
+        Exception
+    ) as error:  # it reports in many ways what it cannot read, AttributeError among them
+        logger.warning("formula %r: %s: %s", tex, type(error).__name__, error, location=node)
+        return f"<code>{html.escape(tex)}</code>"
 
 
 def inline(self: Any, node: nodes.math) -> None:

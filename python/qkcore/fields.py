@@ -28,19 +28,19 @@ class AttentionField:
 
     With :math:`\mu = \sum_j w_j\delta_{x_j}` (``weights``; default 1/N each) and :math:`A = K^\top Q`:
 
-    ============  ======================================================================  =====
-    kind          :math:`\Gamma_\mu(x)`                                                   TPDE
-    ============  ======================================================================  =====
-    softmax       :math:`V\,\sum_j w_j e^{Qx\cdot Kx_j}x_j / \sum_j w_j e^{Qx\cdot Kx_j}`   2.1
-    linear        :math:`V\,\sum_j w_j x_j x_j^\top A x`; ``centred=True``:
-                  :math:`\frac1\varepsilon V\bar x + V\,\mathrm{Cov}(\mu)\,A x`             2.2
-    l2            softmax with the score :math:`-|Qx-Kx_j|^2`                             2.3
-    sinkhorn      :math:`\frac1\varepsilon V\sum_j w_j\kappa^\infty(x,x_j)x_j`, bistochastic
-                  kernel of :math:`e^{-|Qx-Ky|^2/2\varepsilon}`                             2.4
-    exp           :math:`V\sum_j w_j e^{Qx\cdot Kx_j}x_j`                                  2.5
-    relu          :math:`V\sum_j w_j \max(Qx\cdot Kx_j,0)\,x_j`                            2.5
-    sigmoid       :math:`V\sum_j w_j \sigma(Qx\cdot Kx_j)\,x_j`                            2.5
-    ============  ======================================================================  =====
+    ============  ===========================================================================  ====
+    kind          :math:`\Gamma_\mu(x)`                                                        TPDE
+    ============  ===========================================================================  ====
+    softmax       :math:`V\,\sum_j w_j e^{Qx\cdot Kx_j}x_j / \sum_j w_j e^{Qx\cdot Kx_j}`      2.1
+    linear        :math:`V\,\sum_j w_j x_j x_j^\top A x`; ``centred=True``:                    2.2
+                  :math:`\frac1\varepsilon V\bar x + V\,\mathrm{Cov}(\mu)\,A x`
+    l2            softmax with the score :math:`-|Qx-Kx_j|^2`                                  2.3
+    sinkhorn      :math:`\frac1\varepsilon V\sum_j w_j\kappa^\infty(x,x_j)x_j`, bistochastic   2.4
+                  kernel of :math:`e^{-|Qx-Ky|^2/2\varepsilon}`
+    exp           :math:`V\sum_j w_j e^{Qx\cdot Kx_j}x_j`                                      2.5
+    relu          :math:`V\sum_j w_j \max(Qx\cdot Kx_j,0)\,x_j`                                2.5
+    sigmoid       :math:`V\sum_j w_j \sigma(Qx\cdot Kx_j)\,x_j`                                2.5
+    ============  ===========================================================================  ====
 
     Parameters
     ----------

@@ -217,10 +217,10 @@ def on_grid(
 ) -> RotationalEnergy:
     """The rotational energy of a velocity on a regular grid in 1 to 3 dimensions (EOT-11).
 
-    ``u``: values (*shape, d) at the vertices, or a function of points (n, d), then with ``shape``.
+    ``u``: values ``(*shape, d)`` at the vertices, or a function of points (n, d), then with ``shape``.
     ``spacing``: one number or one per axis; ``origin``: the first vertex (default 0). ``density`` of mu:
-    values (*shape) or a function (default: uniform), normalised. ``mask`` (*shape): True where there is
-    support; Neumann's condition holds on its boundary (N.2). ``a`` is evaluated per simplex.
+    values ``(*shape)`` or a function (default: uniform), normalised. ``mask`` ``(*shape)``: True where there
+    is support; Neumann's condition holds on its boundary (N.2). ``a`` is evaluated per simplex.
 
     Kuhn's triangulation with Whitney forms: the energy of a smooth field converges with order 2 in the
     spacing. Potential flows give zero up to the solver, exactly so for potentials of degree two given by

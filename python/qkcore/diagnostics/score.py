@@ -4,8 +4,8 @@ A network :math:`s_\\theta(\\tilde h, t, \\sigma)` learns the score of the law s
 :math:`\\mathcal N(0, \\sigma^2 I)` from
 
 .. math:: E\\ w(\\sigma)\\,\\Big|s_\\theta(h + \\varepsilon, t, \\sigma) +
-\\frac{\\varepsilon}{\\sigma^2}\\Big|^2, \\qquad w(\\sigma) = \\frac{\\sigma^2}{\\sigma^2 +
-\\sigma_{\\min}^2}.
+   \\frac{\\varepsilon}{\\sigma^2}\\Big|^2, \\qquad w(\\sigma) = \\frac{\\sigma^2}{\\sigma^2 +
+   \\sigma_{\\min}^2}.
 
 JAX is imported when :func:`fit` is called, not before.
 """

@@ -1,15 +1,15 @@
 """Gaussian laws under attention: flows, formulas, entropic transport, energies (TPDE-3, TPDE-4).
 
-============================ ====================================================================
+============================= ====================================================================
 ``flow(kind, mean, cov, ..)`` mean and covariance over time, many laws at once, a status for each
-``velocity(kind, ..)``       the affine field :math:`b + Mx` that moves them
-``softmax_line`` ...         solutions on a line: softmax, L2, Sinkhorn
-``commuting``, ``rank_one``  solutions for commuting parameters and from a covariance of rank one
-``stationarity``             tests of stationary points and bounds on their rank
-``entropic_ot``              the coupling of two Gaussians for :math:`|Qx - Ky|^2/2\\varepsilon`
+``velocity(kind, ..)``        the affine field :math:`b + Mx` that moves them
+``softmax_line`` ...          solutions on a line: softmax, L2, Sinkhorn
+``commuting``, ``rank_one``   solutions for commuting parameters and from a covariance of rank one
+``stationarity``              tests of stationary points and bounds on their rank
+``entropic_ot``               the coupling of two Gaussians for :math:`|Qx - Ky|^2/2\\varepsilon`
 ``entropic_bures``, ``bures`` distances of covariances
-``sinkhorn_energy`` ...      energies, gradients, the Bures-Wasserstein flow
-============================ ====================================================================
+``sinkhorn_energy`` ...       energies, gradients, the Bures-Wasserstein flow
+============================= ====================================================================
 """
 
 from ._closed_forms import (

@@ -1,14 +1,14 @@
 """Wasserstein gradient flows from same-marginal Schrödinger bridges (ISB-1 to ISB-4).
 
-================================= ================================================================
-``barycentric(X, epsilon)``       :math:`B_{\\rho,\\varepsilon}`, the mean of Y given X = x under the bridge
-``step(X, epsilon, theta=)``      :math:`x + (B_{\\sigma,\\varepsilon}(x) - x)/\\theta`, beside ``euler_step``
-``heat_flow(X, epsilon, n)``      2x - B for x: :math:`\\partial_t\\rho = \\tfrac12\\Delta\\rho`
+=================================== ================================================================
+``barycentric(X, epsilon)``         :math:`B_{\\rho,\\varepsilon}`, the mean of Y given X = x under the bridge
+``step(X, epsilon, theta=)``        :math:`x + (B_{\\sigma,\\varepsilon}(x) - x)/\\theta`; ``euler_step``
+``heat_flow(X, epsilon, n)``        2x - B for x: :math:`\\partial_t\\rho = \\tfrac12\\Delta\\rho`
 ``kl_flow``, ``ornstein_uhlenbeck`` to a log-concave target given by its score or potential
-``Mixture``, ``gaussian_w2``      laws known exactly, and distances to them
+``Mixture``, ``gaussian_w2``        laws known exactly, and distances to them
 ``one_step_rate``, ``uniform_rate`` errors against exact solutions, with fitted exponents
-``gaussian_slope`` and others     closed forms for normal laws
-================================= ================================================================
+``gaussian_slope`` and others       closed forms for normal laws
+=================================== ================================================================
 
 The kernel is :math:`e^{-|x-y|^2/2\\varepsilon}` (the poster's objective lacks the ½, erratum 6) and every
 step advances the time by epsilon, in the convention :math:`\\partial_t\\rho = \\tfrac12\\Delta\\rho`.
