@@ -18,7 +18,7 @@ project = "qkcore"
 author = copyright = "The qkcore authors"
 release = version = qkcore.__version__
 
-extensions = ["sphinx.ext.autodoc", "sphinx.ext.napoleon", "myst_parser", "mathml", "public_names"]
+extensions = ["sphinx.ext.autodoc", "myst_parser", "mathml", "docstrings"]
 exclude_patterns = ["_ext", "figures"]
 # A pattern in index.md that matches nothing yet is no error; a page that no list names is one.
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(
@@ -31,10 +31,7 @@ myst_links_external_new_tab = False
 
 default_role = "code"
 autodoc_member_order = "bysource"
-napoleon_google_docstring = False
-napoleon_use_rtype = False
-autodoc_typehints = "signature"
-autodoc_typehints_format = "short"
+autodoc_typehints = "none"  # the docstrings give shapes, which say more than ArrayLike
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
 python_maximum_signature_line_length = 90

@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 # What LaTeX knows and the converter does not.
-SAME = {r"\dots": r"\ldots", r"\big": "", r"\Big": "", r"\mathfrak": r"\mathcal"}
+SAME = {r"\dots": r"\ldots", r"\big": "", r"\Big": "", r"\textstyle": ""}
 
 
 def convert(tex: str, node: nodes.Element, *, block: bool) -> str:

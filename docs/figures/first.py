@@ -68,7 +68,7 @@ def main() -> None:
         axis.axis("off")
         axis.title.set_fontsize(10)
     OUT.parent.mkdir(exist_ok=True)
-    figure.savefig(OUT, dpi=140, metadata={"Software": None})
+    figure.savefig(OUT, dpi=115, metadata={"Software": None})
 
 
 if __name__ == "__main__":

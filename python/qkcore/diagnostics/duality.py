@@ -10,7 +10,7 @@ and measures the weak error of the stochastic one by doubling the number of step
 
 ==============================  ====================================================================
 ``velocity(F, a, score)``       u, the probability flow
-``reverse_drift(F, a, score)`` drift of the SDE that runs the same marginals backwards
+``reverse_drift(F, a, score)``  drift of the SDE that runs the same marginals backwards
 ``sample_sde(F, a, x0, ...)``   Euler-Maruyama
 ``sample_ode(u, x0, ...)``      Euler, Heun or classical Runge-Kutta
 ``parity(sde, ode)``            TV and KS per coordinate over time, beside what chance alone gives

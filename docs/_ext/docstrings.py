@@ -1,4 +1,4 @@
-"""Every public name of the package has an entry in the API pages, or the build fails."""
+"""Docstrings on the API pages: read as they are meant, and every public name has an entry."""
 
 from __future__ import annotations
 
@@ -31,16 +31,30 @@ def public_names(module: ModuleType = qkcore) -> list[str]:
     return [name for name in found if not name.endswith(".__version__")]
 
 
-def plain_bars(
+# What is left alone: code, formulas, sessions.
+VERBATIM = re.compile(
+    r"(``.*?``|`[^`]*`|^ *(?:>>>|\.\.\.) [^\n]*$|^ *\.\. math::.*?(?:\n\n|\Z))",
+    re.MULTILINE | re.DOTALL,
+)
+
+
+def readable(
     app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
 ) -> None:
-    """Absolute values in a docstring, |x|, are no substitutions of reStructuredText."""
-    if any("|" in line for line in lines):
-        text = "\n".join(lines)
-        kept = r"(``.*?``|`[^`]*`|^ *(?:>>>|\.\.\.) [^\n]*$|^ *\.\. math::.*?(?:\n\n|\Z))"
-        parts = re.split(kept, text, flags=re.MULTILINE | re.DOTALL)
-        parts[::2] = [part.replace("|", r"\|") for part in parts[::2]]
-        lines[:] = "".join(parts).split("\n")
+    """Three habits of the docstrings that reStructuredText would read otherwise."""
+    text = "\n".join(lines)
+    if what == "attribute":  # comments (#:) come as they are written, with the backslashes doubled
+        text = text.replace("\\\\", "\\")
+    # Absolute values, |x|, are no substitutions.
+    parts = VERBATIM.split(text)
+    parts[::2] = [part.replace("|", r"\|") for part in parts[::2]]
+    text = "".join(parts)
+    # "name : text" under the heading "Parameters" is a list of definitions.
+    if "\nParameters\n----------\n" in text:
+        before, after = text.split("\nParameters\n----------\n")
+        after = re.sub(r"^(\w[\w, ]*) : (.*)$", r"``\1``\n    \2", after, flags=re.MULTILINE)
+        text = f"{before}\n{after}"
+    lines[:] = text.split("\n")
 
 
 def check(app: Sphinx, error: Exception | None) -> None:
@@ -56,6 +70,6 @@ def check(app: Sphinx, error: Exception | None) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
-    app.connect("autodoc-process-docstring", plain_bars)
+    app.connect("autodoc-process-docstring", readable)
     app.connect("build-finished", check)
     return {"parallel_read_safe": True, "parallel_write_safe": True}
