@@ -34,7 +34,6 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings give shapes, which say more than ArrayLike
 autodoc_preserve_defaults = True
 python_use_unqualified_type_names = True
-python_maximum_signature_line_length = 90
 
 html_theme = "furo"
 html_title = f"qkcore {release}"

@@ -100,6 +100,20 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert anchor in anchors(place), f"{path.name} links to {target}"
 
 
+@pytest.mark.parametrize("path", with_readme(), ids=by_name)
+def test_rows_of_tables_have_the_cells_of_their_header(path: Path) -> None:
+    """A bar inside code ends a cell unless it is escaped: what follows would vanish."""
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    wanted = 0
+    for line in text.splitlines():
+        if not line.startswith("|"):
+            wanted = 0
+            continue
+        count = len(re.split(r"(?<!\\)\|", line.strip()[1:].removesuffix("|")))
+        wanted = wanted or count
+        assert count == wanted, f"{path.name}: {line}"
+
+
 def test_every_page_is_listed_once() -> None:
     """index.md is the one list of pages; a page that it does not name is not on the site."""
     text = (DOCS / "index.md").read_text(encoding="utf-8")

@@ -21,8 +21,15 @@ logger = logging.getLogger(__name__)
 SAME = {r"\dots": r"\ldots", r"\big": "", r"\Big": "", r"\textstyle": ""}
 
 
+# An accented letter takes its indices to the side, not below, when it stands in a group of two.
+ACCENTED = re.compile(
+    r"\\(?:dot|ddot|bar|hat|tilde|vec|widehat|widetilde|overline)\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z])(?=\s*[_^])"
+)
+
+
 def convert(tex: str, node: nodes.Element, *, block: bool) -> str:
     known = re.sub(r"\\[A-Za-z]+", lambda m: SAME.get(m[0], m[0]), " ".join(tex.split()))
+    known = ACCENTED.sub(r"{\g<0>{}}", known)
     try:
         return tex2mathml(known, as_block=block)
     except (
