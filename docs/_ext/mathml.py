@@ -32,9 +32,7 @@ def convert(tex: str, node: nodes.Element, *, block: bool) -> str:
     known = ACCENTED.sub(r"{\g<0>{}}", known)
     try:
         return tex2mathml(known, as_block=block)
-    except (
-        Exception
-    ) as error:  # it reports in many ways what it cannot read, AttributeError among them
+    except Exception as error:  # what it cannot read it reports in many ways
         logger.warning("formula %r: %s: %s", tex, type(error).__name__, error, location=node)
         return f"<code>{html.escape(tex)}</code>"
 
