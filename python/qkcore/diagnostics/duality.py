@@ -8,16 +8,7 @@ equation :math:`\\dot x = u` with
 carry the same marginals p (theorem 4.2). This module samples both, compares their marginals over time,
 and measures the weak error of the stochastic one by doubling the number of steps.
 
-==============================  ====================================================================
-``velocity(F, a, score)``       u, the probability flow
-``reverse_drift(F, a, score)``  drift of the SDE that runs the same marginals backwards
-``sample_sde(F, a, x0, ...)``   Euler-Maruyama
-``sample_ode(u, x0, ...)``      Euler, Heun or classical Runge-Kutta
-``parity(sde, ode)``            TV and KS per coordinate over time, beside what chance alone gives
-``step_doubling(F, a, ...)``    :math:`|E\\varphi(X^K) - E\\varphi(X^{2K})|` with common noise
-``weak_error_slope(h, err)``    log-log slope with its BCa interval
-==============================  ====================================================================
-"""
+==============================  ============================================================="""
 
 from __future__ import annotations
 
@@ -29,6 +20,7 @@ import numpy.typing as npt
 from ._arrays import Field, Float, count, field_values, generator, one_of, points
 from ._parity import Parity, parity
 from ._paths import Path, saved_steps, time_grid
+from ._pooled import PooledParity, pooled_parity
 from ._tensor import DiffusionTensor, TensorLike, tensor
 from ._weak import StepDoubling, WeakErrorSlope, step_doubling, weak_error_slope
 
@@ -36,9 +28,11 @@ __all__ = [
     "DiffusionTensor",
     "Parity",
     "Path",
+    "PooledParity",
     "StepDoubling",
     "WeakErrorSlope",
     "parity",
+    "pooled_parity",
     "reverse_drift",
     "sample_ode",
     "sample_sde",

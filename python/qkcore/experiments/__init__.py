@@ -157,6 +157,15 @@ EXPERIMENTS: dict[str, Experiment] = {
             "EOT sections 6.1 and 6.2 (Track T), figures 1, 7 and 8",
             errata=(33, 34, 38),
         ),
+        Experiment(
+            "image-diffusion",
+            "SDE against probability flow of an image model, beside exact scores",
+            "EOT section 6.3, figure 2, table 3, M.6",
+            errata=(30, 31),
+            needs=(("jax", "images"), ("optax", "images")),
+            extends=("chunk", "schemes", "refinements", "n_images", "n_control", "weak_steps", "weak_images",
+                     "rotation_images", "rotation_times", "components_rotation", "degree"),
+        ),
     )
 }
 

@@ -34,6 +34,11 @@ ERRATA = {
     27: "TPDE 4.1, figure 3: the rank of the limit is bounded by dim ker A, ⌈d/2⌉ for A of rank ⌊d/2⌋, not "
     "by rk A.",
     28: "TPDE 5.4: the interaction energy needs A = Aᵀ to fall along softmax flows.",
+    30: "EOT 4.2 calls dX = u dt + σ dW the reverse SDE, u being the probability flow's velocity. Noise on "
+    "top of u spreads the law; the reverse SDE's drift is F − a∇log p − ∇·a, which is what is run.",
+    31: "EOT 5.1 and 5.2 say that R = 0 if and only if the path is a Schrödinger bridge. A bridge has "
+    "R = 0, but so has every path that moves by gradients: every exact probability flow over a "
+    "constant tensor.",
     33: "EOT eq 23 with α = 0 is not a bound: softmax rows of tail mass δ move by up to twice as much. The "
     "sharp form is used.",
     34: "EOT expects the curvature gap to fall with temperature. It need not: rows that are locked to one "
