@@ -20,7 +20,7 @@ def empirical_denoiser(x: Array, images: Array, alpha: float, sigma: float) -> A
     return out
 
 
-def network(w: Any, y: Array, log_ratio: float, waves: int) -> Array:
+def network(w: Any, y: Array, c: Array, log_ratio: float, waves: int) -> Array:
     """The residual network, one image at a time."""
     place = log_ratio / 10
     angles = [place * np.pi * 2.0**k / 4 for k in range(-1, waves - 1)]
@@ -33,14 +33,14 @@ def network(w: Any, y: Array, log_ratio: float, waves: int) -> Array:
         return v @ np.asarray(p["w"], dtype=np.float64) + np.asarray(p["b"], dtype=np.float64)
 
     out = []
-    for image in y:
-        h = linear(w["enter"], image)
+    for image, near in zip(y, c, strict=True):
+        h = linear(w["enter"], np.concatenate([image, near]))
         for block in w["blocks"]:
             both = linear(block["time"], time)
             scale, shift = both[: len(h)], both[len(h) :]
             z = linear(block["up"], normal(h)) * (1 + scale) + shift
             h = h + linear(block["down"], z / (1 + np.exp(-z)))
-        out.append(linear(w["leave"], normal(h)))
+        out.append(linear(w["leave"], normal(h)) + linear(w["direct"], near))
     return np.array(out)
 
 

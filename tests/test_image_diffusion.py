@@ -121,13 +121,14 @@ def test_the_finest_level_is_the_plain_sampler(scheme: str) -> None:
     axes, _ = small_axes()
     score = gaussian(axes)
     levels = _sampling.on_one_path(
-        score, VP_, [8, 16], scheme=scheme, t_end=T_END, n=50, d=6, seed=3
+        score, VP_, [32, 64], scheme=scheme, t_end=T_END, n=50, d=6, seed=3
     )
     *_, plain = _sampling.side_by_side(
-        score, VP_, scheme=scheme, n_times=16, refine=1, t_end=T_END, n=50, d=6, seed=3
+        score, VP_, scheme=scheme, n_times=64, refine=1, t_end=T_END, n=50, d=6, seed=3
     )
-    np.testing.assert_allclose(levels[16], plain.sde, rtol=1e-5, atol=1e-5)
-    assert np.corrcoef(levels[8].ravel(), levels[16].ravel())[0, 1] > 0.8, "one path drives both"
+    np.testing.assert_allclose(levels[64], plain.sde, rtol=1e-4, atol=1e-5)
+    both = np.stack([(v - v.mean(axis=0)).ravel() for v in levels.values()])
+    assert np.corrcoef(both)[0, 1] > 0.6, "one path drives both"
 
 
 @pytest.mark.parametrize("scheme", ["ddim", "euler"])
@@ -153,7 +154,7 @@ def test_the_gaussian_control_reaches_its_law() -> None:
         m, v = score.sampled(steps(VP_, grid(4000, T_END), flow, "ddim"))
         mean, variance = score.law(T_END)
         np.testing.assert_allclose(m, mean, atol=2e-3)
-        np.testing.assert_allclose(v, variance, rtol=5e-3)
+        np.testing.assert_allclose(v, variance, rtol=0.03)
 
 
 # ---- scores --------------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ def test_pooled_parity_against_scipy_and_numpy() -> None:
     # with many bins it approaches the KS distance of the values themselves from below
     fine = duality.pooled_parity(x, y, bins=20000, value_range=(-2, 3), n_resamples=10)
     whole = scipy.stats.ks_2samp(x.ravel(), y.ravel()).statistic
-    assert whole - 2e-3 < fine.ks <= whole + 1e-9
+    assert whole - 2e-3 < fine.ks <= whole + 1e-6
     assert duality.pooled_parity(x, x).tv == 0 and duality.pooled_parity(x, x).agree
     low, high = found.ks_interval
     assert 0 <= low < high <= 1
@@ -269,8 +270,9 @@ def test_pooled_parity_refuses() -> None:
 # ---- weak error ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", ["ddim", "euler"])
-@pytest.mark.parametrize("observable", ["brightness", "square"])
+@pytest.mark.parametrize(
+    ("scheme", "observable"), [("ddim", "square"), ("euler", "square"), ("euler", "brightness")]
+)
 def test_the_order_is_one_without_sampling_error(scheme: str, observable: str) -> None:
     """EOT-9: weak order 1 of both schemes on the Gaussian, far enough out; the slope finds it."""
     axes, _ = small_axes()
@@ -281,6 +283,16 @@ def test_the_order_is_one_without_sampling_error(scheme: str, observable: str) -
     }
     errors = [abs(level[k] - level[2 * k]) for k in K]
     assert duality.weak_error_slope(K, errors).slope == pytest.approx(-1, abs=0.12)
+
+
+def test_the_ancestral_step_has_the_mean_of_a_gaussian_exactly() -> None:
+    """Whatever the number of steps: there is no weak error of the mean to see."""
+    axes, _ = small_axes()
+    found = [
+        _measures.expectations(gaussian(axes), axes, VP_, "ddim", K, T_END)["brightness"]
+        for K in (2, 16, 300)
+    ]
+    assert np.ptp(found) < 1e-12
 
 
 def weak_settings(**more: Any) -> dict[str, Any]:
@@ -395,7 +407,9 @@ def test_the_network_against_numpy() -> None:
         a, s = float(VP_.alpha(t)), float(VP_.sigma(t))
         total = a * a * axes.variance + s * s
         y = (x - a * axes.mean) / np.sqrt(total)
-        F = reference.network(w, y, math.log(a * a / (s * s)), _network.WAVES)
+        pixels = x @ axes.axes.T
+        c = np.tanh(np.concatenate([pixels + a, pixels - a], axis=1) / (2 * s))
+        F = reference.network(w, y, c, math.log(a * a / (s * s)), _network.WAVES)
         exact = gaussian(axes).denoise(x, t)
         wanted = exact + np.sqrt(axes.variance * s * s / total) * F
         np.testing.assert_allclose(model.denoise(x, t), wanted, rtol=1e-3, atol=1e-4)
@@ -445,7 +459,7 @@ def test_training_learns_and_is_the_same_in_two_calls() -> None:
     for x, y in zip(jax.tree.leaves(whole), jax.tree.leaves(again), strict=True):
         np.testing.assert_array_equal(x, y)
     loss = trainer.validate(whole.average, axes.enter(images), 0)
-    assert loss < 0.75 * _network.gaussian_loss(axes, r)
+    assert loss < 0.6 * _network.gaussian_loss(axes, r)
 
 
 # ---- data ----------------------------------------------------------------------------------------
@@ -473,7 +487,7 @@ def test_idx_files_and_their_sha256(
         content = idx(values)
         name = _images.FILES[part] + (".gz" if packed else "")
         (tmp_path / name).write_bytes(gzip.compress(content) if packed else content)
-    config = {"data": "mnist", "data_folder": str(tmp_path), "n_test": 4}
+    config = {"data": "mnist", "data_folder": str(tmp_path), "n_test": 4, "pool": 1}
     with pytest.raises(experiments.ExperimentError, match=r"wanted sha256 .*, got .*install"):
         _images.load(config)
     sums = {p: hashlib.sha256(idx(v)).hexdigest() for p, v in parts.items()}
@@ -482,6 +496,8 @@ def test_idx_files_and_their_sha256(
     assert found.side == 5 and found.train.shape == (9, 25) and found.test.shape == (4, 25)
     np.testing.assert_allclose(found.train, parts["train"].reshape(9, 25) / 127.5 - 1, atol=1e-6)
     assert found.train[0, 0] == -1 and found.train[0, 1] == 1
+    with pytest.raises(experiments.ExperimentError, match="pool: wanted a divisor of .* side 5"):
+        _images.load(config | {"pool": 2})
 
 
 def test_recorded_sums_are_whole() -> None:
@@ -710,7 +726,8 @@ def parity_summary(steps: int, ks: float, p: float) -> dict[str, Any]:
 
 def fake_metrics() -> dict[str, Any]:
     exact = {"ddim-50": parity_summary(50, 0.01, 0.005), "ddim-200": parity_summary(200, 0.002, 0.4)}
-    slope = {"slope": -1.1, "low": -1.2, "high": -0.9, "last_slope": -1.0, "exact_slope": -1.0}
+    slope = {"slope": -1.1, "low": -1.2, "high": -0.9, "last_slope": -1.0, "exact_slope": -1.0,
+             "in_noise": 0, "n_errors": 4}  # fmt: skip
     part = {"mean": 0.2, "low": 0.1, "high": 0.3, "share": 0.1}
     energy = {"energy": part, "scatter": part, "rotation": part, "asymmetry": 0.01,
               "asymmetry_max": 0.02, "n_times": 20}  # fmt: skip
@@ -758,12 +775,20 @@ def test_verdicts() -> None:
         m["parity"]["model"]["ddim-50"] = parity_summary(50, 0.001, 0.5)
         m["parity"]["empirical"]["ddim-200"] = parity_summary(200, 0.01, 0.01)
         m["weak"]["model"]["euler"]["square"] |= {"slope": -1.4, "low": -1.5, "high": -1.3}
+        m["weak"]["model"]["euler"]["other"] = m["weak"]["model"]["euler"]["square"] | {"in_noise": 3}
         m["checkpoints"][1]["validation_loss"] = 1.0
 
     assert verdicts(fine) == {
         "theorem": "holds in part", "parity": "holds", "slope": "holds in part",
         "energy": "does not hold", "improves": "not tested",
     }  # fmt: skip
+
+
+def test_errors_that_are_noise_have_no_slope() -> None:
+    def noisy(m: dict[str, Any]) -> None:
+        m["weak"]["model"]["euler"]["square"]["in_noise"] = 3
+
+    assert verdicts(noisy)["slope"] == "not tested"
 
 
 def test_blame() -> None:

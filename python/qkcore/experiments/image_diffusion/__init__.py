@@ -32,6 +32,7 @@ def check(config: Config) -> None:
         config,
         *("width", "blocks", "batch", "steps", "chunk", "learning_rate", "beta_min", "n_times"),
         *("checkpoints", "refinements", "weak_steps", "rotation_times", "components", "n_test"),
+        "pool",
     )
     positive(config, "n_images", "n_control", "n_empirical", "quality_images", "bins", least=1)
     positive(config, "parity_resamples", "bca_resamples", least=9)

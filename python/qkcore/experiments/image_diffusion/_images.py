@@ -76,9 +76,23 @@ def load(config: Config) -> Images:
         part: _read_idx(_verified(name, locate(name, config["data_folder"], part), part))
         for part in FILES
     }
-    side = parts["train"].shape[1]
-    train, test = (_scaled(v.reshape(len(v), -1), 255) for v in (parts["train"], parts["test"]))
+    train, test = (_pooled(v, config["pool"]) for v in (parts["train"], parts["test"]))
+    side = train.shape[1]
+    train, test = (_scaled(v.reshape(len(v), -1), 255) for v in (train, test))
     return Images(name, train, test[: config["n_test"]], side)
+
+
+def _pooled(values: npt.NDArray[np.uint8], pool: int) -> npt.NDArray[np.float32]:
+    """Means over squares of pool x pool pixels.
+
+    >>> _pooled(np.arange(16, dtype=np.uint8).reshape(1, 4, 4), 2).tolist()
+    [[[2.5, 4.5], [10.5, 12.5]]]
+    """
+    n, side, _ = values.shape
+    if side % pool:
+        raise ExperimentError(f"pool: wanted a divisor of the images' side {side}, got {pool}")
+    cut = values.reshape(n, side // pool, pool, side // pool, pool)
+    return cut.mean(axis=(2, 4), dtype=np.float32)
 
 
 def _scaled(values: npt.NDArray[Any], top: float) -> Single:

@@ -168,6 +168,7 @@ def weak_error(
             "last_slope": _last_slope([r["error"] for r in mine], config["weak_steps"]),
             "exact_slope": _slope([r["exact"] for r in mine], config["weak_steps"]),
             "in_noise": int(sum(r["error"] < 2 * r["standard_error"] for r in mine)),
+            "n_errors": len(mine),
         }
     return rows, slopes
 
@@ -193,7 +194,7 @@ def expectations(
 
 
 def _slope(errors: list[float], K: list[int]) -> float:
-    if not np.all(np.array(errors) > 0):
+    if not np.all(np.array(errors) > 1e-12):  # rounding has no order
         return float("nan")
     return float(np.polyfit(np.log(K), np.log(errors), 1)[0])
 

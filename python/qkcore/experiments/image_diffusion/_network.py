@@ -2,13 +2,16 @@
 
 In the coordinates of the principal axes, with :math:`\\lambda_i` their variances, the denoiser is
 
-.. math:: D_i = D^{\\text{Gauss}}_i(x, t) + r_i(t)\\,F_i\\big((x - \\alpha m) / \\sqrt{\\alpha^2\\lambda + \\sigma^2},\\,
-    \\log\\tfrac{\\alpha^2}{\\sigma^2}\\big), \\qquad r_i^2 = \\frac{\\lambda_i\\sigma^2}{\\alpha^2\\lambda_i + \\sigma^2}.
+.. math:: D_i = D^{\\text{Gauss}}_i(x, t) + r_i(t)\\,F_i(y, c, t), \\qquad
+    y = \\frac{x - \\alpha m}{\\sqrt{\\alpha^2\\lambda + \\sigma^2}}, \\qquad
+    r_i^2 = \\frac{\\lambda_i\\sigma^2}{\\alpha^2\\lambda_i + \\sigma^2}.
 
-Inputs have variance 1 at every time, and r is how much the Gaussian leaves open, so that F is of size 1
-everywhere; F starts at 0, the exact Gaussian score, and learns what the images are beyond it. Only
-matrix products, which a CPU does at its peak: convolutions of the same arithmetic take several times as
-long there. The loss is the usual one, the squared error of the predicted noise, t uniform.
+y has variance 1 at every time, and r is how much the Gaussian leaves open, so that F is of size 1
+everywhere; F starts at 0, the exact Gaussian score, and learns what the images are beyond it. c are the
+pixels' distances from black and from white in units of the noise, tanh((pixel ± alpha) / 2 sigma): the
+background is black to the last digit, and no smooth function of y sees noise that small. Only matrix
+products, which a CPU does at its peak rate, convolutions it does not. The loss is the usual one, the
+squared error of the predicted noise, t uniform.
 
 Whole loops are compiled; random numbers are derived from the step, so that a run that was interrupted
 and resumed is the same run.
@@ -57,6 +60,7 @@ class Law(NamedTuple):
 
     mean: jax.Array
     variance: jax.Array
+    axes: jax.Array
 
 
 class State(NamedTuple):
@@ -68,8 +72,8 @@ class State(NamedTuple):
 
 
 def law_of(axes: Axes) -> Law:
-    """Mean and variances in single precision."""
-    return Law(_single(axes.mean), _single(axes.variance))
+    """In single precision."""
+    return Law(_single(axes.mean), _single(axes.variance), _single(axes.axes))
 
 
 def _single(values: npt.ArrayLike) -> jax.Array:
@@ -77,7 +81,7 @@ def _single(values: npt.ArrayLike) -> jax.Array:
 
 
 def initial_weights(seed: int, d: int, recipe: Recipe) -> Tree:
-    """Variance 1 / inputs; the last layer and the second of every block at 0."""
+    """Variance 1 / inputs; what leads to the output, and the second layer of every block, at 0."""
     draw = np.random.default_rng([seed, 0])
     width = recipe.width
 
@@ -87,7 +91,7 @@ def initial_weights(seed: int, d: int, recipe: Recipe) -> Tree:
 
     embedded = 2 * WAVES + 1
     return {
-        "enter": dense(d, width),
+        "enter": dense(3 * d, width),
         "blocks": [
             {
                 "time": dense(embedded, 2 * width, 0.1),
@@ -97,6 +101,7 @@ def initial_weights(seed: int, d: int, recipe: Recipe) -> Tree:
             for _ in range(recipe.blocks)
         ],
         "leave": dense(width, d, 0.0),
+        "direct": dense(2 * d, d, 0.0),
     }
 
 
@@ -115,17 +120,17 @@ def _normal(v: jax.Array) -> jax.Array:
     return out
 
 
-def network(w: Tree, y: jax.Array, log_ratio: jax.Array) -> jax.Array:
-    """F (n, d) of whitened images y (n, d) at log signal-to-noise ratios (n,) or (1,)."""
+def network(w: Tree, y: jax.Array, c: jax.Array, log_ratio: jax.Array) -> jax.Array:
+    """F (n, d) of y (n, d) and c (n, 2 d) at log signal-to-noise ratios (n,) or (1,)."""
     place = log_ratio[:, None] / 10
     angle = place * jnp.asarray(np.pi * 2.0 ** np.arange(-1, WAVES - 1) / 4, jnp.float32)
     time = jnp.concatenate([place, jnp.sin(angle), jnp.cos(angle)], axis=1)
-    h = _linear(w["enter"], y)
+    h = _linear(w["enter"], jnp.concatenate([y, c], axis=1))
     for block in w["blocks"]:
         scale, shift = jnp.split(_linear(block["time"], time), 2, axis=-1)
         z = jax.nn.silu(_linear(block["up"], _normal(h)) * (1 + scale) + shift)
         h = h + _linear(block["down"], z)
-    return _linear(w["leave"], _normal(h))
+    return _linear(w["leave"], _normal(h)) + _linear(w["direct"], c)
 
 
 def denoise(w: Tree, x: jax.Array, log_alpha: jax.Array, law: Law) -> jax.Array:
@@ -136,7 +141,9 @@ def denoise(w: Tree, x: jax.Array, log_alpha: jax.Array, law: Law) -> jax.Array:
     centred = x - a * law.mean
     left_open = jnp.sqrt(law.variance * v / total)
     log_ratio = 2 * log_alpha - jnp.log(v[:, 0])
-    F = network(w, centred * jax.lax.rsqrt(total), log_ratio)
+    pixels, twice = x @ law.axes.T, 2 * jnp.sqrt(v)
+    c = jnp.tanh(jnp.concatenate([(pixels + a) / twice, (pixels - a) / twice], axis=1))
+    F = network(w, centred * jax.lax.rsqrt(total), c, log_ratio)
     out: jax.Array = law.mean + a * law.variance / total * centred + left_open * F
     return out
 

@@ -48,9 +48,6 @@ def _parity(folder: Path, metrics: dict[str, Any]) -> Path:
                 if not len(part):
                     continue
                 at.plot(part["t"], part[name], color=colour, label=NAMES[score], linewidth=1.6)
-                at.fill_between(
-                    part["t"], part[f"{name}_low"], part[f"{name}_high"], color=colour, alpha=0.15
-                )
                 at.plot(part["t"], part[f"{name}_critical"], ":", color=colour, linewidth=1.2)
             at.set_yscale("log")
             title = f"{SCHEMES.get(scheme, scheme)}, {n_steps} steps" if i == 0 else ""
@@ -81,14 +78,16 @@ def _weak(folder: Path, metrics: dict[str, Any]) -> Path:
                     label += f" [{number(m['low'])}, {number(m['high'])}]"
                 at.errorbar(part["K"], part["error"], yerr=1.96 * part["standard_error"], fmt="o-",
                             color=colour, label=label, markersize=4, capsize=2)  # fmt: skip
-                if np.isfinite(part["exact"]).all():
+                if np.isfinite(part["exact"]).all() and part["exact"].min() > 1e-12:
                     at.plot(part["K"], part["exact"], "x--", color=figures.GREY, linewidth=1,
                             label=f"Gaussian, no sampling error: {number(m['exact_slope'])}")  # fmt: skip
             ends = rows.where(score="model", scheme=scheme, observable=observable)
             K, e = ends["K"], ends["error"]
             at.plot(K, 2 * e[0] * K[0] / K, color="0.75", linewidth=1, label="slope −1")
+            seen = rows.where(scheme=scheme, observable=observable)["error"]
             at.set_xscale("log", base=2)
             at.set_yscale("log")
+            at.set_ylim(seen.min() / 4, 4 * seen.max())  # error bars may reach down to 0
             at.legend(fontsize="x-small", frameon=False)
             title = SCHEMES.get(scheme, scheme) if i == 0 else ""
             figures.tidy(at, "K" if i else "", f"Δ_K of the {OBSERVED[observable]}", title)
