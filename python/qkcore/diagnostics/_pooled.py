@@ -140,9 +140,7 @@ def _flat(name: str, value: npt.ArrayLike) -> npt.NDArray[np.floating]:
     return x.reshape(len(x), -1)
 
 
-def _histograms(
-    x: npt.NDArray[np.floating], bins: int, value_range: tuple[float, float]
-) -> Single:
+def _histograms(x: npt.NDArray[np.floating], bins: int, value_range: tuple[float, float]) -> Single:
     """One normalised histogram per sample: (n, bins + 2)."""
     low, high = value_range
     if not high > low:

@@ -163,8 +163,11 @@ EXPERIMENTS: dict[str, Experiment] = {
             "EOT section 6.3, figure 2, table 3, M.6",
             errata=(30, 31),
             needs=(("jax", "images"), ("optax", "images")),
-            extends=("chunk", "schemes", "refinements", "n_images", "n_control", "weak_steps", "weak_images",
-                     "rotation_images", "rotation_times", "components_rotation", "degree"),
+            extends=(
+                *("chunk", "schemes", "refinements", "n_images", "n_control", "quality_images"),
+                *("weak_steps", "weak_images", "rotation_images", "rotation_times"),
+                *("components_rotation", "degree"),
+            ),
         ),
     )
 }

@@ -54,8 +54,8 @@ def check(config: Config) -> None:
             f"weak_images: wanted at least two for each of {config['weak_blocks']} blocks, "
             f"got {config['weak_images']}"
         )
-    K = sorted(set(config["weak_steps"]))
-    if K != config["weak_steps"] or len(K) < 2 or any((2 * K[-1]) % (2 * k) for k in K):
+    K = config["weak_steps"]
+    if sorted(set(K)) != K or len(K) < 2 or any((2 * K[-1]) % (2 * k) for k in K):
         raise ExperimentError(
             "weak_steps: wanted growing numbers that divide the largest, such as [8, 16, 32], "
             f"got {config['weak_steps']}"

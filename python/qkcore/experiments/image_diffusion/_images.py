@@ -177,7 +177,9 @@ def _read_idx(content: bytes) -> npt.NDArray[np.uint8]:
     [[[7, 9]]]
     """
     if len(content) < 16 or content[:4] != b"\0\0\x08\x03":
-        raise ExperimentError("images: wanted an IDX file of bytes in three dimensions, got another")
+        raise ExperimentError(
+            "images: wanted an IDX file of bytes in three dimensions, got another"
+        )
     shape = struct.unpack(">3I", content[4:16])
     values = np.frombuffer(content, np.uint8, offset=16)
     if values.size != np.prod(shape):

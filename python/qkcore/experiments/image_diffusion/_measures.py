@@ -253,8 +253,8 @@ def _fitted(X: Array, U: Array, degree: int) -> Array:
     y = (X - X.mean(axis=0)) / X.std(axis=0)
     columns = [np.ones(len(y))]
     for p in range(1, degree + 1):
-        for chosen in combinations_with_replacement(range(y.shape[1]), p):
-            columns.append(np.prod(y[:, chosen], axis=1))
+        chosen = combinations_with_replacement(range(y.shape[1]), p)
+        columns += [np.prod(y[:, axes], axis=1) for axes in chosen]
     basis, _ = np.linalg.qr(np.stack(columns, axis=1))
     out: Array = basis @ (basis.T @ U)
     return out

@@ -298,7 +298,7 @@ class NetworkScore:
 
 
 def gaussian_loss(axes: Axes, recipe: Recipe, n: int = 20000) -> float:
-    """The loss of the Gaussian score on data with these variances: the mean over t of alpha^2 r^2 / sigma^2."""
+    """The loss of the Gaussian score on data with these variances: mean of alpha^2 r^2 / sigma^2."""
     t = recipe.t_end + (1 - recipe.t_end) * (np.arange(n) + 0.5) / n
     a2 = np.exp(2 * VP(recipe.beta_min, recipe.beta_max).log_alpha(t))
     # most axes of most images have few variances: sums over them in blocks of times

@@ -1,4 +1,4 @@
-"""Samplers: both flows side by side from shared seeds, and one flow at many step sizes on one Brownian path."""
+"""Samplers: both flows from shared seeds, and one flow at many step sizes on one Brownian path."""
 
 from __future__ import annotations
 

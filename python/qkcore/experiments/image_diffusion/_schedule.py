@@ -40,9 +40,7 @@ class VP:
     def log_alpha(self, t: npt.ArrayLike) -> Array:
         """:math:`-\\frac12\\int_0^t\\beta`."""
         s = np.asarray(t, dtype=np.float64)
-        return np.asarray(
-            -0.25 * s * s * (self.beta_max - self.beta_min) - 0.5 * s * self.beta_min
-        )
+        return np.asarray(-0.25 * s * s * (self.beta_max - self.beta_min) - 0.5 * s * self.beta_min)
 
     def alpha(self, t: npt.ArrayLike) -> Array:
         """What is left of the image."""

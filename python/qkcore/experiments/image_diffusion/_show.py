@@ -51,7 +51,9 @@ def _parity(folder: Path, metrics: dict[str, Any]) -> Path:
                 at.plot(part["t"], part[f"{name}_critical"], ":", color=colour, linewidth=1.2)
             at.set_yscale("log")
             title = f"{SCHEMES.get(scheme, scheme)}, {n_steps} steps" if i == 0 else ""
-            figures.tidy(at, "t" if i else "", "" if j else f"{name.upper()}, SDE against flow", title)
+            figures.tidy(
+                at, "t" if i else "", "" if j else f"{name.upper()}, SDE against flow", title
+            )
             at.set_xlim(1, 0)
     axes[0][0].plot([], [], ":", color=figures.GREY, label="95 % line of chance")
     axes[0][0].legend(fontsize="x-small", frameon=False)
@@ -104,8 +106,12 @@ def _rotation(folder: Path, metrics: dict[str, Any]) -> Path:
         part = rows.where(score=score)
         if score == "model":
             part = rows.where(score="model", step=str(int(last)))
-        axes[0].plot(part["t"], part["energy"], "o-", color=colour, markersize=3, label=NAMES[score])
-        axes[1].plot(part["t"], part["rotation"], "o-", color=colour, markersize=3, label=NAMES[score])
+        axes[0].plot(
+            part["t"], part["energy"], "o-", color=colour, markersize=3, label=NAMES[score]
+        )
+        axes[1].plot(
+            part["t"], part["rotation"], "o-", color=colour, markersize=3, label=NAMES[score]
+        )
     for at, title in ((axes[0], "energy (scatter included)"), (axes[1], "rotation alone")):
         at.set_yscale("log")
         figures.tidy(at, "t", "⟨w, w⟩ / β", title)
@@ -163,7 +169,7 @@ def _parity_table(m: dict[str, Any]) -> Listing:
         ("score", "scheme", "steps", "images", "TV max", "chance", "p", "KS max", "chance", "p",
          "KS of components", "critical", "path SDE", "path flow"),
         tuple(rows),
-        "chance: what two samplers of one law show at that time; p: for the whole picture; components: largest "
+        "chance: what two samplers of one law show at that time; p: for all times; components: largest "
         "over the leading principal components; path: its length relative to the root of the dimension",
     )  # fmt: skip
 

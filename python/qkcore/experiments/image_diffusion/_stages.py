@@ -31,7 +31,7 @@ SETTINGS = {
     "parity": ("n_images", "n_control"),
     "weak": ("weak_steps", "weak_images"),
     "rotation": ("rotation_images", "rotation_times", "components_rotation", "degree"),
-    "quality": (),
+    "quality": ("quality_images",),
 }
 
 
@@ -98,21 +98,24 @@ def prepare(config: Config, run: Run) -> Case:
 def parity(case: Case) -> Row:
     """SDE against flow for every score, scheme and number of steps: parity.csv, samples.csv."""
     config, run = case.config, case.run
-    plans = [(scheme, r) for r in config["refinements"] for scheme in config["schemes"]]
+    first, *others = config["schemes"]
+    # more steps for the first scheme; the others once, on the logged grid
+    plans = [(first, r) for r in config["refinements"]]
+    plans += [(scheme, config["refinements"][0]) for scheme in others]
     rows: list[Row] = []
     found: Row = {name: {} for name in case.scores}
     shown = _pictures("data", (case.images.test[:PICTURES] + 1) / 2)
     for name in case.scores:
         for scheme, refine in plans:
-            first = (scheme, refine) == plans[0]
-            n = config["n_images"] if first and name == "model" else config["n_control"]
+            main = (scheme, refine) == plans[0]
+            n = config["n_images"] if main and name == "model" else config["n_control"]
             work = partial(_side_by_side, case, name, scheme, refine, n)
             done = run.stage(case.key("parity", name, scheme, refine, n), work)
             n_steps = refine * config["n_times"]
             label = {"score": name, "scheme": scheme, "steps": n_steps}
             rows += [label | r for r in done["rows"]]
             found[name][f"{scheme}-{n_steps}"] = {"steps": n_steps} | done["summary"]
-            if first:
+            if main:
                 for flow, pictures in done["pictures"].items():
                     shown += _pictures(f"{name}, {flow}", pictures)
     run.write_csv("parity", rows)

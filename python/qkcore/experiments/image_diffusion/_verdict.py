@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 from .._results import Claim, number
@@ -93,8 +94,8 @@ def _parity(metrics: dict[str, Any]) -> Claim:
         "for CIFAR-10)",
         "6.3, figure 2a",
         "parity of pixel histograms; no numbers printed",
-        f"{few['n_images']} images, {_distance(few)}; above the 95 % line at {few['ks_above_critical']} (KS) and "
-        f"{few['tv_above_critical']} (TV) of {few['n_times']} times. {many['n_images']} images, "
+        f"{few['n_images']} images, {_distance(few)}; above the 95 % line at {few['ks_above_critical']} (KS) "
+        f"and {few['tv_above_critical']} (TV) of {few['n_times']} times. {many['n_images']} images, "
         f"{_distance(many)}. To blame: {blame(metrics)}",
         _grade(few),
     )
@@ -154,9 +155,9 @@ def _energy(metrics: dict[str, Any]) -> Claim:
         "Rotational energy measures the model's distance from a potential flow",
         "corollary 5.3, 6.3, table 3",
         f"{mean} [{low}, {high}] over 20 times",
-        f"{'; '.join(parts)}. Exact scores are gradients: their true energy is 0. Directly, the antisymmetric "
-        f"share of the model's Jacobian is {number(share)} on average, {number(found['model']['asymmetry_max'])} "
-        "at most",
+        f"{'; '.join(parts)}. Exact scores are gradients: their true energy is 0. Directly, the "
+        f"antisymmetric share of the model's Jacobian is {number(share)} on average, "
+        f"{number(found['model']['asymmetry_max'])} at most",
         verdict,
     )
 
@@ -169,7 +170,7 @@ def _improves(metrics: dict[str, Any]) -> Claim:
     loss = [r["validation_loss"] for r in rows]
 
     def falls(x: list[float]) -> bool:
-        return all(b < a for a, b in zip(x, x[1:], strict=False))
+        return all(b < a for a, b in pairwise(x))
 
     def listed(x: list[float]) -> str:
         return ", ".join(number(v) for v in x)
