@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.util
 import struct
@@ -82,7 +83,7 @@ def load(config: Config) -> Images:
     return Images(name, train, test[: config["n_test"]], side)
 
 
-def _pooled(values: npt.NDArray[np.uint8], pool: int) -> npt.NDArray[np.float32]:
+def _pooled(values: npt.NDArray[np.uint8], pool: int) -> Single:
     """Means over squares of pool x pool pixels.
 
     >>> _pooled(np.arange(16, dtype=np.uint8).reshape(1, 4, 4), 2).tolist()
@@ -92,7 +93,8 @@ def _pooled(values: npt.NDArray[np.uint8], pool: int) -> npt.NDArray[np.float32]
     if side % pool:
         raise ExperimentError(f"pool: wanted a divisor of the images' side {side}, got {pool}")
     cut = values.reshape(n, side // pool, pool, side // pool, pool)
-    return cut.mean(axis=(2, 4), dtype=np.float32)
+    means: Single = cut.mean(axis=(2, 4), dtype=np.float32)
+    return means
 
 
 def _scaled(values: npt.NDArray[Any], top: float) -> Single:
@@ -101,9 +103,8 @@ def _scaled(values: npt.NDArray[Any], top: float) -> Single:
 
 
 def _digits(n_test: int) -> Images:
-    from sklearn.datasets import load_digits
-
-    values = np.asarray(load_digits().data)  # (1797, 64), 0 to 16
+    datasets: Any = importlib.import_module("sklearn.datasets")  # it has no types
+    values = np.asarray(datasets.load_digits().data)  # (1797, 64), 0 to 16
     order = np.random.default_rng(0).permutation(len(values))  # as shipped, writers come in runs
     images = _scaled(values[order], 16)
     return Images("digits", images[n_test:], images[:n_test], 8)

@@ -174,7 +174,7 @@ def _optimizer(recipe: Recipe) -> Any:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(rate))
 
 
-def _key(seed: jax.Array, purpose: int) -> jax.Array:
+def _key(seed: jax.Array | int, purpose: int) -> jax.Array:
     # XLA's own generator: several times faster than threefry on a CPU, where it would cost as much as a layer
     return jax.random.fold_in(jax.random.key(seed, impl="rbg"), purpose)
 

@@ -67,7 +67,8 @@ class Axes:
     @cached_property
     def brightness(self) -> Array:
         """The functional of z that is an image's mean pixel, up to the constant 1/2."""
-        return self.axes.sum(axis=0, dtype=np.float64) / (2 * len(self.axes))
+        out: Array = self.axes.sum(axis=0, dtype=np.float64) / (2 * len(self.axes))
+        return out
 
 
 @dataclass(frozen=True, eq=False)
