@@ -659,6 +659,9 @@ def test_the_gaussian_run_against_the_recursion(done: experiments.Outcome) -> No
     wanted = np.abs(below["sde"] - below["ode"]).max()
     assert wanted > 0.02
     assert table["ks"][-1] == pytest.approx(wanted, abs=3 * table["ks_chance"][-1])
+    found = done.metrics["parity"]["gaussian"]
+    assert found["euler-50"]["exact_ks"] >= wanted - 1e-9, "the largest over the times"
+    assert found["ddim-200"]["exact_ks_true_start"] < 0.5 * found["ddim-50"]["exact_ks_true_start"]
 
 
 def test_an_interrupted_run_resumes(
@@ -721,11 +724,11 @@ def parity_summary(steps: int, ks: float, p: float) -> dict[str, Any]:
         out |= {f"{name}_max": ks, f"{name}_max_chance": 0.001, f"{name}_p_value": p,
                 f"{name}_above_critical": 3, f"{name}_sde_true_max": 0.001,
                 f"{name}_ode_true_max": ks}  # fmt: skip
-    return out
+    return out | {"exact_ks": ks, "exact_ks_true_start": ks}
 
 
 def fake_metrics() -> dict[str, Any]:
-    exact = {
+    exact: dict[str, Any] = {
         "ddim-50": parity_summary(50, 0.01, 0.005),
         "ddim-200": parity_summary(200, 0.002, 0.4),
     }
@@ -776,7 +779,7 @@ def test_verdicts() -> None:
 
     def fine(m: dict[str, Any]) -> None:
         m["parity"]["model"]["ddim-50"] = parity_summary(50, 0.001, 0.5)
-        m["parity"]["empirical"]["ddim-200"] = parity_summary(200, 0.01, 0.01)
+        m["parity"]["gaussian"]["ddim-200"] = parity_summary(200, 0.01, 0.01)
         m["weak"]["model"]["euler"]["square"] |= {"slope": -1.4, "low": -1.5, "high": -1.3}
         m["weak"]["model"]["euler"]["other"] = m["weak"]["model"]["euler"]["square"] | {
             "in_noise": 3
@@ -798,10 +801,12 @@ def test_errors_that_are_noise_have_no_slope() -> None:
 
 def test_blame() -> None:
     metrics = fake_metrics()
+    assert _verdict.blame(metrics).startswith("not the model")
+    metrics["parity"]["model"]["ddim-50"] = parity_summary(50, 0.05, 0.005)
     assert _verdict.blame(metrics).startswith("mostly the steps")
-    metrics["parity"]["model"]["ddim-200"] = parity_summary(200, 0.009, 0.005)
+    metrics["parity"]["model"]["ddim-200"] = parity_summary(200, 0.04, 0.005)
     assert _verdict.blame(metrics).startswith("mostly the model")
-    metrics["parity"]["empirical"]["ddim-200"] = parity_summary(200, 0.008, 0.005)
+    metrics["parity"]["empirical"]["ddim-200"] = parity_summary(200, 0.03, 0.005)
     assert _verdict.blame(metrics).startswith("steps and model")
     metrics["parity"]["model"]["ddim-50"] = parity_summary(50, 0.001, 0.9)
     assert _verdict.blame(metrics) == "nothing to explain"

@@ -6,6 +6,7 @@ denoiser :math:`D(x, t) = E[x_0 | x_t = x]`.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
@@ -97,18 +98,26 @@ class GaussianScore:
         a, s = self.vp.alpha(t), self.vp.sigma(t)
         return a * self.mean, a * a * self.variance + s * s
 
-    def sampled(self, table: Steps) -> tuple[Array, Array]:
-        """Mean and variance of what a sampler that starts from N(0, I) ends with: no sampling error.
+    def sampled(self, table: Steps, *, true_start: bool = False) -> tuple[Array, Array]:
+        """Mean and variance of what a sampler ends with: no sampling error.
 
-        Everything is linear here, so that the recursion of the two moments is exact for any step size.
+        It starts from N(0, I), or from the true law at t = 1, which is not quite that. Everything is linear
+        here, so that the recursion of the two moments is exact for any step size.
         """
+        *_, last = self.path(table, true_start=true_start)
+        return last
+
+    def path(self, table: Steps, *, true_start: bool = False) -> Iterator[tuple[Array, Array]]:
+        """The two moments after every step."""
         m, v = np.zeros_like(self.mean), np.ones_like(self.mean)
+        if true_start:
+            m, v = self.law(float(table.t[0]))
         for k in range(len(table)):
             g = self.gain(float(table.t[k]))
             slope = table.keep[k] + table.pull[k] * g
             m = slope * m + table.pull[k] * self.mean * (1 - g * self.vp.alpha(table.t[k]))
             v = slope * slope * v + table.noise[k] ** 2
-        return m, v
+            yield m, v
 
 
 @dataclass(frozen=True, eq=False)

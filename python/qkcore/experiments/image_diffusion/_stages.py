@@ -114,7 +114,11 @@ def parity(case: Case) -> Row:
             n_steps = refine * config["n_times"]
             label = {"score": name, "scheme": scheme, "steps": n_steps}
             rows += [label | r for r in done["rows"]]
-            found[name][f"{scheme}-{n_steps}"] = {"steps": n_steps} | done["summary"]
+            summary = {"steps": n_steps} | done["summary"]
+            score = case.scores[name][0]
+            if isinstance(score, GaussianScore):
+                summary |= _measures.exact_parity(score, case.axes, case.vp, scheme, refine, config)
+            found[name][f"{scheme}-{n_steps}"] = summary
             if main:
                 for flow, pictures in done["pictures"].items():
                     shown += _pictures(f"{name}, {flow}", pictures)
