@@ -90,7 +90,7 @@ def _weak(folder: Path, metrics: dict[str, Any]) -> Path:
             at.set_xscale("log", base=2)
             at.set_yscale("log")
             at.set_ylim(seen.min() / 4, 4 * seen.max())  # error bars may reach down to 0
-            at.legend(fontsize="x-small", frameon=False)
+            at.legend(fontsize="x-small", framealpha=0.85, edgecolor="none")
             title = SCHEMES.get(scheme, scheme) if i == 0 else ""
             figures.tidy(at, "K" if i else "", f"Δ_K of the {OBSERVED[observable]}", title)
     return figures.save(made, folder / "weak_error.png")
