@@ -199,7 +199,9 @@ def keops_iterations(group: Group, torch: Any, X: Array, Y: Array, beta: float) 
 
     try:
         run(1)
-    except Exception as problem:  # a compiler is run on the user's machine: many things can be missing
+    except (
+        Exception
+    ) as problem:  # a compiler is run on the user's machine: many things can be missing
         text = f"skipped: KeOps cannot compile here ({type(problem).__name__}: {problem})"
         group.notes.append(text.splitlines()[0])
         return None
@@ -307,10 +309,14 @@ def tolerance_case(group: Group, options: Options, n: int, epsilon: float) -> No
     errors = {"qkcore": float(b.error)}
     regot = optional("regot", group)
     if regot is not None:
-        cost = np.asfortranarray(C)  # splr: Newton steps with a sparse Hessian and a low-rank update
+        cost = np.asfortranarray(
+            C
+        )  # splr: Newton steps with a sparse Hessian and a low-rank update
 
         def sparse_newton() -> Any:
-            return regot.sinkhorn_splr(cost, mu, nu, epsilon, tol=1e-9 / math.sqrt(n), max_iter=1000)
+            return regot.sinkhorn_splr(
+                cost, mu, nu, epsilon, tol=1e-9 / math.sqrt(n), max_iter=1000
+            )
 
         contenders["RegOT splr"] = sparse_newton
         plan = np.asarray(sparse_newton().plan)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 
-import environment
 import pytest
+
+import environment
 
 environment.limit_threads(int(os.environ.get("QKCORE_NUM_THREADS", environment.available_cpus())))
 

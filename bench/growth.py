@@ -35,7 +35,10 @@ SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 DIMENSIONS = (2, 4, 8, 16, 32, 64, 128)
 QUICK_SIZES, QUICK_DIMENSIONS, QUICK_POINTS = (200, 400, 800), (2, 8, 32), 300
 BOUND = 1e-10  # of the answers on a few rows, float64
-TIME_WANTED, MEMORY_WANTED = 2.1, 1.1  # exponents in N: every pair is visited, nothing N x N is kept
+TIME_WANTED, MEMORY_WANTED = (
+    2.1,
+    1.1,
+)  # exponents in N: every pair is visited, nothing N x N is kept
 MEMORY_FLOOR_MB = 1.0  # less cannot be told from the allocator's noise
 # Okabe and Ito's colours, which differ for every kind of colour vision; markers differ too.
 STYLES = {

@@ -65,7 +65,9 @@ def asked(config: pytest.Config) -> list[str]:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """One test per contender; the groups are run here, since only they know their contenders."""
     full = metafunc.config.getoption("--full")
-    cases = [(name, k) for name in asked(metafunc.config) for k in range(len(record(name, full).calls))]
+    cases = [
+        (name, k) for name in asked(metafunc.config) for k in range(len(record(name, full).calls))
+    ]
 
     def label(case: tuple[str, int]) -> str:
         recorded = record(case[0], full).calls[case[1]]

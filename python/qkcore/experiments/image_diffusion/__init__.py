@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .._configs import Config, positive
 from .._errors import ExperimentError, unknown
 from . import _images
-from ._images import ready
+from ._images import require
 from ._schedule import SCHEMES
 from ._show import plot, tables
 from ._verdict import claims
@@ -22,7 +22,7 @@ from ._verdict import claims
 if TYPE_CHECKING:
     from .._run import Run
 
-__all__ = ["check", "claims", "compute", "plot", "ready", "tables"]
+__all__ = ["check", "claims", "compute", "plot", "require", "tables"]
 
 
 def check(config: Config) -> None:

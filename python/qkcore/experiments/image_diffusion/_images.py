@@ -58,7 +58,7 @@ def check(name: str) -> None:
         raise unknown("data", name, SETS)
 
 
-def ready(config: Config) -> None:
+def require(config: Config) -> None:
     """Refuses to begin without the images, and says what installs them."""
     if config["data"] == "digits":
         if importlib.util.find_spec("sklearn") is None:
