@@ -25,8 +25,10 @@ target_compile_options(
 if(QKCORE_WERROR)
   target_compile_options(qk_flags INTERFACE -Werror)
 endif()
-foreach(sanitizer IN LISTS QKCORE_SANITIZE)
-  target_compile_options(qk_flags INTERFACE -fsanitize=${sanitizer} -fno-omit-frame-pointer -g)
+# Built by tools/sanitize.sh. The first finding ends the process: a report that scrolls by is no test.
+string(REPLACE "," ";" qk_sanitizers "${QKCORE_SANITIZE}")
+foreach(sanitizer IN LISTS qk_sanitizers)
+  target_compile_options(qk_flags INTERFACE -fsanitize=${sanitizer} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
   target_link_options(qk_flags INTERFACE -fsanitize=${sanitizer})
 endforeach()
 

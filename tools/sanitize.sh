@@ -1,0 +1,48 @@
+#!/usr/bin/env bash
+# sanitize.sh address,undefined|thread PYTHON [COMMAND...]: builds the compiled modules with sanitizers into
+# build/<sanitizers>/site and runs COMMAND (default: PYTHON -m pytest) there. PYTHON needs the test dependencies and
+# the build requirements; the qkcore installed in it is not used. CMAKE and NINJA name the programs.
+#
+# CPython itself is not instrumented, so the sanitizer's library must be loaded before it (LD_PRELOAD), and libstdc++
+# beside it, or the interception of C++ exceptions finds none to intercept.
+set -euo pipefail
+
+sanitizers=$1
+python=$2
+shift 2
+root=$(cd "$(dirname "$0")/.." && pwd)
+build=${BUILD:-$root/build}/${sanitizers//,/-}
+site=$build/site
+
+# -O1: the vector code is unrolled as it is shipped, and a build still takes minutes. No NDEBUG: Eigen and libstdc++
+# check their own indices too.
+"${CMAKE:-cmake}" -G Ninja -S "$root" -B "$build/cmake" -DCMAKE_MAKE_PROGRAM="${NINJA:-ninja}" -DPython_EXECUTABLE="$python" \
+    -DQKCORE_ISA_LEVELS=native -DQKCORE_SANITIZE="$sanitizers" -DCMAKE_BUILD_TYPE=Sanitize \
+    -DCMAKE_CXX_FLAGS_SANITIZE="-O1 -D_GLIBCXX_ASSERTIONS" > "$build.log" || { cat "$build.log"; exit 1; }
+"${CMAKE:-cmake}" --build "$build/cmake"
+rm -rf "$site"
+mkdir -p "$site"
+cp -r "$root/python/qkcore" "$site/"
+cp "$build"/cmake/_cpu*.so "$site/qkcore/"
+
+library() { "${CXX:-g++}" -print-file-name="$1"; }
+export PYTHONPATH=$site
+export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+# Leaks: CPython frees little at exit, so that a report at exit says nothing of qkcore; tests/test_growth.py looks for
+# growth instead. A failed allocation returns null, as without the sanitizer: MemoryError is part of the contract.
+export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:allocator_may_return_null=1:detect_stack_use_after_return=1:strict_init_order=1
+export TSAN_OPTIONS=halt_on_error=1:exitcode=66:second_deadlock_stack=1:suppressions=$root/tools/tsan.supp
+case $sanitizers in
+thread) runtime=$(library libtsan.so) ;;
+*) runtime=$(library libasan.so) ;;
+esac
+preload="$runtime $(library libstdc++.so.6)"
+
+cd "$root"
+[ $# -gt 0 ] || set -- "$python" -m pytest
+LD_PRELOAD=$preload "$python" - "$site" <<'PY'
+import pathlib, sys, qkcore
+here = pathlib.Path(qkcore.__file__).resolve()
+assert here.is_relative_to(pathlib.Path(sys.argv[1]).resolve()), f"qkcore was imported from {here}"
+PY
+exec env LD_PRELOAD="$preload" "$@"
