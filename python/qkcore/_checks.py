@@ -62,6 +62,27 @@ def _refuse_device(name: str, value: object) -> None:
             f"{name}: wanted an array on the CPU like the others, got one on {_device.place(value)}; "
             "copy it to the CPU, or move all arrays to the device"
         )
+def doubles(name: str, value: npt.ArrayLike, *, inf: bool = False) -> npt.NDArray[np.float64]:
+    """Real numbers of any shape and type as float64, for small arguments: no NaN, inf if it may be."""
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"{name}: wanted real numbers, got a ragged list ({error})") from None
+    if array.dtype.kind not in "biuf":
+        raise TypeError(
+            f"{name}: wanted real numbers, got {array.dtype if array.dtype.kind != 'O' else repr(value)}; "
+            "pass floats"
+        )
+    out = array.astype(np.float64)
+    if np.isnan(out).any() or not (inf or np.isfinite(out).all()):
+        raise ValueError(f"{name}: wanted {'numbers' if inf else 'finite numbers'}, got {value!r}")
+    return out
+
+
+def instance(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
+    """Refuses an argument of another class; ``wanted`` says what it should be and how to make one."""
+    if not isinstance(value, kind):
+        raise TypeError(f"{name}: wanted {wanted}, got {type(value).__name__}")
 
 
 def complex_array(name: str, value: npt.ArrayLike) -> npt.NDArray[np.complexfloating[Any, Any]]:
@@ -130,12 +151,27 @@ def not_empty(name: str, array: npt.NDArray[Any]) -> None:
         )
 
 
+def _float(value: object) -> float:
+    """What float() makes of a real number; inf beyond its range. TypeError for anything else.
+
+    float() takes more than that: text, complex numbers of NumPy (with a warning), arrays of one entry.
+    """
+    if isinstance(value, (str, bytes, complex, np.complexfloating)):
+        raise TypeError
+    if isinstance(value, np.ndarray) and (value.ndim or value.dtype.kind == "c"):
+        raise TypeError
+    try:
+        return float(value)  # type: ignore[arg-type]
+    except OverflowError:  # an int or a fraction
+        return math.inf
+    except ValueError:
+        raise TypeError from None
+
+
 def positive(name: str, value: object) -> float:
     try:
-        if isinstance(value, (str, bytes)):
-            raise TypeError
-        number = float(value)  # type: ignore[arg-type]  # whatever float() takes but text
-    except (TypeError, ValueError):
+        number = _float(value)
+    except TypeError:
         raise TypeError(
             f"{name}: wanted a finite number > 0, got {value!r}; pass e.g. {name}=1.0"
         ) from None
@@ -186,10 +222,8 @@ def representable(name: str, value: float, dtype: np.dtype[Any]) -> float:
 def number(name: str, value: object) -> float:
     """A finite real number of either sign."""
     try:
-        if isinstance(value, (str, bytes, complex, np.complexfloating)):
-            raise TypeError
-        out = float(value)  # type: ignore[arg-type]  # whatever float() takes but text
-    except (TypeError, ValueError):
+        out = _float(value)
+    except TypeError:
         raise TypeError(
             f"{name}: wanted a real number, got {value!r}; pass e.g. {name}=1.0"
         ) from None
@@ -201,7 +235,15 @@ def number(name: str, value: object) -> float:
 def integer(name: str, value: object) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: wanted an integer, got {value!r}; pass e.g. {name}=0")
-    return int(value.__index__())
+    try:
+        out = int(value.__index__())
+    except TypeError:  # an array
+        raise TypeError(f"{name}: wanted an integer, got {value!r}; pass e.g. {name}=0") from None
+    if not -(2**63) <= out < 2**63:
+        raise ValueError(
+            f"{name}: wanted an integer of 64 bits, got one of {out.bit_length()} bits"
+        )
+    return out
 
 
 def integer_within(name: str, value: object, first: int, last: int, what: str) -> int:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from . import _checks, scores
 from ._lazy_scores import Real, Scores
-from .bridges import _marginal
+from .bridges import _at_least_one, _marginal
 from .chains import _minus
 
 __all__ = ["AdaptiveIPF", "adaptive_ipf"]
@@ -95,13 +95,15 @@ def adaptive_ipf(
     """
     tolerance = _checks.positive("tol", tol)
     eps = _checks.positive("epsilon", epsilon)
+    limit = _at_least_one("max_iter", max_iter)
+    largest = _checks.positive("max_condition", max_condition)
     if condition not in ("entries", "spectral"):
         raise ValueError(f'condition: wanted "entries" or "spectral", got {condition!r}')
     metric = None if a is None else np.linalg.inv(_checks.real_array("a", a))
     unit = scores.distance(X, Y, W=metric, beta=0.5)  # K at eps = 1
     rows, cols = _marginal("mu0", mu0, unit, 0), _marginal("mu1", mu1, unit, 1)
     raises = 0
-    while (kappa := _condition(unit / eps, condition)) > max_condition and raises < 60:
+    while (kappa := _condition(unit / eps, condition)) > largest and raises < 60:
         eps *= 1.5
         raises += 1
     s = unit / eps
@@ -126,7 +128,7 @@ def adaptive_ipf(
         )
         return new, b, off, float(got[0].sum(dtype=np.float64))
 
-    for k in range(1, max_iter + 1):
+    for k in range(1, limit + 1):
         start = log_a
         log_a, new_b, off, mass = step(start)
         change.append(max(_largest(log_a - start), _largest(new_b - log_b)))

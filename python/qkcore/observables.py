@@ -66,17 +66,22 @@ def radius_bound(
     >>> bool(qk.observables.radius_bound(f, 1.0, 0.5) == np.exp(1.0))
     True
     """
+    _attention(field)
     if field.kind not in _BOUNDED:
         raise ValueError(
             f"field: no radius bound holds for {field.kind} attention (TPDE 3.1); "
             f"wanted one of {', '.join(_BOUNDED)}"
         )
     R0 = _checks.positive("R0", R0)
-    ends = np.asarray(t, dtype=np.float64)
+    t0, ends = _checks.number("t0", t0), _checks.doubles("t", t)
     if (ends < t0).any():
         raise ValueError(f"t: wanted times from t0 = {t0} on, got {ends.min()}")
     grown = [_integral(lambda s: _speed(field, s), field, t0, float(end)) for end in ends.flat]
     return np.asarray(R0 * np.exp(np.array(grown).reshape(ends.shape)))
+
+
+def _attention(field: object) -> None:
+    _checks.instance("field", field, AttentionField, "an AttentionField")
 
 
 def _speed(field: AttentionField, t: float) -> float:
@@ -154,6 +159,7 @@ def angles(X: npt.ArrayLike, tolerance: float = 0.99) -> AngleStatistics:
     n = len(cloud)
     if n < 2:
         raise ValueError(f"X: wanted at least two particles, got {n}")
+    tolerance = _checks.number("tolerance", tolerance)
     norms = np.linalg.norm(cloud, axis=1, keepdims=True)
     if not norms.all():
         raise ValueError("X: wanted particles away from 0, got one at 0, which has no direction")
@@ -216,6 +222,8 @@ def sinkhorn_energy(
     ``tol`` is the L1 error of the bridge's marginals; clouds much wider than :math:`\sqrt\varepsilon` need
     a larger one.
     """
+    _attention(field)
+    t = _checks.number("t", t)
     if field.kind != "sinkhorn" or field.heads != 1:
         raise ValueError(f"field: wanted a sinkhorn field with one head, got {field!r}")
     cloud = checks.one_cloud("X", X, field.d).astype(np.float64)
@@ -249,6 +257,8 @@ def field_lipschitz_bound(field: AttentionField, R: float, t: float = 0.0) -> fl
     :math:`\sum_h\|V_h\|\|A_h\|R^2` for softmax and sinkhorn (there over :math:`\varepsilon^2`), a quarter of
     it for sigmoid, twice for l2: the paper prints 1 for l2, which does not hold (docs/errata).
     """
+    _attention(field)
+    t = _checks.number("t", t)
     if field.kind not in _BOUNDED:
         raise ValueError(f"field: no such bound for {field.kind} attention (TPDE 3.1)")
     R = _checks.positive("R", R)
@@ -295,8 +305,10 @@ def stability(
     >>> bool(s.constant[0] <= np.e)
     True
     """
+    _attention(field)
     cloud = field._particles("X0", X0)
-    times = np.atleast_1d(np.asarray(t, dtype=np.float64))
+    times = np.atleast_1d(_checks.doubles("t", t))
+    _checks.not_empty("t", times)
     size = _checks.positive("size", size)
     n_trials = _checks.integer_within("n_trials", n_trials, 1, 10**6, "perturbed starts")
     generator = np.random.default_rng(rng)
@@ -357,11 +369,14 @@ def mean_field_convergence(
     particles drawn apart, whose own error is a floor. The rate is that of :math:`W_p(\mu^n_0,\mu_0)`:
     about :math:`n^{-1/2}` in one dimension, :math:`n^{-1/d}` for d > 2p.
     """
+    _attention(field)
     generator = np.random.default_rng(rng)
     sizes = np.array([_checks.integer_within("n", m, 2, 10**9, "particles") for m in n])
     if len(sizes) < 2:
         raise ValueError(f"n: wanted at least two sizes for a rate, got {len(sizes)}")
     t = _checks.positive("t", t)
+    n_reference = _checks.integer_within("n_reference", n_reference, 2, 10**9, "particles")
+    n_trials = _checks.integer_within("n_trials", n_trials, 1, 10**6, "starts per size")
     if field.weights is not None or isinstance(field.mask, np.ndarray):
         raise ValueError(
             "field: wanted no weights and no positions, which fix the number of particles"

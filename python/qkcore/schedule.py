@@ -60,8 +60,8 @@ def temperature_for_entropy(
     """
     low, high = (np.log(b) for b in _bounds(bounds))
     logits = check_logits("z", z).astype(np.float64)
-    wanted = np.asarray(target, dtype=np.float64)
-    if not np.isfinite(wanted).all() or (wanted < 0).any():
+    wanted = _checks.doubles("target", target)
+    if (wanted < 0).any():
         raise ValueError(
             "target: wanted an entropy >= 0 in nats, got another number; e.g. 0.5 * np.log(V)"
         )
@@ -200,6 +200,8 @@ def entropy_flow(
     if not t0 < t1:
         raise ValueError(f"t_span: wanted t0 < t1, got ({t0:g}, {t1:g}); swap them")
     start = float(np.clip(np.log(_checks.positive("tau", tau)), low, high))
+    if not callable(target):
+        target = _checks.number("target", target)
 
     def entropy(log_tau: float, t: float) -> float:
         return _checks.number(
@@ -214,7 +216,7 @@ def entropy_flow(
 
     from scipy.integrate import solve_ivp
 
-    times = None if t_eval is None else np.asarray(t_eval, dtype=np.float64)
+    times = None if t_eval is None else _checks.doubles("t_eval", t_eval)
     sol = solve_ivp(
         field, (t0, t1), [start, entropy(start, t0)], t_eval=times, rtol=rtol, atol=rtol
     )
@@ -245,8 +247,8 @@ def motion_bound(p: npt.ArrayLike, remaining: npt.ArrayLike, *, tau: float = 1.0
     """
     tau = _checks.positive("tau", tau)
     tail = np.asarray(Mobility(p, tau).tail)
-    R = np.asarray(remaining, dtype=np.float64)
-    if np.isnan(R).any() or (R < 0).any():
+    R = _checks.doubles("remaining", remaining, inf=True)
+    if (R < 0).any():
         raise ValueError(
             "remaining: wanted numbers >= 0 (inf: unknown), got others; bound the steps to come"
         )
@@ -318,12 +320,8 @@ class EarlyExit:
         self.tau = _checks.positive("tau", tau)
         self.variation: Double | None = None
         if variation is not None:
-            steps = np.asarray(variation, dtype=np.float64)
-            if (
-                steps.shape not in ((), (self.n_layers,))
-                or np.isnan(steps).any()
-                or (steps < 0).any()
-            ):
+            steps = _checks.doubles("variation", variation, inf=True)
+            if steps.shape not in ((), (self.n_layers,)) or (steps < 0).any():
                 raise ValueError(
                     f"variation: wanted one number >= 0, or {self.n_layers} of them, got shape "
                     f"{steps.shape}; give one bound per step"

@@ -106,8 +106,8 @@ class Constants:
     def __post_init__(self) -> None:
         _checks.positive("tau", self.tau)
         for name in ("L_b", "M_b", "L_t"):
-            value = np.asarray(getattr(self, name), dtype=np.float64)
-            if np.isnan(value).any() or (value < 0).any():
+            value = _checks.doubles(name, getattr(self, name), inf=True)
+            if (value < 0).any():
                 raise ValueError(
                     f"{name}: wanted a number >= 0, got {getattr(self, name)!r}; pass e.g. 0.0"
                 )

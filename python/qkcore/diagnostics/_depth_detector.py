@@ -97,8 +97,8 @@ class BVDetector:
 
     def update_norm(self, norm: npt.ArrayLike) -> BVStep:
         """Take the norm of the next increment, or the norms of its rows."""
-        value = np.asarray(norm, dtype=np.float64)
-        if not np.isfinite(value).all() or (value < 0).any():
+        value = _checks.doubles("norm", norm)
+        if (value < 0).any():
             raise ValueError("norm: wanted finite numbers >= 0, got others; find NaN in the logits")
         if self._norms and value.shape != self._norms[-1].shape:
             raise ValueError(

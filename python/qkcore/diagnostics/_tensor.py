@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import Field, Float, field_values, float64
+from ._arrays import Field, Float, count, field_values, float64
 
 TensorLike = npt.ArrayLike | Field
 
@@ -24,7 +24,7 @@ class DiffusionTensor:
     """
 
     def __init__(self, a: TensorLike, d: int, *, divergence: Field | None = None) -> None:
-        self.d = d
+        self.d = d = count("d", d)
         self._field: Field | None = None
         self._constant: Float | None = None
         self._given_divergence = divergence

@@ -168,7 +168,10 @@ def curvature(
         )
     gap = value / apart
     found = mean_interval(
-        gap, rng=rng, n_resamples=n_resamples, confidence=fraction("confidence", confidence)
+        gap,
+        rng=rng,
+        n_resamples=count("n_resamples", n_resamples),
+        confidence=fraction("confidence", confidence),
     )
     return Curvature(chosen[kept], 1 - gap, value, apart, found, int((~kept).sum()))
 
@@ -305,7 +308,7 @@ def curvature_sweep(
     chosen = _pairs(pairs, len(z), n_pairs, rng)
     geometry = Geometry(z.shape, queries, keys, metric)
     gaps = gaps_at(z.astype(np.float64), chosen, geometry, factors, knob, scale_metric)
-    return summarize_sweep(gaps, factors, knob, n_resamples, rng)
+    return summarize_sweep(gaps, factors, knob, count("n_resamples", n_resamples), rng)
 
 
 def gaps_at(

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import Field, Float, count, field_values, generator, one_of, points
+from ._arrays import Field, Float, count, field_values, float64, generator, one_of, points
 from ._parity import Parity, parity
 from ._paths import Path, saved_steps, time_grid
 from ._pooled import PooledParity, pooled_parity
@@ -58,6 +58,7 @@ def velocity(F: Field, a: TensorLike, score: Field, *, divergence: Field | None 
     >>> u(np.array([[1.0, -3.0]]), 0.0)  # stands still
     array([[0., 0.]])
     """
+    _check_parts(F, a, score)
 
     def u(x: Float, t: float) -> Float:
         A = tensor(a, x.shape[1], divergence)
@@ -69,6 +70,15 @@ def velocity(F: Field, a: TensorLike, score: Field, *, divergence: Field | None 
     return u
 
 
+def _check_parts(F: object, a: TensorLike, score: object) -> None:
+    """What can be refused before there are points."""
+    for name, value in (("F", F), ("score", score)):
+        if not callable(value):
+            raise TypeError(f"{name}: wanted a function of (x, t), got {type(value).__name__}")
+    if not callable(a):
+        float64("a", a)
+
+
 def reverse_drift(
     F: Field, a: TensorLike, score: Field, *, divergence: Field | None = None
 ) -> Flow:
@@ -78,6 +88,7 @@ def reverse_drift(
     run backwards. It is not u of eq 4, which EOT's theorem 4.5 names as the drift of a "reverse SDE": with
     noise added to u the law spreads (docs/errata.md).
     """
+    _check_parts(F, a, score)
 
     def drift(x: Float, t: float) -> Float:
         A = tensor(a, x.shape[1], divergence)

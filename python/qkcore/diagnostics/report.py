@@ -40,6 +40,10 @@ class Thresholds:
     rotation: float = 0.1
     """P4: largest share of rotation in the kinetic energy"""
 
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            _checks.number(name, value)
+
 
 @dataclass(frozen=True, eq=False)
 class Report:

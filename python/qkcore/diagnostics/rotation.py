@@ -331,6 +331,7 @@ def simplex_points(n: int, states: int = 3) -> Float:
     """The vertices of the mesh of :func:`on_simplex`, (m, states - 1)."""
     from . import _whitney
 
+    n, states = count("n", n), _checks.integer_within("states", states, 2, 4, "as on_simplex")
     return _whitney.simplex_mesh(states - 1, n).nodes
 
 

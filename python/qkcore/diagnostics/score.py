@@ -317,6 +317,7 @@ def mixture_score(
 ) -> Float:
     """The score of a Gaussian mixture smoothed by sigma: weights (k,), means (k, d), covs (k, d, d)."""
     h = points("x", x)
+    sigma = _checks.number("sigma", sigma)
     w, m, C = float64("weights", weights), float64("means", means), float64("covs", covs)
     d = h.shape[1]
     if m.shape != (len(w), d) or C.shape != (len(w), d, d):

@@ -35,7 +35,7 @@ def softmax_blow_up_line(s0: npt.ArrayLike, a: npt.ArrayLike, v: npt.ArrayLike) 
     >>> float(softmax_blow_up_line(0.5, 2.0, 1.0)), float(softmax_blow_up_line(0.5, -2.0, 1.0))
     (0.5, inf)
     """
-    rate = 2 * np.asarray(v, np.float64) * np.asarray(a, np.float64) * _variance("s0", s0)
+    rate = 2 * _checks.doubles("v", v) * _checks.doubles("a", a) * _variance("s0", s0)
     with np.errstate(divide="ignore"):
         return np.where(rate > 0, 1 / rate, math.inf)
 
@@ -51,7 +51,8 @@ def softmax_line(s0: npt.ArrayLike, a: npt.ArrayLike, v: npt.ArrayLike, t: npt.A
     array([ 1.,  2., inf, inf])
     """
     start = _variance("s0", s0)
-    left = 1 - 2 * np.asarray(v, np.float64) * np.asarray(a, np.float64) * np.asarray(t) * start
+    numbers = _checks.doubles
+    left = 1 - 2 * numbers("v", v) * numbers("a", a) * numbers("t", t) * start
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(left > 0, start / left, math.inf)
 
@@ -71,7 +72,7 @@ def l2_line(
     from scipy.special import wrightomega
 
     start, q_, k_, v_, time = np.broadcast_arrays(
-        _variance("s0", s0), *(np.asarray(x, np.float64) for x in (q, k, v, t))
+        _variance("s0", s0), *map(_checks.doubles, "qkvt", (q, k, v, t))
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         u0 = 1 / (2 * k_**2 * start)
@@ -100,7 +101,7 @@ def sinkhorn_line(
     """
     eps = _checks.positive("epsilon", epsilon)
     start, a_, v_, time = np.broadcast_arrays(
-        _variance("s0", s0), *(np.asarray(x, np.float64) for x in (a, v, t))
+        _variance("s0", s0), *map(_checks.doubles, "avt", (a, v, t))
     )
     still = (a_ == 0) | (start == 0)
     size = np.where(still, 1.0, np.abs(a_))
@@ -121,8 +122,8 @@ def sinkhorn_line(
 
 
 def _variance(name: str, value: npt.ArrayLike) -> Real:
-    array = np.asarray(value, np.float64)
-    if not (np.isfinite(array).all() and (array >= 0).all()):
+    array = _checks.doubles(name, value)
+    if not (array >= 0).all():
         raise ValueError(
             f"{name}: wanted finite variances >= 0, got {value!r}; a variance has a sign"
         )
@@ -148,7 +149,7 @@ class Commuting:
 
     def __call__(self, t: npt.ArrayLike) -> Real:
         """Σ at times t (...), (..., d, d); t must lie before the blow-up."""
-        times = np.asarray(t, np.float64)
+        times = _checks.doubles("t", t)
         if not (times < self.blow_up_time).all():
             raise ValueError(
                 f"t: wanted times before the blow-up at {self.blow_up_time:.6g}, got up to {times.max():.6g}"
@@ -236,7 +237,7 @@ def _commutator(x: Real, y: Real) -> float:
 
 
 def _square(name: str, value: npt.ArrayLike, d: int) -> Real:
-    array = np.asarray(value, np.float64)
+    array = _checks.doubles(name, value)
     if array.shape != (d, d):
         raise ValueError(
             f"{name}: wanted shape ({d}, {d}) as the covariance, got {array.shape}; pass A = K.T @ Q"
@@ -283,13 +284,13 @@ def rank_one(u0: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike, t: npt.Array
     from scipy.integrate import solve_ivp
     from scipy.linalg import expm
 
-    u = np.asarray(u0, np.float64)
+    u = _checks.doubles("u0", u0)
     if u.ndim != 1 or u.size == 0:
         raise ValueError(f"u0: wanted shape (d,), got {u.shape}; pass one vector")
     _checks.finite("u0", u)
     a, v = (_square(name, x, u.size) for name, x in (("A", A), ("V", V)))
-    times = np.atleast_1d(np.asarray(t, np.float64))
-    if times.ndim != 1 or not (np.diff(times) >= 0).all() or times[0] < 0:
+    times = np.atleast_1d(_checks.doubles("t", t))
+    if times.ndim != 1 or times.size == 0 or not (np.diff(times) >= 0).all() or times[0] < 0:
         raise ValueError(f"t: wanted ascending times from 0 on, got {t!r}")
 
     def direction(tau: float) -> Real:

@@ -92,7 +92,8 @@ def bures_rate(cov: npt.ArrayLike, gradient: npt.ArrayLike) -> Real:
     True
     """
     sigma = _checks.covariances("cov", cov)
-    G = np.asarray(gradient)
+    G = _checks.real_array("gradient", gradient)
+    _checks.finite("gradient", G)
     if G.shape[-2:] != sigma.shape[-2:]:
         raise ValueError(
             f"gradient: wanted shape (..., {sigma.shape[-1]}, {sigma.shape[-1]}), got {G.shape}"

@@ -60,14 +60,16 @@ def stationary_rank_bound(A: npt.ArrayLike, tol: float = 1e-10) -> int:
     >>> stationary_rank_bound(np.diag([1.0, -2.0, 0.0, 3.0]))
     2
     """
-    array = np.asarray(A, np.float64)
+    tol = _checks.positive("tol", tol)
+    array = _checks.doubles("A", A)
+    _checks.not_empty("A", array)
     if array.ndim != 2 or array.shape[0] != array.shape[1]:
         raise ValueError(f"A: wanted a square matrix, got shape {array.shape}; pass K.T @ Q")
     _checks.finite("A", array)
     if np.abs(array - array.T).max() > tol * np.abs(array).max():
         raise ValueError("A: wanted a symmetric matrix (TPDE 4.8), got one that is not")
     values = np.linalg.eigvalsh(array)
-    cut = _checks.positive("tol", tol) * float(np.abs(values).max())
+    cut = tol * float(np.abs(values).max())
     positive, negative = int((values > cut).sum()), int((values < -cut).sum())
     return len(values) - positive - negative + min(positive, negative)
 

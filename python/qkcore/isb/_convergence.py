@@ -69,12 +69,12 @@ def fit_rate(epsilons: npt.ArrayLike, errors: npt.ArrayLike) -> Rate:
              0.2         0.12
              0.4         0.48
     """
-    e, x = (np.asarray(a, np.float64) for a in (epsilons, errors))
+    e, x = _checks.doubles("epsilons", epsilons), _checks.doubles("errors", errors)
     if e.ndim != 1 or e.shape != x.shape or e.size < 2:
         raise ValueError(
             f"errors: wanted two or more errors, one per epsilon, got shapes {e.shape}, {x.shape}"
         )
-    if not ((e > 0).all() and (x > 0).all() and np.isfinite(x).all()):
+    if not ((e > 0).all() and (x > 0).all()):
         raise ValueError("errors: wanted positive numbers, which have logarithms")
     a, b = np.log(e), np.log(x)
     a_mean, spread = a.mean(), float(((a - a.mean()) ** 2).sum())
@@ -209,6 +209,7 @@ def one_step_rate(
     """
     if against not in ("euler", "exact"):
         raise ValueError(f'against: wanted "euler" or "exact", got {against!r}')
+    _checks.instance("law", law, Mixture, "a Mixture")
     x, w = law.grid(n)
     errors = []
     for epsilon in epsilons:
@@ -252,6 +253,7 @@ def uniform_rate(
     >>> round(rate.slope, 1)  # local errors epsilon³/16: twice as good as the theorem asks
     2.0
     """
+    _checks.instance("law", law, Mixture, "a Mixture")
     x, w = law.grid(n)
     errors = []
     for epsilon in epsilons:

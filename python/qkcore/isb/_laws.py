@@ -34,14 +34,14 @@ class Mixture:
     def __init__(
         self, weights: npt.ArrayLike, means: npt.ArrayLike, variances: npt.ArrayLike
     ) -> None:
-        w, m, v = (np.asarray(a, np.float64) for a in (weights, means, variances))
+        w, m, v = map(
+            _checks.doubles, ("weights", "means", "variances"), (weights, means, variances)
+        )
         if not (w.ndim == 1 and w.size > 0 and w.shape == m.shape == v.shape):
             raise ValueError(
                 "weights: wanted weights, means and variances of one length, got shapes "
                 f"{w.shape}, {m.shape}, {v.shape}"
             )
-        for name, array in (("weights", w), ("means", m), ("variances", v)):
-            _checks.finite(name, array)
         if not ((w >= 0).all() and w.sum() > 0):
             raise ValueError("weights: wanted weights >= 0 with some mass, got a negative or none")
         if not (v > 0).all():
@@ -237,8 +237,8 @@ def gaussian_w2(
     >>> qk.isb.gaussian_w2([0.0], [[1.0]], [3.0], [[25.0]])
     5.0
     """
-    m0, m1 = (np.asarray(m, np.float64) for m in (mean0, mean1))
-    c0, c1 = (np.asarray(c, np.float64) for c in (cov0, cov1))
+    m0, m1 = _checks.doubles("mean0", mean0), _checks.doubles("mean1", mean1)
+    c0, c1 = _checks.doubles("cov0", cov0), _checks.doubles("cov1", cov1)
     d = m0.size
     if m0.shape != (d,) or m1.shape != (d,) or c0.shape != (d, d) or c1.shape != (d, d):
         raise ValueError(

@@ -130,11 +130,11 @@ def euler_step(X: npt.ArrayLike, epsilon: float, velocity: Velocity) -> Real:
 def field_values(name: str, field_: Velocity, x: Real) -> Real:
     """A vector field at the particles, from an array or a function, checked."""
     given = field_(x) if callable(field_) else field_
-    values = np.asarray(given)
+    values = _checks.doubles(name, given)
     if values.shape != x.shape:
         raise ValueError(
             f"{name}: wanted one vector per particle, shape {x.shape}, got {values.shape}"
         )
-    values = _checks.real_array(name, values.astype(x.dtype, copy=False))
-    _checks.finite(name, values)
-    return values
+    out: Real = values.astype(x.dtype, copy=False)
+    _checks.finite(name, out)
+    return out

@@ -134,7 +134,7 @@ def _log_jacobian(found: BarycentricMap, theta: float) -> Float64:
 
 
 def per_point(name: str, value: npt.ArrayLike, x: Real) -> Float64:
-    array = np.asarray(value, np.float64)
+    array = _checks.doubles(name, value)
     if array.shape != (len(x),):
         raise ValueError(
             f"{name}: wanted one value per particle, shape ({len(x)},), got {array.shape}"

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from ._domains import Domain
+from ._domains import Domain, domain_argument
 from ._jacobian import AttentionJacobian
-from ._kernels import AttentionKernel
+from ._kernels import AttentionKernel, kernel_argument
 from ._measure import Measure, as_measure
 from ._potentials import PotentialConstants, safe_exp
 from ._search import attention_ratio, lookup_ratio, measure_ratio, query_ratio
@@ -154,6 +154,8 @@ def contraction(
     count = _checks.integer_within("samples", samples, 1, 10_000_000, "random configurations")
     steps = _checks.integer_within("climbs", climbs, 0, 10_000_000, "steps of maximisation")
     generator = np.random.default_rng(rng)
+    kernel_argument(kernel)
+    domain_argument(domain)
     measure = None if data is None else as_measure("data", data)
     if measure is not None:
         _inside("data", measure, domain)
@@ -274,6 +276,8 @@ def neighbourhood(
     >>> round(found.distance, 3), found.measured <= found.bound
     (0.2, True)
     """
+    kernel_argument(kernel)
+    domain_argument(domain)
     p, q = as_measure("mu", mu), as_measure("mu_hat", mu_hat)
     query = np.asarray(_checks.real_array("x", x)).reshape(1, -1)
     for name, measure in (("mu", p), ("mu_hat", q), ("x", Measure(query))):

@@ -55,11 +55,19 @@ class Domain(Protocol):
         """Whether sums of :math:`x_h M_h` and the shift stay in the set, for any x_h in it."""
 
 
+def domain_argument(value: object) -> None:
+    """Refuses what is no domain: a protocol, so by what it can do."""
+    if not (hasattr(value, "dim") and hasattr(value, "reach") and hasattr(value, "project")):
+        raise TypeError(
+            f"domain: wanted a Ball or a Box, got {type(value).__name__}; "
+            "pass e.g. Ball.around(points)"
+        )
+
+
 def _vector(name: str, value: npt.ArrayLike) -> Vector:
-    array = np.asarray(value, dtype=np.float64)
+    array = _checks.doubles(name, value)
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"{name}: wanted one point of shape (d,), got shape {array.shape}")
-    _checks.finite(name, array)
     return array
 
 

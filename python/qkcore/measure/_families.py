@@ -128,11 +128,15 @@ class GaussianFamily:
 
     sigma: float | None = None
 
+    def __post_init__(self) -> None:
+        if self.sigma is not None:
+            _checks.positive("sigma", self.sigma)
+
     def project(self, mu: Measure) -> Gaussian:
         """The member with the moments of mu."""
         mean = mu.mean().astype(np.float64)
         if self.sigma is not None:
-            return Gaussian(mean, _checks.positive("sigma", self.sigma) ** 2 * np.eye(mu.dim))
+            return Gaussian(mean, self.sigma**2 * np.eye(mu.dim))
         return Gaussian(mean, mu.covariance().astype(np.float64))
 
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .. import _checks
 from .._lazy_scores import Real
 from ._bounds import invariant, psi_bounds
-from ._domains import Domain
+from ._domains import Domain, domain_argument
 from ._kernels import AttentionKernel
 from ._measure import Measure, as_measure
 from ._transformer import FeedForward, TransformerKernel
@@ -271,6 +271,11 @@ def tau_bound(block: Block, domain: Domain) -> float:
     A Transformer block without residuals and normalisation: heads add up, the feed-forward network
     multiplies. With a residual tau is at least 1, so theorem 26 has nothing to say.
     """
+    domain_argument(domain)
+    if not (isinstance(block, AttentionKernel | TransformerKernel) or callable(block)):
+        raise TypeError(
+            f"block: wanted a kernel or a function of points, got {type(block).__name__}"
+        )
     if isinstance(block, AttentionKernel):
         query, measure = psi_bounds(block.potential.constants(domain))
         lip = block.values.lipschitz

@@ -23,7 +23,7 @@ from .. import _checks
 from .._config import resolve_threads
 from .._lazy_scores import Real
 from .._native import cpu
-from ._kernels import AttentionKernel, softmatch
+from ._kernels import AttentionKernel, kernel_argument, softmatch
 from ._measure import Measure, as_measure
 
 __all__ = ["AttentionJacobian", "LocalConstant"]
@@ -62,6 +62,7 @@ class AttentionJacobian:
     """
 
     def __init__(self, kernel: AttentionKernel, X: Measure | npt.ArrayLike) -> None:
+        kernel_argument(kernel)
         self.kernel = kernel
         self.measure = as_measure("X", X)
         if kernel.projection != "dirac":

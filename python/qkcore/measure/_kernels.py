@@ -33,13 +33,11 @@ def boltzmann_gibbs(
     array([0.25, 0.75])
     """
     measure = as_measure("nu", nu)
-    values = np.asarray(g(measure.points) if callable(g) else g)
+    values = _checks.doubles("g", g(measure.points) if callable(g) else g)
     if values.shape != (len(measure),):
         raise ValueError(
             f"g: wanted one value for each of {len(measure)} points, got shape {values.shape}"
         )
-    values = values.astype(np.float64)
-    _checks.finite("g", values)
     if values.min() <= 0:
         raise ValueError(
             f"g: wanted a potential that is positive everywhere, got {values.min():.3g} at index "
@@ -106,6 +104,10 @@ class Layer:
         for _ in range(_checks.integer_within("depth", depth, 0, 2**31, "a number of layers")):
             layers.append(self.step(layers[-1]))
         return layers
+
+
+def kernel_argument(value: object) -> None:
+    _checks.instance("kernel", value, AttentionKernel, "an AttentionKernel")
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from .. import _checks
 from ._bounds import Bound, psi_bounds
-from ._domains import Ball, Domain
+from ._domains import Ball, Domain, domain_argument
 from ._jacobian import AttentionJacobian, LocalConstant, query_jacobians
-from ._kernels import AttentionKernel
+from ._kernels import AttentionKernel, kernel_argument
 from ._measure import Measure, as_measure
 from ._potentials import GaussianPotential
 from ._transport import w1
@@ -70,6 +70,7 @@ def lipschitz(
     measure = as_measure("X", X)
     J = AttentionJacobian(kernel, measure)
     area: Domain = Ball.around(measure.points) if domain is None else domain
+    domain_argument(area)
     if area.dim != measure.dim:
         raise ValueError(f"domain: wanted dimension {measure.dim} as X, got {area.dim}")
     count = _checks.integer_within("queries", queries, 1, 1_000_000, "queries to look at")
@@ -144,6 +145,7 @@ def gaussian_lipschitz(
     >>> found.measured <= found.bound
     True
     """
+    kernel_argument(kernel)
     if not isinstance(kernel.potential, GaussianPotential):
         raise TypeError(
             "kernel: wanted a GaussianPotential, which alone has a bound on all of R^d, got "

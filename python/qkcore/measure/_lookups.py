@@ -69,6 +69,7 @@ class LinearLookup(Lookup):
         if self.b is not None:
             if self.b.ndim != 1:
                 raise ValueError(f"b: wanted shape (d',), got {self.b.shape}")
+            _checks.not_empty("b", self.b)
             _checks.finite("b", self.b)
         # |k M|_1 <= sum_i |k_i| sum_j |M_ij|
         self.lipschitz = 1.0 if self.M is None else float(np.abs(self.M).sum(axis=1).max())
@@ -119,6 +120,9 @@ class FunctionLookup(Lookup):
     ) -> None:
         if not callable(function):
             raise TypeError(f"function: wanted a function, got {type(function).__name__}")
+        for name, value in (("lipschitz", lipschitz), ("lipschitz_l2", lipschitz_l2)):
+            if value is not None and _checks.number(name, value) < 0:
+                raise ValueError(f"{name}: wanted a constant >= 0, got {value!r}")
         self.function = function
         self.lipschitz = lipschitz
         self.lipschitz_l2 = lipschitz_l2

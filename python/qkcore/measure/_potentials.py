@@ -164,6 +164,10 @@ class DotPotential(Potential):
         W: npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     ) -> None:
         self.beta = _checks.positive("beta", beta)
+        for part in W if isinstance(W, tuple) else () if W is None else (W,):
+            array = _checks.real_array("W", part)
+            _checks.not_empty("W", array)
+            _checks.finite("W", array)
         self.W = W
 
     @classmethod

@@ -109,6 +109,14 @@ class LayerNorm:
     shift: npt.NDArray[Any] | None = None
     eps: float = 1e-5
 
+    def __post_init__(self) -> None:
+        _checks.positive("eps", self.eps)
+        for name, value in (("scale", self.scale), ("shift", self.shift)):
+            if value is not None:
+                array = _checks.real_array(name, value)
+                _checks.not_empty(name, array)
+                _checks.finite(name, array)
+
     def __call__(self, X: Real) -> Real:
         """The normalised rows."""
         centred = X - X.mean(axis=-1, keepdims=True)

@@ -52,7 +52,7 @@ def pieces_of(drift: object, shape: tuple[int, ...], t0: float, t1: float) -> li
 def _table(
     times: npt.ArrayLike, values: npt.ArrayLike, shape: tuple[int, ...], t0: float, t1: float
 ) -> list[Piece]:
-    t = np.asarray(times, dtype=np.float64)
+    t = _checks.doubles("drift", times)
     b = np.asarray(values, dtype=np.float64)
     if t.ndim != 1 or len(t) < 2 or not np.isfinite(t).all() or (np.diff(t) <= 0).any():
         raise ValueError(

@@ -105,9 +105,7 @@ class EffectiveMobility:
 
 def _diffusion(a: npt.ArrayLike | float, d: int, dtype: np.dtype[Any]) -> tuple[Real, Real]:
     """a as a matrix, and a root r of it: a = r r^T."""
-    array = np.asarray(a, dtype=dtype)
-    if not np.isfinite(array).all():
-        raise ValueError("a: wanted finite numbers, got NaN or inf; check the diffusion")
+    array = _checks.doubles("a", a).astype(dtype)
     if array.ndim == 0:
         array = np.full(d, array, dtype)
     if array.ndim == 1 and array.shape == (d,):

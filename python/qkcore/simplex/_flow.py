@@ -109,6 +109,10 @@ def _rate(p: Real, velocity: Real) -> Real:
 
 def project_to_simplex(y: Double) -> Double:
     """The nearest point of the simplex to every row: :math:`\\max(0, y_i - \\nu)` summing to one (H.1)."""
+    y = _checks.doubles("y", y)
+    if y.ndim == 0:
+        raise ValueError("y: wanted rows (..., V), got a number; pass an array")
+    _checks.not_empty("y", y)
     descending = -np.sort(-y, axis=-1)
     excess = np.cumsum(descending, axis=-1) - 1
     counts = np.arange(1, y.shape[-1] + 1)
@@ -379,8 +383,8 @@ def _choice(name: str, value: object) -> str:
 
 
 def _times(t_eval: npt.ArrayLike, t0: float, t1: float) -> Double:
-    times = np.asarray(t_eval, dtype=np.float64)
-    if times.ndim != 1 or len(times) == 0 or not np.isfinite(times).all():
+    times = _checks.doubles("t_eval", t_eval)
+    if times.ndim != 1 or len(times) == 0:
         raise ValueError(
             f"t_eval: wanted finite times (n,), got shape {times.shape}; pass a 1-D array"
         )
