@@ -1,4 +1,4 @@
-# make demo | test | race | lint | format | docs | bench | wheel | check-wheel | cuda | cuda-wheel | cuda-tests | dev | clean
+# make demo | test | race | asan | tsan | valgrind | fuzz | nightly | lint | format | docs | bench | wheel | check-wheel | cuda | cuda-wheel | cuda-tests | dev | clean
 #
 # One wheel is built, and everything installs that wheel, so the sources are compiled once. Needs Python with venv and
 # its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments under .venv and build/.
@@ -21,7 +21,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .PHONY: demo test race simt simt-race lint lint-python lint-cpp format docs bench wheel check-wheel cuda cuda-objects \
-    cuda-wheel cuda-update cuda-tests dev clean
+    cuda-wheel cuda-update cuda-tests asan tsan valgrind fuzz nightly dev clean
 
 PIP := -m pip --disable-pip-version-check -q
 TOOLS := $(BUILD)/tools
@@ -66,6 +66,33 @@ simt-race: $(TOOLS)/.stamp
 
 race: $(VENV)/.test-stamp simt simt-race
 	QKCORE_RACE=1 $(VENV)/bin/python -m pytest tests/test_cuda.py tests/test_simt.py $(ARGS)
+
+# ---- hardening (docs/robustness.md): hours on a slow machine, so not part of CI
+SANITIZE := BUILD=$(abspath $(BUILD)) CMAKE=$(abspath $(TOOLS))/bin/cmake NINJA=$(abspath $(TOOLS))/bin/ninja tools/sanitize.sh
+TESTED := $(abspath $(VENV))/bin/python
+
+# Packaging looks at the wheel's modules, JAX brings a runtime of its own: neither is what is tested here.
+asan: $(VENV)/.test-stamp
+	$(TOOLS)/bin/python tools/build_requires.py | xargs $(VENV)/bin/python $(PIP) install
+	$(SANITIZE) address,undefined $(TESTED) $(TESTED) -m pytest --ignore tests/packaging --ignore tests/test_swissroll.py \
+	    --ignore tests/test_score.py --ignore tests/test_typing.py $(ARGS)
+
+tsan: $(VENV)/.test-stamp
+	$(TOOLS)/bin/python tools/build_requires.py | xargs $(VENV)/bin/python $(PIP) install
+	$(SANITIZE) thread $(TESTED) $(TESTED) -m pytest tests/test_threads.py tests/test_batches.py tests/test_softmax.py \
+	    tests/test_flows.py tests/test_bridges.py $(ARGS)
+
+valgrind: $(VENV)/.stamp
+	PYTHONMALLOC=malloc valgrind --error-exitcode=9 --suppressions=tools/valgrind.supp $(VENV)/bin/python tools/smoke.py
+
+FUZZ_SECONDS ?= 600
+fuzz: $(VENV)/.test-stamp
+	$(TOOLS)/bin/python tools/build_requires.py | xargs $(VENV)/bin/python $(PIP) install
+	$(SANITIZE) address,undefined $(TESTED) env PYTHONPATH=$(abspath $(BUILD))/address-undefined/site:. \
+	    $(TESTED) -m tests.fuzzing --seconds $(FUZZ_SECONDS)
+
+nightly: asan tsan valgrind fuzz
+	QKCORE_SDIST=1 $(VENV)/bin/python -m pytest tests/packaging
 
 lint: lint-python lint-cpp
 
