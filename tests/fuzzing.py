@@ -1,0 +1,120 @@
+"""Random calls across the boundary: sizes down to 1, odd layouts, one argument spoilt or several.
+
+    python -m tests.fuzzing --seconds 600 [--seed 0]      # best under tools/sanitize.sh address,undefined
+
+Every call is a line of JSON (`Entry`), which `run` repeats exactly. What fails is printed and, with
+--keep, added to tests/corpus/calls.jsonl, which tests/test_fuzzing.py replays.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .api_cases import CASES, Draw
+from .api_faults import faults
+from .reference import Array
+from .test_memory import backwards, fortran, padded_rows, sliced
+
+CORPUS = Path(__file__).parent / "corpus" / "calls.jsonl"
+LAYOUTS: tuple[Callable[[Array], Array], ...] = (np.array, fortran, sliced, backwards, padded_rows)
+# OverflowError: scores beyond the range of the dtype. RuntimeError: a solver that could not, and says
+# so, where there is no result to carry a status.
+REFUSED = (ValueError, TypeError, OverflowError, RuntimeError, MemoryError)
+
+
+@dataclass(frozen=True)
+class Entry:
+    case: str
+    seed: int
+    n: int
+    m: int
+    d: int
+    dtype: str
+    spoil: int  # how many arguments are wrong
+
+
+def random_entry(rng: np.random.Generator) -> Entry:
+    return Entry(
+        case=str(rng.choice(list(CASES))),
+        seed=int(rng.integers(2**31)),
+        n=int(rng.choice([1, 2, 3, 7, 8, 9, 17, 33])),
+        m=int(rng.choice([1, 2, 3, 7, 8, 9, 17])),
+        d=int(rng.choice([1, 2, 3, 5])),
+        dtype=str(rng.choice(["float32", "float64"])),
+        spoil=int(rng.integers(3)),
+    )
+
+
+def run(entry: Entry) -> str | None:
+    """What is wrong with the call, or None."""
+    rng = np.random.default_rng(entry.seed)
+    draw = Draw(entry.seed, entry.n, entry.m, entry.d, entry.dtype)
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        try:
+            call = CASES[entry.case](draw)
+            changes: dict[str, Any] = {}
+            for name, value in call.arguments.items():
+                if isinstance(value, np.ndarray) and value.ndim:
+                    changes[name] = LAYOUTS[rng.integers(len(LAYOUTS))](value)
+            wrong = list(faults(call))
+            for _ in range(entry.spoil if wrong else 0):
+                name, _, value = wrong[rng.integers(len(wrong))]
+                changes[name] = value
+            call(**changes)
+        except REFUSED as error:
+            return (
+                None
+                if str(error) or isinstance(error, MemoryError)
+                else "an error without a message"
+            )
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    try:
+        draw.unchanged()
+    except AssertionError as error:
+        return str(error)
+    return None
+
+
+def corpus() -> list[Entry]:
+    return [Entry(**json.loads(line)) for line in CORPUS.read_text().splitlines() if line]
+
+
+def main() -> int:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seconds", type=float, default=60)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--keep", action="store_true")
+    chosen = options.parse_args()
+    rng = np.random.default_rng(chosen.seed)
+    end, count, failed = time.monotonic() + chosen.seconds, 0, 0
+    while time.monotonic() < end:
+        entry = random_entry(rng)
+        line = json.dumps(asdict(entry))
+        print(line, end="\r", file=sys.stderr, flush=True)  # the last line before a crash
+        if found := run(entry):
+            failed += 1
+            print(f"{line}\n    {found}", flush=True)
+            if chosen.keep:
+                with CORPUS.open("a") as f:
+                    f.write(line + "\n")
+        count += 1
+    print(f"{count} calls, {failed} findings, seed {chosen.seed}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
