@@ -1,4 +1,4 @@
-"""One valid call of every public function and class, drawn at random: what tests/test_api_properties.py varies.
+"""One valid call of every public function and class, drawn at random (tests/test_api_properties.py).
 
 A case is a function of a `Draw` that gives a `Call`: the function, and its arguments by name. Arguments
 are drawn from wide but well-conditioned families, so that a call has no excuse to fail.

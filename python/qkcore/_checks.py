@@ -73,7 +73,7 @@ def doubles(name: str, value: npt.ArrayLike, *, inf: bool = False) -> npt.NDArra
             f"{name}: wanted real numbers, got {array.dtype if array.dtype.kind != 'O' else repr(value)}; "
             "pass floats"
         )
-    out = array.astype(np.float64)
+    out = array.astype(np.float64, copy=False)
     if np.isnan(out).any() or not (inf or np.isfinite(out).all()):
         raise ValueError(f"{name}: wanted {'numbers' if inf else 'finite numbers'}, got {value!r}")
     return out
