@@ -463,12 +463,14 @@ def compression_errors(
         raise TypeError(f"b: wanted a FactoredBridge, got {type(b).__name__}")
     if not isinstance(exact, SchrodingerBridge):
         raise TypeError(f"exact: wanted a SchrodingerBridge, got {type(exact).__name__}")
+    _checks.instance("b", b, FactoredBridge, "a FactoredBridge (qk.bridge of factors)")
     n, m = b.kernel.shape
     if exact.scores.shape != (n, m):
         raise ValueError(f"exact: wanted shape {(n, m)}, got {exact.scores.shape}")
     latent = np.arange(m) / m if t is None else _checks.real_array("t", t)
     if latent.shape != (m,):
         raise ValueError(f"t: wanted shape ({m},), got {latent.shape}")
+    _checks.finite("t", latent)
     latent = latent.astype(np.float64)
     K = b.kernel._double()
     f, g = exact.f.astype(np.float64), exact.g.astype(np.float64)
