@@ -164,7 +164,10 @@ class DotPotential(Potential):
         W: npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike] | None = None,
     ) -> None:
         self.beta = _checks.positive("beta", beta)
-        for part in W if isinstance(W, tuple) else () if W is None else (W,):
+        parts: list[npt.ArrayLike] = []
+        if W is not None:
+            parts = list(W) if isinstance(W, tuple) else [W]
+        for part in parts:
             array = _checks.real_array("W", part)
             _checks.not_empty("W", array)
             _checks.finite("W", array)
