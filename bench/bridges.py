@@ -1,4 +1,4 @@
-"""Schrödinger bridges against POT, OTT, RegOT, KeOps and a blocked PyTorch loop: by iteration, to a tolerance."""
+"""Schrödinger bridges against POT, OTT, RegOT, KeOps and blocked PyTorch: by iteration, to a tolerance."""
 
 from __future__ import annotations
 
@@ -211,7 +211,7 @@ def keops_iterations(group: Group, torch: Any, X: Array, Y: Array, beta: float) 
 def potential_error(g: Any, X: Array, Y: Array, beta: float, weights: Array | None = None) -> float:
     """Largest error of the column potentials of the first iteration on a few columns, up to a constant.
 
-    With uniform weights, or with those given: g_j = log nu_j - lse_i(s_ij + f_i), f_i = log mu_i - lse_j s_ij.
+    With uniform weights, or those given: g_j = log nu_j - lse_i(s_ij + f_i), f_i = log mu_i - lse_j s_ij.
     """
     n = len(X)
     few = np.unique(np.linspace(0, n - 1, 5).astype(int))

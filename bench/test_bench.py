@@ -1,7 +1,7 @@
-"""The cases of the groups through pytest-benchmark: ``pytest bench --benchmark-only [--groups a,b] [--full]``.
+"""The groups' cases through pytest-benchmark: ``pytest bench --benchmark-only [--groups a,b] [--full]``.
 
 Nothing is written twice: each group of run.py is run with its timing replaced by a recorder, which keeps the
-contenders (qkcore, the NumPy reference, the peers that are installed), while the group computes its answers and
+contenders (qkcore, the NumPy reference, the installed peers), while the group computes its answers and
 checks them as always. Then every contender of every case is a benchmark here, grouped by case.
 
 pytest-benchmark times one contender after the other; bench/run.py, which interleaves them, is the source of

@@ -1,4 +1,4 @@
-"""The tools of bench/: two runs compared, missed targets explained, sections of the document, floors, fits."""
+"""The tools of bench/: two runs compared, missed targets explained, the document, floors, fits."""
 
 from __future__ import annotations
 

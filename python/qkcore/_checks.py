@@ -62,6 +62,8 @@ def _refuse_device(name: str, value: object) -> None:
             f"{name}: wanted an array on the CPU like the others, got one on {_device.place(value)}; "
             "copy it to the CPU, or move all arrays to the device"
         )
+
+
 def doubles(name: str, value: npt.ArrayLike, *, inf: bool = False) -> npt.NDArray[np.float64]:
     """Real numbers of any shape and type as float64, for small arguments: no NaN, inf if it may be."""
     try:
