@@ -1,4 +1,4 @@
-# make demo | test | race | asan | tsan | valgrind | fuzz | nightly | lint | format | docs | bench | wheel | check-wheel | cuda | cuda-wheel | cuda-tests | dev | clean
+# make demo | test | race | asan | tsan | valgrind | fuzz | nightly | lint | format | docs | bench | bench-native | wheel | check-wheel | cuda | cuda-wheel | cuda-tests | dev | clean
 #
 # One wheel is built, and everything installs that wheel, so the sources are compiled once. Needs Python with venv and
 # its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments under .venv and build/.
@@ -20,7 +20,7 @@ CHECK_ARGS ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: demo test race simt simt-race lint lint-python lint-cpp format docs bench wheel check-wheel cuda cuda-objects \
+.PHONY: demo test race simt simt-race lint lint-python lint-cpp format docs bench bench-native wheel check-wheel cuda cuda-objects \
     cuda-wheel cuda-update cuda-tests asan tsan valgrind fuzz nightly dev clean
 
 PIP := -m pip --disable-pip-version-check -q
@@ -120,6 +120,21 @@ docs: $(DOCS)/env/.stamp
 
 bench: $(BENCH)/.stamp
 	$(BENCH)/bin/python bench/run.py $(ARGS)
+
+# The C++ core alone at every level that the processor has (needs Google Benchmark: apt install libbenchmark-dev), with
+# the machine's limits from the same program. ARGS="--quick" for small sizes, NATIVE_LEVELS="v3" for one level.
+NATIVE := $(BUILD)/native
+NATIVE_LEVELS ?= v2 v3 v4
+bench-native: $(TOOLS)/.stamp
+	$(TOOLS)/bin/cmake -G Ninja -S . -B $(NATIVE) -DQKCORE_BENCH=ON -DQKCORE_ISA_LEVELS="$(subst $() ,;,$(NATIVE_LEVELS))" \
+	    -DCMAKE_MAKE_PROGRAM=$(abspath $(TOOLS))/bin/ninja -DPython_EXECUTABLE=$(abspath $(TOOLS))/bin/python
+	$(TOOLS)/bin/cmake --build $(NATIVE) --target qk_bench
+	mkdir -p bench/results
+	for level in $(NATIVE_LEVELS); do \
+	    $(PYTHON) -c "import sys; sys.path[:0] = ['bench']; import environment; sys.exit(not environment.cpu_has('$$level'))" \
+	        || { echo "$$level: not run, the processor lacks it"; continue; }; \
+	    $(NATIVE)/qk_bench_$$level $(ARGS) --benchmark_out=bench/results/native_$$level.json --benchmark_out_format=json; \
+	done
 
 $(VENV)/.stamp: $(WHEEL)/.stamp
 	$(call install,$(VENV),experiments)
