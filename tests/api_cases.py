@@ -763,6 +763,13 @@ cases_of(
             "parity",
             lambda g: {"first": g.normal(2, 40, g.d), "second": g.normal(2, 30, g.d), "bins": 8},
         ),
+        (
+            "pooled_parity",
+            lambda g: (
+                {"first": g.uniform(0, 1, 9, 4), "second": g.uniform(0, 1, 9, 4), "bins": 8}
+                | {"n_resamples": 20}
+            ),
+        ),
         ("reverse_drift", lambda g: {"F": _line, "a": 0.5, "score": _line}),
         ("velocity", lambda g: {"F": _line, "a": 0.5, "score": _line}),
         ("sample_ode", lambda g: {"u": _line, "x0": g.X(), "t_span": (0.0, 1.0), "n_steps": 4}),

@@ -72,10 +72,10 @@ def generator(seed: int | np.random.Generator | None) -> np.random.Generator:
 
 
 def count(name: str, value: object, least: int = 1) -> int:
-    """An integer from ``least`` on."""
+    """An integer from ``least`` on, within reason: a count that could never be gone through is a slip."""
     out = _checks.integer(name, value)
-    if out < least:
-        raise ValueError(f"{name}: wanted at least {least}, got {out}")
+    if not least <= out < 2**31:
+        raise ValueError(f"{name}: wanted at least {least} and less than 2**31, got {out}")
     return out
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from .. import _checks
 from ._arrays import Float, count, fraction, generator
 from ._stats import Interval
 
@@ -133,11 +134,11 @@ def _flat(name: str, value: npt.ArrayLike) -> npt.NDArray[np.floating]:
     x = np.asarray(value)
     if x.ndim < 2 or len(x) < 2 or x.size == 0:
         raise ValueError(f"{name}: wanted at least two samples (n, ...), got shape {x.shape}")
-    if x.dtype not in (np.float32, np.float64):
+    if x.dtype.kind in "iu":  # grey levels
         x = x.astype(np.float64)
-    if not np.isfinite(x).all():
-        raise ValueError(f"{name}: wanted finite numbers, got NaN or infinity")
-    return x.reshape(len(x), -1)
+    real = _checks.real_array(name, x)
+    _checks.finite(name, real)
+    return real.reshape(len(real), -1)
 
 
 def _histograms(x: npt.NDArray[np.floating], bins: int, value_range: tuple[float, float]) -> Single:

@@ -399,7 +399,7 @@ def path_energy(
     )
     energies = np.array([layer.energy for layer in layers])
     kinetic = sum(layer.kinetic for layer in layers)
-    found = mean_interval(energies, rng=rng, n_resamples=n_resamples)
+    found = mean_interval(energies, rng=rng, n_resamples=count("n_resamples", n_resamples, 10))
     share = float(energies.sum() / kinetic) if kinetic > 0 else 0.0
     return PathEnergy(float(energies.mean()), share, found, layers)
 
