@@ -8,7 +8,17 @@ equation :math:`\\dot x = u` with
 carry the same marginals p (theorem 4.2). This module samples both, compares their marginals over time,
 and measures the weak error of the stochastic one by doubling the number of steps.
 
-==============================  ============================================================="""
+==============================  ====================================================================
+``velocity(F, a, score)``       u, the probability flow
+``reverse_drift(F, a, score)``  drift of the SDE that runs the same marginals backwards
+``sample_sde(F, a, x0, ...)``   Euler-Maruyama
+``sample_ode(u, x0, ...)``      Euler, Heun or classical Runge-Kutta
+``parity(sde, ode)``            TV and KS per coordinate over time, beside what chance alone gives
+``pooled_parity(x, y)``         the same of all pixels of images together, at one time
+``step_doubling(F, a, ...)``    :math:`|E\\varphi(X^K) - E\\varphi(X^{2K})|` with common noise
+``weak_error_slope(h, err)``    log-log slope with its BCa interval
+==============================  ====================================================================
+"""
 
 from __future__ import annotations
 
