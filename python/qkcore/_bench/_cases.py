@@ -214,13 +214,20 @@ def particles(quick: bool, threads: int) -> Case:
 
 
 def _jax_particles(jax: Any, X: Array, V: Array, steps: int) -> Call:
-    jax.config.update("jax_enable_x64", True)
-
     def step(x: Any, _: None) -> tuple[Any, None]:
         return _rk4(lambda y: jax.nn.softmax(y @ y.T, axis=1) @ y @ V.T, x, 1, 0.01), None
 
     whole = jax.jit(lambda x: jax.lax.scan(step, x, None, length=steps)[0])
-    return lambda: np.asarray(whole(X).block_until_ready())
+
+    def call() -> Array:
+        before = jax.config.jax_enable_x64  # the caller's, who may go on with JAX afterwards
+        jax.config.update("jax_enable_x64", True)
+        try:
+            return np.asarray(whole(X).block_until_ready())
+        finally:
+            jax.config.update("jax_enable_x64", before)
+
+    return call
 
 
 GROUPS: dict[str, Callable[[bool, int], Case]] = {
