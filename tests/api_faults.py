@@ -100,16 +100,14 @@ TAKES: dict[tuple[str, str], tuple[str, ...]] = {
             ("twisted_energy", "mean"),
         )
     },
-    # no times, no variances
+    # no times; for ever
     **{
-        (f"gaussian.{case}", name): ("empty",)
-        for case, name in (
-            ("l2_line", "t"),
-            ("sinkhorn_line", "t"),
-            ("softmax_line", "t"),
-            ("softmax_blow_up_line", "v"),
-        )
+        (f"gaussian.{case}", "t"): ("empty", "inf")
+        for case in ("l2_line", "sinkhorn_line", "softmax_line")
     },
+    ("gaussian.softmax_blow_up_line", "v"): ("empty",),
+    # a mask that far away keeps everything or nothing
+    ("Scores", "offset"): ("huge", "minus huge"),
     # complex operators
     ("magnetic.gauge_transform", "E"): ("complex",),
     ("magnetic.MagneticOperator", "V"): ("complex",),

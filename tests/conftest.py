@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,6 +11,8 @@ import hypothesis
 import pytest
 
 import qkcore as qk
+
+from .quick_runs import results  # noqa: F401  (a fixture of all modules)
 
 # No example database: a test run leaves no files behind. A failing example is printed with
 # its seed and `@reproduce_failure` blob, which is enough to run it again.
@@ -20,6 +23,10 @@ hypothesis.settings.register_profile("thorough", max_examples=1000, **_COMMON)
 hypothesis.settings.load_profile(
     os.environ.get("HYPOTHESIS_PROFILE", "ci" if os.environ.get("CI") else "dev")
 )
+
+# A shell without job control starts background jobs with SIGINT ignored, and children inherit that: the
+# tests of interrupts would wait for ever.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -25,13 +25,13 @@ from qkcore.experiments import _bridge_flows, _configs, _report, heat_flow, orns
 from qkcore.experiments._files import Table
 
 from . import reference_isb as reference
+from .quick_runs import Results
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("yaml")
 pytest.importorskip("click")
 
 Array = NDArray[np.float64]
-Results = Callable[[str], experiments.Outcome]
 
 FLOW = {"densities", "cloud", "paths", "errors", "over_time", "one_step", "particles"}
 FILES = {
@@ -48,20 +48,6 @@ FIGURES = {
     "simplex-flow": ["locking.png", "depth.png"],
     "lipschitz": ["contraction.png", "data.png"],
 }
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Quick runs, each made once."""
-    out = tmp_path_factory.mktemp("results")
-    made: dict[str, experiments.Outcome] = {}
-
-    def get(name: str) -> experiments.Outcome:
-        if name not in made:
-            made[name] = experiments.run(name, out, quick=True)
-        return made[name]
-
-    return get
 
 
 def table(results: Results, experiment: str, name: str) -> Table:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qkcore._linear_transport import least_cost
 from qkcore.diagnostics import curvature
 
 from .reference_diagnostics import Array, softmax, w1_dual
@@ -49,6 +50,29 @@ def test_w1_agrees_with_an_assignment_and_scipy() -> None:
     assert float(curvature.w1(p, q, positions=x[:, 0])) == pytest.approx(wanted)
     many = curvature.w1(np.stack([p, q]), q, positions=x[:, 0])
     assert many.shape == (2,) and many[1] == 0 and many[0] == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("seed", [230, 390, 1516, 1692])
+def test_least_cost_of_peaked_laws(seed: int) -> None:
+    """Masses near the solver's tolerance: HiGHS' presolver calls these four infeasible."""
+    rng = np.random.default_rng(seed)
+    n, sharpness = int(rng.integers(3, 12)), rng.uniform(1, 30)
+    p, q = (law / law.sum() for law in np.exp(sharpness * rng.normal(size=(2, n))))
+    x = rng.normal(size=n)
+    got = least_cost(np.abs(x[:, None] - x), p, q)
+    assert got == pytest.approx(float(curvature.w1(p, q, positions=x)), abs=1e-10)
+
+
+def test_w1_wants_equal_masses_to_the_precision_of_the_laws() -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=300)
+    p, q = rng.dirichlet(np.ones(300), size=2)
+    wanted = float(curvature.w1(p, q, positions=x))
+    single = [law.astype(np.float32) for law in (p, q)]  # sums differ by some 1e-8
+    assert float(curvature.w1(*single, positions=x)) == pytest.approx(wanted, rel=1e-5)
+    for a, b in ((p, q * (1 + 1e-7)), (single[0], single[1] * np.float32(1 + 1e-4))):
+        with pytest.raises(ValueError, match="p, q: wanted the same mass in both"):
+            curvature.w1(a, b, positions=x)
 
 
 @pytest.mark.parametrize(("n", "d"), [(30, 1), (60, 2), (90, 12)])

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +18,11 @@ from qkcore.experiments import _configs, _files, _report
 from qkcore.experiments._files import Table
 
 from . import reference_experiments as reference
+from .quick_runs import Results
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("yaml")
 pytest.importorskip("click")
-
-Results = Callable[[str], experiments.Outcome]
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Quick runs, each made once."""
-    out = tmp_path_factory.mktemp("results")
-    made: dict[str, experiments.Outcome] = {}
-
-    def get(name: str) -> experiments.Outcome:
-        if name not in made:
-            made[name] = experiments.run(name, out, quick=True)
-        return made[name]
-
-    return get
 
 
 def strict_json(path: Path) -> Any:

@@ -6,7 +6,6 @@ import itertools
 import json
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +27,12 @@ from qkcore.experiments import (
 from qkcore.experiments._files import Table
 
 from . import reference_flows as reference
+from .quick_runs import Results
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("yaml")
 pytest.importorskip("click")
 
-Results = Callable[[str], experiments.Outcome]
 FILES = {
     "gaussian-cones": {"trajectories", "paths", "random_fields"},
     "rank-histogram": {"cases", "histogram"},
@@ -52,20 +51,6 @@ FIGURES = {
     "rank-histogram": {"figure3", "figure8"},
     "particles": {"clusters", "radius", "energy", "points"},
 }
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """Quick runs, each made once."""
-    out = tmp_path_factory.mktemp("flows")
-    made: dict[str, experiments.Outcome] = {}
-
-    def get(name: str) -> experiments.Outcome:
-        if name not in made:
-            made[name] = experiments.run(name, out, quick=True)
-        return made[name]
-
-    return get
 
 
 def number(cell: str) -> float:

@@ -35,7 +35,7 @@ def test_softmax_line(s0: float, a: float, v: float, part: float) -> None:
     t = part * min(blow_up, 2.0)
     found = float(gaussian.softmax_line(s0, a, v, t))
     assert found == pytest.approx(scalar_ode(lambda s: 2 * a * v * s * s, s0, t), rel=1e-8)
-    assert blow_up == math.inf or gaussian.softmax_line(s0, a, v, 1.01 * blow_up) in (math.inf, 0.0)
+    assert gaussian.softmax_line(s0, a, v, 1.01 * blow_up) in (math.inf, 0.0) or blow_up == math.inf
 
 
 @given(s0=positive, q=signed, k=signed, v=signed, t=st.floats(0, 2))
@@ -71,6 +71,11 @@ def test_lines_at_the_edges() -> None:
     assert gaussian.sinkhorn_line(1.0, 1, -1, t) == pytest.approx(1 / (2 * t), rel=1e-6)
     assert gaussian.l2_line(1.0, 1, 1, -1, t) == pytest.approx(1 / (4 * t), rel=1e-6)
     assert 1e80 < gaussian.l2_line(1.0, 1, 1, 1, 100) < math.inf
+    # for ever: what grows is infinite, what decays is 0, what stands still stays
+    for line in (gaussian.softmax_line, gaussian.sinkhorn_line):
+        assert line(2.0, [1, -1, 0, 1], [1, 1, 1, 0], math.inf).tolist() == [math.inf, 0, 2, 2]
+    found = gaussian.l2_line(2.0, [1, -1, 0, 1, 1], [1, 1, 1, 0, 1], [1, 1, 1, 1, 0], math.inf)
+    assert found.tolist() == [math.inf, 0, 2, 2, 2]
     with pytest.raises(ValueError, match="s0: wanted finite variances >= 0"):
         gaussian.softmax_line(-1.0, 1, 1, 1)
     with pytest.raises(ValueError, match="epsilon: wanted a finite number > 0"):

@@ -34,7 +34,7 @@ SIZES = [(1, 1), (1, 9), (9, 1), (8, 8), (17, 16), (16, 33), (65, 64)]
 
 
 @pytest.mark.parametrize(("n", "m"), SIZES)
-@pytest.mark.parametrize("offset", [-(2**62), -65, -3, -1, 0, 1, 2, 15, 63, 2**62])
+@pytest.mark.parametrize("offset", [-(10**30), -65, -3, -1, 0, 1, 2, 15, 63, 10**30])
 def test_causal(n: int, m: int, offset: int) -> None:
     s = zeros(n, m)
     np.testing.assert_array_equal(kept(s.causal(offset)), ref.causal_mask(n, m, offset))

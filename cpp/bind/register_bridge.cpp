@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "qk/scalar_math.hpp"
 #include "qk/sinkhorn.hpp"
 #include "score_tuple.hpp"
 

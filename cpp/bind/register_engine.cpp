@@ -1,3 +1,4 @@
+#include "qk/scalar_math.hpp"
 #include "score_tuple.hpp"
 
 namespace qk::bind {

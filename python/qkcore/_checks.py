@@ -234,14 +234,15 @@ def number(name: str, value: object) -> float:
     return out
 
 
-def integer(name: str, value: object) -> int:
+def integer(name: str, value: object, *, any_size: bool = False) -> int:
+    """An integer of 64 bits, which is what the engine takes; ``any_size`` where it is clamped afterwards."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: wanted an integer, got {value!r}; pass e.g. {name}=0")
     try:
         out = int(value.__index__())
     except TypeError:  # an array
         raise TypeError(f"{name}: wanted an integer, got {value!r}; pass e.g. {name}=0") from None
-    if not -(2**63) <= out < 2**63:
+    if not (any_size or -(2**63) <= out < 2**63):
         raise ValueError(
             f"{name}: wanted an integer of 64 bits, got one of {out.bit_length()} bits"
         )

@@ -15,8 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ._config import resolve_threads
-from ._lazy_scores import UNBOUNDED, Real, Scores
+from ._lazy_scores import Real, Scores
 from ._native import cpu
+from ._score_masks import UNBOUNDED
 
 __all__ = ["INFEASIBLE", "NO_TOTAL_SUPPORT", "diagnose", "usable_entries"]
 

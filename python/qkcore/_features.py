@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from . import _checks
 from ._factors import LowRank
-from ._lazy_scores import UNBOUNDED, Real, Scores
+from ._lazy_scores import Real, Scores
+from ._score_masks import UNBOUNDED
 from .operators import KernelOperator, MarkovOperator, kernel
 
 __all__ = ["nystrom", "positive_features"]

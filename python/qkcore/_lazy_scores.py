@@ -10,14 +10,13 @@ import numpy.typing as npt
 from . import _checks
 from ._config import resolve_threads
 from ._native import cpu
+from ._score_masks import UNBOUNDED, DiagonalMasks
 
 Real = npt.NDArray[np.floating[Any]]
 Offsets = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
-UNBOUNDED = 1 << 60  # a band this wide masks nothing
 
-
-class Scores:
+class Scores(DiagonalMasks):
     """A lazy score matrix of shape (..., N, M). Build one with the functions of ``qk.scores``.
 
     Every sum of scores has the same normal form, so sums, masks and shifts cost nothing until
@@ -140,16 +139,6 @@ class Scores:
             offsets=self._offsets if offsets is None else offsets,
             top=self._top if top is None else top,
         )
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(..., N, M): batch axes, rows, columns."""
-        return (*self._batch, self._n_rows, self._n_cols)
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes: two and the batch axes."""
-        return len(self._batch) + 2
 
     @property
     def T(self) -> Scores:
@@ -306,32 +295,7 @@ class Scores:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, temperature: object) -> Scores:
-        """Scores over a positive temperature."""
-        return self * (1.0 / _checks.positive("temperature", temperature))
-
     # ---- masks and shifts ---------------------------------------------------------------------
-
-    def causal(self, offset: int = 0) -> Scores:
-        """Keeps key j for row i when ``j <= i + offset``; the rest is -inf."""
-        return self._band_limited(-UNBOUNDED, _checks.integer("offset", offset))
-
-    def window(self, left: int | None, right: int | None) -> Scores:
-        """Keeps ``i - left <= j <= i + right``; None leaves that side open."""
-        lo = -UNBOUNDED if left is None else -_checks.integer("left", left)
-        hi = UNBOUNDED if right is None else _checks.integer("right", right)
-        if lo > hi:
-            raise ValueError(
-                f"left, right: wanted a window with -left <= right, got left={left}, right={right};"
-                " it would mask everything"
-            )
-        return self._band_limited(lo, hi)
-
-    def _band_limited(self, lo: int, hi: int) -> Scores:
-        # Clamped so that sums of indices cannot overflow 64 bits.
-        lo, hi = max(lo, -UNBOUNDED), min(hi, UNBOUNDED)
-        lo, hi = min(lo, UNBOUNDED), max(hi, -UNBOUNDED)
-        return self._with(band=(max(lo, self._band[0]), min(hi, self._band[1])))
 
     def masked(self, M: npt.ArrayLike) -> Scores:
         """Keeps the entries where the boolean array M (..., N, M) is True."""

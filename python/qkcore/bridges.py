@@ -21,8 +21,9 @@ from ._bridge_result import SchrodingerBridge
 from ._config import resolve_threads
 from ._factored_bridge import FactoredBridge, bridge_factored
 from ._factors import Factored
-from ._lazy_scores import UNBOUNDED, Real, Scores
+from ._lazy_scores import Real, Scores
 from ._native import cpu
+from ._score_masks import UNBOUNDED
 from .operators import MarkovOperator, _scores_argument
 
 __all__ = ["SchrodingerBridge", "bridge", "semi_relaxed", "sinkhorn"]

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "functors.hpp"
+#include "masks.hpp"
 #include "views.hpp"
 
 namespace qk {

@@ -2,6 +2,10 @@
 // NEON. Only where the compiler misses an instruction (max, fma) is there an intrinsic.
 #pragma once
 
+#if defined(QK_NO_SIMD)
+#error "simd.hpp: what is compiled once for all levels (cpp/bind) must not depend on the width of a register"
+#endif
+
 #include <cstdint>
 #include <cstring>
 

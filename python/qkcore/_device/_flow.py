@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from .._lazy_scores import UNBOUNDED
+from .._score_masks import UNBOUNDED
 from ._arrays import Context
 from ._operators import WEIGHTS
 

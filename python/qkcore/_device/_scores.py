@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._lazy_scores import UNBOUNDED
+from .._score_masks import UNBOUNDED, DiagonalMasks
 from ._arrays import Context, largest_score
 
 __all__ = ["DeviceScores", "backward", "dense", "distance", "dot", "forward"]
@@ -17,7 +17,7 @@ __all__ = ["DeviceScores", "backward", "dense", "distance", "dot", "forward"]
 SOFTMAX = 0  # Weight of the kernels: softmax, exp, linear, relu, sigmoid
 
 
-class DeviceScores:
+class DeviceScores(DiagonalMasks):
     """A lazy score matrix (..., N, M) of arrays on a CUDA device; see :class:`qkcore.Scores`.
 
     Reductions run on the caller's stream and return arrays of the caller's library.
@@ -106,16 +106,6 @@ class DeviceScores:
         return DeviceScores(self._context, self.dtype, self._inputs, **{**fields, **changed})
 
     @property
-    def shape(self) -> tuple[int, ...]:
-        """(..., N, M): batch axes, rows, columns."""
-        return (*self._batch, self._n_rows, self._n_cols)
-
-    @property
-    def ndim(self) -> int:
-        """The number of axes: two and the batch axes."""
-        return len(self._batch) + 2
-
-    @property
     def device(self) -> str:
         """The device that holds the arrays, e.g. "cuda:0"."""
         return f"cuda:{self._context.device}"
@@ -197,30 +187,7 @@ class DeviceScores:
 
     __rmul__ = __mul__
 
-    def __truediv__(self, temperature: object) -> DeviceScores:
-        """Scores over a positive temperature."""
-        return self * (1.0 / _checks.positive("temperature", temperature))
-
     # ---- masks and shifts ---------------------------------------------------------------------
-
-    def causal(self, offset: int = 0) -> DeviceScores:
-        """Keeps key j for row i when ``j <= i + offset``; the rest is -inf."""
-        return self._band_limited(-UNBOUNDED, _checks.integer("offset", offset))
-
-    def window(self, left: int | None, right: int | None) -> DeviceScores:
-        """Keeps ``i - left <= j <= i + right``; None leaves that side open."""
-        lo = -UNBOUNDED if left is None else -_checks.integer("left", left)
-        hi = UNBOUNDED if right is None else _checks.integer("right", right)
-        if lo > hi:
-            raise ValueError(
-                f"left, right: wanted a window with -left <= right, got left={left}, right={right};"
-                " it would mask everything"
-            )
-        return self._band_limited(lo, hi)
-
-    def _band_limited(self, lo: int, hi: int) -> DeviceScores:
-        lo, hi = min(max(lo, -UNBOUNDED), UNBOUNDED), max(min(hi, UNBOUNDED), -UNBOUNDED)
-        return self._with(band=(max(lo, self._band[0]), min(hi, self._band[1])))
 
     def masked(self, M: Any) -> DeviceScores:
         """Keeps the entries where the boolean device array M (..., N, M) is True."""

@@ -43,7 +43,7 @@ def softmax_blow_up_line(s0: npt.ArrayLike, a: npt.ArrayLike, v: npt.ArrayLike) 
 def softmax_line(s0: npt.ArrayLike, a: npt.ArrayLike, v: npt.ArrayLike, t: npt.ArrayLike) -> Real:
     """The variance :math:`s(t) = (s_0^{-1} - 2vat)^{-1}` on a line under softmax attention (TPDE 4.3).
 
-    Arguments broadcast. Beyond the blow-up time there is no solution: inf.
+    Arguments broadcast; t may be inf, for the limit. Beyond the blow-up time there is no solution: inf.
 
     >>> import numpy as np
     >>> from qkcore.gaussian import softmax_line
@@ -52,7 +52,7 @@ def softmax_line(s0: npt.ArrayLike, a: npt.ArrayLike, v: npt.ArrayLike, t: npt.A
     """
     start = _variance("s0", s0)
     numbers = _checks.doubles
-    left = 1 - 2 * numbers("v", v) * numbers("a", a) * numbers("t", t) * start
+    left = 1 - _grown(2 * numbers("v", v) * numbers("a", a) * start, numbers("t", t, inf=True))
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.where(left > 0, start / left, math.inf)
 
@@ -63,7 +63,8 @@ def l2_line(
     """The variance on a line under L2 attention, :math:`\\dot s = 4qkvs^2/(1 + 2k^2s)` (TPDE 4.13).
 
     Integrated: with :math:`u = 1/(2k^2s)`, :math:`u + \\log u` falls at the rate :math:`2qv/k`, so that u is
-    Wright's omega of it. Never infinite (lemma 4.12). Arguments broadcast.
+    Wright's omega of it. Never infinite at a finite time (lemma 4.12). Arguments broadcast; t may be inf, for
+    the limit.
 
     >>> from qkcore.gaussian import l2_line
     >>> round(float(l2_line(1.0, 1.0, 1.0, -1.0, 2.0)), 6)
@@ -72,13 +73,15 @@ def l2_line(
     from scipy.special import wrightomega
 
     start, q_, k_, v_, time = np.broadcast_arrays(
-        _variance("s0", s0), *map(_checks.doubles, "qkvt", (q, k, v, t))
+        _variance("s0", s0),
+        *map(_checks.doubles, "qkv", (q, k, v)),
+        _checks.doubles("t", t, inf=True),
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         u0 = 1 / (2 * k_**2 * start)
-        u = wrightomega(u0 + np.log(u0) - 2 * q_ * v_ * time / k_)
+        u = wrightomega(u0 + np.log(u0) - _grown(2 * q_ * v_ / k_, time))
         found = 1 / (2 * k_**2 * u)
-    return np.where((k_ == 0) | (start == 0), start, found)
+    return np.where((q_ * k_ * v_ == 0) | (start == 0), start, found)
 
 
 def sinkhorn_line(
@@ -93,7 +96,7 @@ def sinkhorn_line(
     :math:`\\dot s = \\frac{v}{a\\varepsilon}(\\sqrt{4a^2s^2 + \\varepsilon^2} - \\varepsilon)`. With
     :math:`2|a|s = \\varepsilon\\sinh\\theta`, :math:`\\theta - \\coth(\\theta/2)` grows at the rate
     :math:`2v\\,\\mathrm{sign}(a)/\\varepsilon`; θ is found by bisection and Newton steps.
-    Arguments broadcast.
+    Arguments broadcast; t may be inf, for the limit.
 
     >>> from qkcore.gaussian import sinkhorn_line
     >>> round(float(sinkhorn_line(1.0, 1.0, -1.0, 2.0)), 6)
@@ -101,9 +104,13 @@ def sinkhorn_line(
     """
     eps = _checks.positive("epsilon", epsilon)
     start, a_, v_, time = np.broadcast_arrays(
-        _variance("s0", s0), *map(_checks.doubles, "avt", (a, v, t))
+        _variance("s0", s0),
+        *map(_checks.doubles, "av", (a, v)),
+        _checks.doubles("t", t, inf=True),
     )
-    still = (a_ == 0) | (start == 0)
+    limit = np.where(v_ * a_ * np.sign(time) > 0, math.inf, 0.0)  # of what moves
+    still = (a_ == 0) | (start == 0) | (v_ == 0)
+    forever, time = np.isinf(time), np.where(np.isinf(time), 0.0, time)
     size = np.where(still, 1.0, np.abs(a_))
     theta0 = np.arcsinh(2 * size * np.where(still, 1.0, start) / eps)
     target = theta0 - 1 / np.tanh(theta0 / 2) + 2 * v_ * np.sign(a_) * time / eps
@@ -118,7 +125,13 @@ def sinkhorn_line(
     for _ in range(3):
         slope = 1 + 0.5 / np.sinh(theta / 2) ** 2
         theta = theta - (theta - 1 / np.tanh(theta / 2) - target) / slope
-    return np.where(still, start, eps * np.sinh(theta) / (2 * size))
+    return np.where(still, start, np.where(forever, limit, eps * np.sinh(theta) / (2 * size)))
+
+
+def _grown(rate: Real, time: Real) -> Real:
+    """rate * time, where nothing grows for ever at the rate 0."""
+    with np.errstate(invalid="ignore"):
+        return np.where(rate == 0, 0.0, rate * time)
 
 
 def _variance(name: str, value: npt.ArrayLike) -> Real:

@@ -1,0 +1,341 @@
+"""Bridges over low-rank products of experts; circle and trefoil of D.1 (DAC-10, DAC-12; erratum 11)."""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import qkcore as qk
+from qkcore._factored_bridge import bridge_factored
+from qkcore.low_rank import (
+    FactoredBridge,
+    LowRank,
+    ProductOfFactors,
+    compression_errors,
+    low_rank,
+    solve_factored,
+)
+
+from .factors import DTYPES, Array, factors
+
+# ---- D.1 ----------------------------------------------------------------------------------------
+
+N = 400
+T = np.arange(N) / N
+
+
+def standardized(X: Array) -> Array:
+    size = X.std(axis=0)
+    out: Array = (X - X.mean(axis=0)) / np.where(size > 0, size, 1)
+    return out
+
+
+@cache
+def curves() -> tuple[Array, Array]:
+    a = 2 * np.pi * T
+    knot = 2 + np.cos(3 * a)
+    circle = np.c_[np.cos(a), np.sin(a), 0 * a]
+    trefoil = np.c_[knot * np.cos(2 * a), knot * np.sin(2 * a), np.sin(3 * a)]
+    return standardized(circle), standardized(trefoil)
+
+
+@cache
+def marginals() -> tuple[Array, Array]:
+    bumps = [np.exp(-0.5 * ((T - c) / 0.07) ** 2) for c in (0.15, 0.65)]
+    mu, nu = (b / b.sum() for b in bumps)
+    return mu, nu
+
+
+@cache
+def experts_of(name: str) -> tuple[qk.MarkovOperator, ...]:
+    build = qk.scores.distance if name == "DMAP" else qk.scores.forward
+    return tuple(qk.softmax(build(X, beta=0.5)) for X in curves())
+
+
+@cache
+def factor(name: str, k: int, r: int) -> LowRank:
+    return low_rank(experts_of(name)[k], r)
+
+
+@cache
+def exact_bridge(name: str) -> qk.SchrodingerBridge:
+    return qk.bridge(qk.poe(*experts_of(name)), *marginals())
+
+
+def truncated(name: str, r: int, **options: Any) -> FactoredBridge:
+    K = ProductOfFactors(*(factor(name, k, r) for k in (0, 1)))
+    return solve_factored(K, *marginals(), **options)
+
+
+@pytest.mark.parametrize(
+    ("r", "status", "coupling", "rmse"),
+    [
+        (8, "negative entries", 0.0992, 0.00701),
+        (11, "converged", 0.0472, 0.00223),
+        (13, "converged", 0.0155, 0.000815),
+        (15, "converged", 0.0267, 0.000731),
+        (17, "converged", 0.0174, 0.000513),
+    ],
+)
+def test_attention_survives_truncation(r: int, status: str, coupling: float, rmse: float) -> None:
+    """D.1: barycentric error below 1e-3 from rank 13 on; odd ranks cut no pair of the circle's."""
+    b = truncated("AMAP", r)
+    e = compression_errors(b, exact_bridge("AMAP"), T)
+    assert b.status == e.status == status
+    assert b.converged == (status == "converged")
+    if r > 8:  # rank 8 cuts a pair
+        assert e.coupling_rel_err == pytest.approx(coupling, rel=0.01)
+        assert e.latent_rmse == pytest.approx(rmse, rel=0.01)
+    assert max(e.row_err, e.col_err) < 1e-9
+    assert (e.min_entry > 0) == b.converged
+
+
+@pytest.mark.parametrize(
+    ("r", "status"),
+    [
+        (10, "negative kernel"),
+        (11, "negative kernel"),
+        (13, "negative entries"),
+        (14, "negative entries"),
+        (20, "negative entries"),
+    ],
+)
+def test_truncated_diffusion_is_never_called_a_coupling(r: int, status: str) -> None:
+    b = truncated("DMAP", r)
+    e = compression_errors(b, exact_bridge("DMAP"), T)
+    assert b.status == status
+    assert not b.converged
+    # The figures are still there.
+    assert e.min_entry < 0
+    assert e.min_mass < 0
+    assert b.negative.count > 1000
+    assert b.negative.mass < 0
+    assert b.negative.smallest == pytest.approx(e.min_mass)
+    assert np.isfinite([e.kernel_rel_err, e.coupling_rel_err, e.latent_rmse, e.row_err]).all()
+    assert np.isfinite(b.plan()).all()
+    assert math.isfinite(b.error)
+    assert math.isnan(b.cost)
+
+
+def test_signed_scaling_goes_on_and_says_so() -> None:
+    b = truncated("DMAP", 11, on_negative="continue", max_iter=50)
+    assert b.status == "negative kernel"
+    assert not b.converged
+    assert (b.u < 0).any() or (b.v < 0).any()
+    assert b.plan().min() < 0
+
+
+@pytest.mark.parametrize("name", ["AMAP", "DMAP"])
+def test_non_negative_factors_give_a_coupling(name: str) -> None:
+    factors = [low_rank(A, 14, nonnegative=True) for A in experts_of(name)]
+    for G, A in zip(factors, experts_of(name), strict=True):
+        assert G.nonnegative
+        assert G.error == pytest.approx(G.relative_error(A))
+    b = solve_factored(ProductOfFactors(*factors), *marginals())
+    assert b.converged
+    e = compression_errors(b, exact_bridge(name), T)
+    assert e.min_entry >= 0
+    # Not worse than the truncated SVD of the same rank, which is no coupling for diffusion.
+    assert e.coupling_rel_err < 1.2 * {"AMAP": 0.0179, "DMAP": 0.165}[name]
+
+
+def test_pairs_of_singular_values_are_reported_and_can_be_kept() -> None:
+    """Erratum 11: the circle's singular values come in pairs after the first."""
+    a = np.linspace(0, 2 * np.pi, 90, endpoint=False)
+    circle = qk.softmax(qk.scores.forward(np.c_[np.cos(a), np.sin(a)]))
+    for r in range(2, 13):
+        G = low_rank(circle, r)
+        assert G.cuts_pair == (r % 2 == 0)
+        assert ("cuts a pair" in repr(G)) == G.cuts_pair
+        assert low_rank(circle, r, keep_pairs=True).rank == (r if r % 2 else r - 1)
+
+
+def test_the_choice_within_a_cut_pair_moves_the_error() -> None:
+    """Erratum 11: at rank 12 the AMAP coupling error ranges over 0.016-0.044."""
+    mu, nu = marginals()
+    parts = [np.linalg.svd(A.to_numpy()) for A in experts_of("AMAP")]
+
+    def turned(part: Any, angle: float) -> LowRank:
+        U, s, Vt = part
+        c, d = math.cos(angle), math.sin(angle)
+        left = np.c_[U[:, :11], c * U[:, 11] + d * U[:, 12]] * np.sqrt(s[:12])
+        right = np.r_[Vt[:11], [c * Vt[11] + d * Vt[12]]] * np.sqrt(s[:12, None])
+        return LowRank(left, right)
+
+    errors = []
+    angles = np.linspace(0, np.pi, 8, endpoint=False)
+    for a in angles:
+        for b in angles:
+            K = ProductOfFactors(turned(parts[0], a), turned(parts[1], b))
+            found = solve_factored(K, mu, nu)
+            errors.append(compression_errors(found, exact_bridge("AMAP")).coupling_rel_err)
+    assert min(errors) == pytest.approx(0.016, abs=0.002)
+    assert max(errors) == pytest.approx(0.044, abs=0.003)
+
+
+# ---- bridges ------------------------------------------------------------------------------------
+
+
+def positive_problem(dtype: str = "float64") -> tuple[ProductOfFactors, Array, Array]:
+    rng = np.random.default_rng(8)
+    K = ProductOfFactors(*factors(60, 45, (3, 4), dtype, positive=True))
+    mu, nu = rng.random(60) + 0.1, rng.random(45) + 0.1
+    mu[7] = nu[3] = 0
+    return K, (mu / mu.sum()).astype(dtype), (nu / nu.sum()).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bridge_agrees_with_the_exact_solver(dtype: str) -> None:
+    K, mu, nu = positive_problem(dtype)
+    b = solve_factored(K, mu, nu)
+    want = qk.bridge(qk.scores.dense(np.log(K.to_numpy())), mu, nu)
+    assert b.converged
+    assert b.f.dtype == b.g.dtype == b.plan().dtype == K.dtype
+    loose = 1e-4 if dtype == "float32" else 1e-7
+    np.testing.assert_allclose(b.plan(), want.plan(), rtol=loose, atol=1e-9)
+    live_rows, live_cols = mu > 0, nu > 0
+    np.testing.assert_allclose(b.f[live_rows], want.f[live_rows], atol=loose)
+    np.testing.assert_allclose(b.g[live_cols], want.g[live_cols], atol=loose)
+    assert np.isneginf(b.f[7]) and np.isneginf(b.g[3])
+    assert b.cost == pytest.approx(want.cost, rel=loose)
+    V = np.random.default_rng(9).standard_normal((45, 3)).astype(dtype)
+    np.testing.assert_allclose(b.project(V), want.project(V), rtol=10 * loose, atol=loose)
+    np.testing.assert_allclose(
+        b.project(V[:, 0]), want.project(V)[:, 0], rtol=10 * loose, atol=loose
+    )
+    np.testing.assert_allclose(b.forward.to_numpy(), want.forward.to_numpy(), atol=loose)
+    np.testing.assert_allclose(b.backward.to_numpy(), want.backward.to_numpy(), atol=loose)
+    U = np.ones(60, dtype)
+    np.testing.assert_allclose(b.backward @ U, 1, atol=loose)
+    np.testing.assert_allclose(b.marginals()[0], mu, atol=loose)
+    np.testing.assert_allclose(b.marginals()[1], nu, atol=loose)
+    assert b.n_iter == len(b.errors) == b.n_visits
+    assert "converged" in str(b)
+    assert b.method == "scaling, factored"
+
+
+def test_warm_start_and_iteration_limit() -> None:
+    K, mu, nu = positive_problem()
+    cold = solve_factored(K, mu, nu)
+    assert solve_factored(K, mu, nu, init=cold).n_iter <= 2
+    assert solve_factored(K, mu, nu, init=(cold.f, cold.g)).n_iter <= 2
+    short = solve_factored(K, mu, nu, max_iter=1)
+    assert short.status == "iteration limit"
+    assert not short.converged
+    seen: list[int] = []
+    solve_factored(K, mu, nu, callback=lambda k, error: seen.append(k))
+    assert seen == list(range(1, cold.n_iter + 1))
+
+
+def test_wide_ranges_of_scales() -> None:
+    # Rows and columns of very different sizes: only the products u_i v_j matter.
+    K, mu, nu = positive_problem()
+    G = K.experts[0]
+    rows, cols = np.logspace(-90, 90, 60), np.logspace(80, -80, 45)
+    wild = ProductOfFactors(LowRank(G.left * rows[:, None], G.right * cols), K.experts[1])
+    b = solve_factored(wild, mu, nu)
+    assert b.converged
+    np.testing.assert_allclose(b.plan(), solve_factored(K, mu, nu).plan(), rtol=1e-6, atol=1e-12)
+
+
+def test_infeasible_kernel() -> None:
+    K = LowRank(np.array([[1.0], [0.0]]), np.ones((1, 2)))
+    b = solve_factored(K, np.full(2, 0.5), np.full(2, 0.5))
+    assert b.status == "infeasible"
+    assert not b.converged
+
+
+@given(
+    n=st.integers(1, 12),
+    m=st.integers(1, 12),
+    ranks=st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    tilt=st.floats(-1, 3),
+    seed=st.integers(0, 10**6),
+    signed=st.booleans(),
+)
+def test_nothing_with_negative_mass_converges(
+    n: int, m: int, ranks: list[int], tilt: float, seed: int, signed: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    experts = [
+        LowRank(rng.standard_normal((n, r)) + tilt, rng.standard_normal((r, m)) + tilt)
+        for r in ranks
+    ]
+    K = ProductOfFactors(*experts)
+    mu, nu = rng.random(n) + 0.01, rng.random(m) + 0.01
+    mu, nu = mu / mu.sum(), nu / nu.sum()
+    b = solve_factored(K, mu, nu, max_iter=300, on_negative="continue" if signed else "stop")
+    plan = b.plan()
+    assert b.converged == (b.status == "converged")
+    if b.converged:
+        assert plan.min() > -1e-12
+        np.testing.assert_allclose(plan.sum(axis=1), mu, atol=1e-8)
+        np.testing.assert_allclose(plan.sum(axis=0), nu, atol=1e-8)
+    elif b.status == "negative entries":
+        assert b.negative.count > 0
+        assert plan.min() < 0
+    else:
+        assert b.status in ("negative kernel", "iteration limit", "stagnated")
+    assert np.isfinite(plan).all()
+
+
+def test_exact_fallback() -> None:
+    b = truncated("DMAP", 11)
+    exact = b.exact()
+    assert exact.converged
+    np.testing.assert_allclose(exact.plan(), exact_bridge("DMAP").plan(), atol=1e-9)
+    array = np.exp(-(np.subtract.outer(np.arange(8.0), np.arange(8.0)) ** 2))
+    u = np.full(8, 1 / 8)
+    assert solve_factored(low_rank(array, 3), u, u).exact().converged
+    with pytest.raises(ValueError, match="know what they approximate"):
+        solve_factored(*positive_problem()).exact()
+
+
+def test_bad_bridges() -> None:
+    K, mu, nu = positive_problem()
+    with pytest.raises(TypeError, match="K: wanted a LowRank or a product"):
+        solve_factored(qk.scores.dense(np.ones((60, 60))), mu, nu)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"mu: wanted shape \(60,\)"):
+        solve_factored(K, nu, nu)
+    with pytest.raises(TypeError, match="nu: wanted float64"):
+        solve_factored(K, mu, nu.astype(np.float32))
+    with pytest.raises(ValueError, match="nu: wanted the total mass of mu"):
+        solve_factored(K, mu, 2 * nu)
+    with pytest.raises(ValueError, match="mu: wanted weights >= 0"):
+        solve_factored(K, mu - 0.01, nu)
+    with pytest.raises(ValueError, match="mu: wanted some mass"):
+        solve_factored(K, 0 * mu, nu)
+    with pytest.raises(ValueError, match="max_iter: wanted at least 1"):
+        solve_factored(K, mu, nu, max_iter=0)
+    with pytest.raises(ValueError, match="tol: wanted a finite number > 0"):
+        solve_factored(K, mu, nu, tol=-1)
+    with pytest.raises(ValueError, match="on_negative: wanted"):
+        solve_factored(K, mu, nu, on_negative="clip")
+    with pytest.raises(TypeError, match="init: wanted an earlier result"):
+        solve_factored(K, mu, nu, init=3)
+    with pytest.raises(ValueError, match=r"init f: wanted shape \(60,\)"):
+        solve_factored(K, mu, nu, init=(nu, nu))
+    with pytest.raises(TypeError, match="callback: wanted a function"):
+        solve_factored(K, mu, nu, callback=3)  # type: ignore[arg-type]
+    b = solve_factored(K, mu, nu)
+    with pytest.raises(ValueError, match=r"V: wanted shape \(45,\)"):
+        b.project(np.ones(60))
+    with pytest.raises(TypeError, match="exact: wanted a SchrodingerBridge"):
+        compression_errors(b, b)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"exact: wanted shape \(60, 45\)"):
+        compression_errors(b, exact_bridge("AMAP"))
+
+
+def test_options_of_exact_bridges_are_refused() -> None:
+    K, mu, nu = positive_problem()
+    assert bridge_factored(K, mu, nu, tol=1e-6).converged
+    with pytest.raises(ValueError, match='solver: wanted "auto" or "alternating" for a factored'):
+        bridge_factored(K, mu, nu, solver="newton")
+    with pytest.raises(ValueError, match="penalty: wanted none for a factored"):
+        bridge_factored(K, mu, nu, penalty=1.0)
