@@ -12,6 +12,8 @@ WERROR ?= OFF
 RESULTS ?= results
 # Arguments for pytest, e.g. make test ARGS="-k causal -x"
 ARGS ?=
+# Processes that make test runs the tests in; a file stays in one of them
+JOBS ?= 2
 # The folder of the wheel that is installed: build/wheel, or dist after make wheel, for the one that users get
 FROM ?= $(WHEEL)
 # Arguments for pytest in check-wheel, e.g. CHECK_ARGS="tests/packaging"
@@ -55,7 +57,7 @@ demo: $(DEMO)/.stamp
 	$(DEMO)/bin/qkcore run trefoil --out $(RESULTS)
 
 test: $(VENV)/.test-stamp simt
-	$(VENV)/bin/python -m pytest $(ARGS)
+	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 # The CUDA kernels on the CPU (tests/simt): plain for the test suite, and with every load and store watched.
 simt: $(TOOLS)/.stamp
@@ -65,7 +67,7 @@ simt-race: $(TOOLS)/.stamp
 	$(call build_simt,qk_simt_race)
 
 race: $(VENV)/.test-stamp simt simt-race
-	QKCORE_RACE=1 $(VENV)/bin/python -m pytest tests/test_cuda.py tests/test_simt.py $(ARGS)
+	QKCORE_RACE=1 $(VENV)/bin/python -m pytest -n $(JOBS) tests/test_cuda.py tests/test_simt.py $(ARGS)
 
 # ---- hardening (docs/robustness.md): hours on a slow machine, so not part of CI
 SANITIZE := BUILD=$(abspath $(BUILD)) CMAKE=$(abspath $(TOOLS))/bin/cmake NINJA=$(abspath $(TOOLS))/bin/ninja tools/sanitize.sh

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+
+# One thread of BLAS, before NumPy is loaded: the pools of NumPy's and SciPy's OpenBLAS wait by spinning, and
+# on a busy machine the small products of these tests then take up to a hundred times as long.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +17,7 @@ import pytest
 
 import qkcore as qk
 
-from .quick_runs import results  # noqa: F401  (a fixture of all modules)
+from .quick_runs import no_figures, results  # noqa: F401  (fixtures of all modules)
 
 # No example database: a test run leaves no files behind. A failing example is printed with
 # its seed and `@reproduce_failure` blob, which is enough to run it again.

@@ -9,6 +9,7 @@ import pytest
 from qkcore import experiments
 
 Results = Callable[[str], experiments.Outcome]
+_PLOT = experiments.Experiment.plot
 
 
 @pytest.fixture(scope="session")
@@ -18,7 +19,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
     def get(name: str) -> experiments.Outcome:
         if name not in made:
-            made[name] = experiments.run(name, out, quick=True)
+            with pytest.MonkeyPatch.context() as whole:  # whoever asks first may have no_figures
+                whole.setattr(experiments.Experiment, "plot", _PLOT)
+                made[name] = experiments.run(name, out, quick=True)
         return made[name]
 
     return get
+
+
+@pytest.fixture
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of numbers alone: drawing is most of the time of a small run."""
+    monkeypatch.setattr(experiments.Experiment, "plot", lambda *_: [])

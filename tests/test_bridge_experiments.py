@@ -144,6 +144,7 @@ def test_bad_settings_are_one_line(
     assert re.search(message, err), err
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_interrupted_flow_goes_on(
     results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -656,6 +657,7 @@ def test_depth_has_one_fixed_point(results: Results) -> None:
     assert found["0.3"]["local_rate"] == pytest.approx(0.3, abs=1e-4)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_seeds_change_what_is_drawn(results: Results, tmp_path: Path) -> None:
     """EOT-17: the same settings give the same numbers, another seed others."""
     done = results("simplex-flow")

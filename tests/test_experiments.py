@@ -232,6 +232,7 @@ def test_duality_is_second_order(results: Results) -> None:
 # ---- interruption --------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_interrupted_run_resumes(
     results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -99,6 +99,7 @@ def test_plots_are_drawn_from_the_files_alone(
         assert ours.read_bytes() == theirs.read_bytes()
 
 
+@pytest.mark.usefixtures("no_figures")
 @pytest.mark.parametrize(
     ("name", "module", "function", "settings"),
     [
@@ -151,6 +152,7 @@ def test_an_interrupted_run_resumes(
     assert calls == total - 4
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_seeds(tmp_path: Path) -> None:
     """Another seed, other matrices; the same one, the same numbers."""
     settings = ["n=4", "most_steps=10", "kinds=[softmax]", "dimensions=[3]"]

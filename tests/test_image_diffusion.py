@@ -237,6 +237,7 @@ def test_the_gaussian_run_against_the_recursion(done: experiments.Outcome) -> No
     assert found["ddim-200"]["exact_ks_true_start"] < 0.5 * found["ddim-50"]["exact_ks_true_start"]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_interrupted_run_resumes(
     done: experiments.Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -198,6 +198,7 @@ def test_files(done: experiments.Outcome, tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_an_interrupted_training_resumes_bit_for_bit(
     done: experiments.Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

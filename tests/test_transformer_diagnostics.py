@@ -140,6 +140,7 @@ def test_plots_are_drawn_from_the_files_alone(
         assert ours.name == theirs.name and ours.read_bytes() == theirs.read_bytes()
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_interrupted_runs_go_on(
     done: experiments.Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

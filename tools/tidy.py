@@ -17,14 +17,8 @@ def one_level(commands: list[dict[str, str]]) -> list[dict[str, str]]:
     """Each file once: v3 where it was built, because most intrinsics are seen there."""
     by_file: dict[str, dict[str, str]] = {}
     for entry in commands:
-        if (
-            "cmake_pch" in entry["file"]
-        ):  # made by CMake; GCC's precompiled headers mean nothing to clang
-            continue
         if entry["file"] not in by_file or "-march=x86-64-v3" in entry["command"]:
             words = [word for word in entry["command"].split() if word not in GCC_ONLY]
-            for at in [i for i, word in enumerate(words) if word.endswith("cmake_pch.hxx")][::-1]:
-                del words[at - 1 : at + 1]
             by_file[entry["file"]] = {**entry, "command": " ".join(words)}
     return [by_file[file] for file in sorted(by_file)]
 

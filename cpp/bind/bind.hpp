@@ -1,6 +1,8 @@
 // What the registering files share: arrays in, arrays out, the GIL released, Ctrl-C heard.
 #pragma once
 
+#include <vector>
+
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
@@ -25,6 +27,20 @@ namespace qk::bind {
 template <class T>
 Index element_stride(const py::array& a, py::ssize_t dim) {
     return static_cast<Index>(a.strides(dim)) / static_cast<Index>(sizeof(T));
+}
+
+// C-contiguous float64, converted if need be.
+using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
+
+template <class T>
+const T* data_of(const py::array& a) {
+    return static_cast<const T*>(a.data());
+}
+
+template <class A>
+auto to_vector(const A& a) {
+    return std::vector<std::remove_cv_t<std::remove_pointer_t<decltype(a.data())>>>(a.data(),
+                                                                                    a.data() + a.size());
 }
 
 inline bool is_float32(const py::array& a) { return a.dtype().num() == py::dtype::num_of<float>(); }

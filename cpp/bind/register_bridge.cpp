@@ -7,10 +7,6 @@
 namespace qk::bind {
 namespace {
 
-using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
-
-std::vector<double> to_vector(const Doubles& a) { return {a.data(), a.data() + a.size()}; }
-
 py::array_t<double> to_array(const std::vector<double>& v) {
     return py::array_t<double>(static_cast<py::ssize_t>(v.size()), v.data());
 }

@@ -4,8 +4,6 @@
 namespace qk::bind {
 namespace {
 
-using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
-
 // (g, errors, visits, status). `scratch` is a writable array of the scores' type, or None.
 template <class T>
 py::tuple solve_of(const ScoreTuple& scores, const Doubles& mu, const Doubles& g, double tol,

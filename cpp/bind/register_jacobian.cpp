@@ -4,11 +4,6 @@
 namespace qk::bind {
 namespace {
 
-template <class T>
-const T* data_of(const py::array& a) {
-    return static_cast<const T*>(a.data());
-}
-
 // (rows, columns, shift, normalizer, values, outputs): contiguous and of one dtype, Python sees to that.
 template <class T>
 AttentionFactors<T> factors_of(const py::tuple& arrays) {

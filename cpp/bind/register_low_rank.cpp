@@ -16,11 +16,6 @@ FactorSide<T> side_of(const py::tuple& factors) {
     return side;
 }
 
-template <class T>
-const T* data_of(const py::array& a) {
-    return static_cast<const T*>(a.data());
-}
-
 // z (k, m) contiguous; the product is (k, n).
 template <class T>
 py::array product_of(const py::tuple& left, const py::tuple& right, const py::array& z, int n_threads) {

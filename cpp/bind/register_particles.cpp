@@ -6,14 +6,7 @@
 namespace qk::bind {
 namespace {
 
-using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
 using Indices = py::array_t<Index, py::array::c_style | py::array::forcecast>;
-
-template <class A>
-auto to_vector(const A& a) {
-    return std::vector<std::remove_cv_t<std::remove_pointer_t<decltype(a.data())>>>(a.data(),
-                                                                                    a.data() + a.size());
-}
 
 std::vector<double> layer_of(const Doubles& a, Index layer, Index n_layers) {
     const Index size = static_cast<Index>(a.size()) / n_layers;
@@ -162,8 +155,6 @@ py::array_t<Index> labels_of(const py::array_t<T, py::array::c_style>& x, double
     }
     return py::array_t<Index>(static_cast<py::ssize_t>(labels.size()), labels.data());
 }
-
-bool is_float32(const py::array& a) { return a.dtype().is(py::dtype::of<float>()); }
 
 template <class Call>
 auto by_type(const py::array& x, const Call& call) {

@@ -19,8 +19,6 @@ py::array mobility_of(const py::array& p, int extremes, int n_threads) {
     return out;
 }
 
-using Doubles = py::array_t<double, py::array::c_style>;
-
 py::array roots_of(const Doubles& poles, const Doubles& weights, int n_threads) {
     py::array_t<double> out(poles.size() - 1);
     double* roots = out.mutable_data();

@@ -261,7 +261,8 @@ def rotation_at(score: Score, x0: Single, t: float, vp: VP, config: Config) -> R
     slope = score_of(score.denoise(x, t), x, t, vp)
     u = -0.5 * beta * (x + slope)
     X, U = x[:, :d].astype(np.float64), u[:, :d]
-    options: dict[str, Any] = {"degree": degree, "method": "polynomial"}
+    # the fewest resamples: the interval that is told is over the times, not over the samples
+    options: dict[str, Any] = {"degree": degree, "method": "polynomial", "n_resamples": 10}
     whole = rotation.rotational_energy(X, U, beta, **options)
     mean_field = _fitted(X, U, degree - 1)
     turning = rotation.rotational_energy(X, mean_field, beta, **options)
