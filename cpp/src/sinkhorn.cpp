@@ -8,6 +8,8 @@
 #include <Eigen/Core>
 #include <Eigen/QR>
 
+#include "qk/scalar_math.hpp"
+
 namespace qk {
 namespace {
 
