@@ -28,7 +28,7 @@ cp "$build"/cmake/_cpu*.so "$site/qkcore/"
 library() { "${CXX:-g++}" -print-file-name="$1"; }
 export PYTHONPATH=$site
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-# Leaks: CPython frees little at exit, so that a report at exit says nothing of qkcore; tests/test_growth.py looks for
+# Leaks: CPython frees little at exit, so that a report at exit says nothing of qkcore; tests/test_limits.py looks for
 # growth instead. A failed allocation returns null, as without the sanitizer: MemoryError is part of the contract.
 export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:allocator_may_return_null=1:detect_stack_use_after_return=1:strict_init_order=1
 export TSAN_OPTIONS=halt_on_error=1:exitcode=66:second_deadlock_stack=1:suppressions=$root/tools/tsan.supp
