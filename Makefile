@@ -28,7 +28,6 @@ SHELL := bash
 PIP := -m pip --disable-pip-version-check -q
 TOOLS := $(BUILD)/tools
 WHEEL := $(BUILD)/wheel
-LINT := $(BUILD)/lint
 BENCH := $(BUILD)/bench
 DEMO := $(BUILD)/demo
 DOCS := $(BUILD)/docs
@@ -98,27 +97,27 @@ nightly: asan tsan valgrind fuzz
 
 lint: lint-python lint-cpp
 
-lint-python: $(LINT)/.stamp
-	$(LINT)/bin/ruff check
-	$(LINT)/bin/ruff format --check
-	MYPYPATH=python $(LINT)/bin/mypy -p qkcore
-	$(LINT)/bin/mypy tests/typing/client.py # against the installed package, as a user sees it
+lint-python: $(VENV)/.test-stamp $(VENV)/.lint-stamp
+	$(VENV)/bin/ruff check
+	$(VENV)/bin/ruff format --check
+	MYPYPATH=python $(VENV)/bin/mypy -p qkcore
+	$(VENV)/bin/mypy tests/typing/client.py # against the installed package, as a user sees it
 
-lint-cpp: $(LINT)/.stamp
-	$(LINT)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
-	$(LINT)/bin/python tools/tidy.py --clang-tidy $(LINT)/bin/clang-tidy --build $(BUILD)/cmake
+lint-cpp: $(VENV)/.lint-stamp
+	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
+	$(VENV)/bin/python tools/tidy.py --clang-tidy $(VENV)/bin/clang-tidy --build $(BUILD)/cmake
 
-format: $(LINT)/.stamp
-	$(LINT)/bin/ruff check --fix-only
-	$(LINT)/bin/ruff format
-	$(LINT)/bin/clang-format -i $(CXX_SOURCES)
+format: $(VENV)/.lint-stamp
+	$(VENV)/bin/ruff check --fix-only
+	$(VENV)/bin/ruff format
+	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
 
 # The site, self-contained, in $(DOCS)/html. A warning, a formula that cannot be drawn, a broken link, a page in no list and a
 # public name without an entry are errors; a page that would fetch something when viewed is one too.
-docs: $(DOCS)/env/.stamp
-	$(DOCS)/env/bin/python tools/readme_table.py --check
-	$(DOCS)/env/bin/python -m sphinx -b html -W --keep-going -q -d $(DOCS)/doctrees docs $(DOCS)/html
-	$(DOCS)/env/bin/python tools/check_site.py $(DOCS)/html
+docs: $(VENV)/.docs-stamp
+	$(VENV)/bin/python tools/readme_table.py --check
+	$(VENV)/bin/python -m sphinx -b html -W --keep-going -q -d $(DOCS)/doctrees docs $(DOCS)/html
+	$(VENV)/bin/python tools/check_site.py $(DOCS)/html
 
 bench: $(BENCH)/.stamp
 	$(BENCH)/bin/python bench/run.py $(ARGS)
@@ -141,19 +140,13 @@ bench-native: $(TOOLS)/.stamp
 $(VENV)/.stamp: $(WHEEL)/.stamp
 	$(call install,$(VENV),experiments)
 
-$(VENV)/.test-stamp: $(VENV)/.stamp
-	$(VENV)/bin/python $(PIP) install "$$(echo $(FROM)/qkcore-*.whl)[test]"
+# What testing, linting and the site need goes into the one environment: each of its own would be the same again.
+$(VENV)/.%-stamp: $(VENV)/.stamp
+	$(VENV)/bin/python $(PIP) install "$$(echo $(FROM)/qkcore-*.whl)[$*]"
 	touch $@
 
 $(DEMO)/.stamp: $(WHEEL)/.stamp
 	$(call install,$(DEMO),experiments)
-
-$(LINT)/.stamp: $(WHEEL)/.stamp
-	$(call install,$(LINT),test$(,)lint)
-
-$(DOCS)/env/.stamp: $(WHEEL)/.stamp
-	mkdir -p $(DOCS)
-	$(call install,$(DOCS)/env,docs)
 
 $(BENCH)/.stamp: $(WHEEL)/.stamp
 	$(call install,$(BENCH),bench)

@@ -1,12 +1,7 @@
 // The CPU module: functions on arrays. Checks, classes and documentation are Python's.
-#include <Eigen/Core>
-
 #include "bind.hpp"
 #include "qk/vector_math.hpp"
 #include "qk/vector_trig.hpp"
-
-#define QK_STRING_(x) #x
-#define QK_STRING(x) QK_STRING_(x)
 
 PYBIND11_MODULE(QK_MODULE_NAME, m, py::mod_gil_not_used()) {
     m.doc() = "qkcore's engine, built for the instruction set named by ISA. Private.";
@@ -18,8 +13,7 @@ PYBIND11_MODULE(QK_MODULE_NAME, m, py::mod_gil_not_used()) {
 #else
         "gcc " __VERSION__;
 #endif
-    m.attr("EIGEN") =
-        QK_STRING(EIGEN_WORLD_VERSION) "." QK_STRING(EIGEN_MAJOR_VERSION) "." QK_STRING(EIGEN_MINOR_VERSION);
+    m.attr("EIGEN") = QK_EIGEN_VERSION;
     m.attr("EXP_MAX_ULP") = qk::exp_max_ulp;
     m.attr("LOG_MAX_ULP") = qk::log_max_ulp;
     m.attr("SINCOS_MAX_ERROR") = qk::sincos_max_error;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <type_traits>
 
 #include "row_kernels.hpp"
 
@@ -233,10 +234,9 @@ template <class Weigh>
 void AttentionSums<T>::few_rows_of_dim(Index first, Index last, const T* x, const double* factors,
                                        double* means) const {
     const auto rows = [&]<int D>() {
-        if (spec_.kind == FieldKind::l2)
-            few_rows<D, Weigh, true>(first, last, x, factors, means);
-        else
-            few_rows<D, Weigh, false>(first, last, x, factors, means);
+        if constexpr (std::is_same_v<Weigh, PowerOfTwo>)  // the others have no bias
+            if (spec_.kind == FieldKind::l2) return few_rows<D, Weigh, true>(first, last, x, factors, means);
+        few_rows<D, Weigh, false>(first, last, x, factors, means);
     };
     static_assert(cloud_max_dim == 4);
     switch (spec_.d) {

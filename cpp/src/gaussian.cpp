@@ -71,7 +71,7 @@ private:
 
 // As many trajectories as a pack has lanes, from the start to the end.
 // rate: (mean', cov') at the state; k: the stages, the first of them at the state.
-template <class T, int D>
+template <class T>
 class Block {
 public:
     using P = Pack<T>;
@@ -79,7 +79,7 @@ public:
     static constexpr int lanes = SimdTraits<T>::width;
 
     Block(const GaussianProblem<T>& problem, const GaussianOptions& options, const Tableau& tableau,
-          const GaussianResult<T>& result, Index first)
+          const GaussianResult<T>& result, Index first, RatesOfLaws<T>& rates)
         : problem_(problem),
           options_(options),
           tableau_(tableau),
@@ -87,7 +87,7 @@ public:
           first_(first),
           n_here_(static_cast<int>(std::min<Index>(lanes, problem.n - first))),
           d_(static_cast<int>(problem.d)),
-          rates_(problem, first),
+          rates_(rates),
           product_(options.pushforward ? length() * lanes : 0),
           memory_((tableau.stages + 4) * length() * lanes) {
         auto* at = reinterpret_cast<P*>(memory_.data());
@@ -134,7 +134,7 @@ public:
     }
 
 private:
-    int d() const { return packs::size_of<D>(d_); }
+    int d() const { return d_; }
     int length() const { return d() + d() * d(); }
     P* stage(int s) { return k_ + s * length(); }
 
@@ -273,7 +273,7 @@ private:
     void later_stage(int s) {
         combine(tableau_.a[static_cast<std::size_t>(s)].data(), s);
         rates_(trial_, stage(s));
-        if (options_.pushforward) packs::multiply<T, D>(d_, rates_.matrix(), map_ + d(), stage(s) + d());
+        if (options_.pushforward) rates_.multiply(rates_.matrix(), map_ + d(), stage(s) + d());
     }
 
     // trial := y + h sum_j weight_j k_j. Pushed forward, the covariances are P cov P^T with P = I + h sum_j
@@ -297,15 +297,7 @@ private:
             for (int j = 0; j < n; ++j) x = fma(weight[j], stage(j)[e], x);
             map_[e] = x;
         }
-        auto* product = reinterpret_cast<P*>(product_.data());
-        packs::multiply<T, D>(d_, map_ + d(), state_ + d(), product);
-        P* cov = trial_ + d();
-        for (int i = 0; i < d(); ++i)
-            for (int j = 0; j <= i; ++j) {
-                P sum{};
-                for (int k = 0; k < d(); ++k) sum = fma(product[i * d() + k], map_[d() + j * d() + k], sum);
-                cov[i * d() + j] = cov[j * d() + i] = sum;
-            }
+        rates_.congruence(map_ + d(), state_ + d(), reinterpret_cast<P*>(product_.data()), trial_ + d());
     }
 
     Mask finite_trial() const {
@@ -455,7 +447,7 @@ private:
     const GaussianResult<T>& result_;
     Index first_;
     int n_here_, d_;
-    GaussianRates<T, D> rates_;
+    RatesOfLaws<T>& rates_;
     Buffer<T> product_, memory_;
     P *state_ = nullptr, *trial_ = nullptr, *map_ = nullptr, *rate_ = nullptr, *k_ = nullptr;
     P h_pack_{};
@@ -474,8 +466,8 @@ void flow_of(const GaussianProblem<T>& problem, const GaussianOptions& options,
     const Index n_tasks = (problem.n + lanes - 1) / lanes;
     Progress progress(options.report, n_tasks);
     parallel_for(run, n_tasks, [&](Index task, int worker) {
-        Block<T, D> block(problem, options, tableau, result, task * lanes);
-        block.run(run, worker, progress);
+        GaussianRates<T, D> rates(problem, task * lanes);
+        Block<T>(problem, options, tableau, result, task * lanes, rates).run(run, worker, progress);
     });
 }
 

@@ -8,8 +8,28 @@
 
 namespace qk {
 
+// What a stepper asks for, whatever the dimension: it is compiled once, only what follows for each of them.
+template <class T>
+class RatesOfLaws {
+public:
+    using P = Pack<T>;
+
+    RatesOfLaws() = default;
+    RatesOfLaws(const RatesOfLaws&) = delete;
+    RatesOfLaws& operator=(const RatesOfLaws&) = delete;
+    virtual ~RatesOfLaws() = default;
+
+    // rate := (mean', cov') at state; cov' is symmetric to the last bit. M stays in matrix().
+    virtual void operator()(const P* state, P* rate) = 0;
+    virtual const P* matrix() const = 0;
+    // out := a b
+    virtual void multiply(const P* a, const P* b, P* out) const = 0;
+    // out := a cov a^T, symmetric to the last bit; product: scratch
+    virtual void congruence(const P* a, const P* cov, P* product, P* out) const = 0;
+};
+
 template <class T, int D>
-class GaussianRates {
+class GaussianRates final : public RatesOfLaws<T> {
 public:
     using P = Pack<T>;
 
@@ -34,8 +54,7 @@ public:
         }
     }
 
-    // rate := (mean', cov') at state; cov' is symmetric to the last bit. M stays in matrix().
-    void operator()(const P* state, P* rate) {
+    void operator()(const P* state, P* rate) override {
         const P *mean = state, *cov = state + n();
         std::fill(rate, rate + n(), P{});
         std::fill(matrix_, matrix_ + n() * n(), P{});
@@ -61,7 +80,19 @@ public:
     }
 
     // M of the last call
-    const P* matrix() const { return matrix_; }
+    const P* matrix() const override { return matrix_; }
+
+    void multiply(const P* a, const P* b, P* out) const override { packs::multiply<T, D>(d_, a, b, out); }
+
+    void congruence(const P* a, const P* cov, P* product, P* out) const override {
+        multiply(a, cov, product);
+        for (int i = 0; i < n(); ++i)
+            for (int j = 0; j <= i; ++j) {
+                P sum{};
+                for (int k = 0; k < n(); ++k) sum = fma(product[i * n() + k], a[j * n() + k], sum);
+                out[i * n() + j] = out[j * n() + i] = sum;
+            }
+    }
 
 private:
     static constexpr int lanes = SimdTraits<T>::width;
