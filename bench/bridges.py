@@ -208,20 +208,16 @@ def keops_iterations(group: Group, torch: Any, X: Array, Y: Array, beta: float) 
     return run
 
 
-def potential_error(g: Any, X: Array, Y: Array, beta: float, weights: Array | None = None) -> float:
-    """Largest error of the column potentials of the first iteration on a few columns, up to a constant.
+def first_potentials(X: Array, Y: Array, beta: float, columns: Array) -> Array:
+    """Potentials of some columns after one iteration from 0 with weights 1: -lse_i(s_ij - lse_j s_ij)."""
+    f = -reference.logsumexp(reference.distance_scores(X, Y, beta), len(X))
+    return potentials_of(f, Y[columns], X, beta)
 
-    With uniform weights, or those given: g_j = log nu_j - lse_i(s_ij + f_i), f_i = log mu_i - lse_j s_ij.
-    """
-    n = len(X)
-    few = np.unique(np.linspace(0, n - 1, 5).astype(int))
-    f = -reference.logsumexp(reference.distance_scores(X, Y, beta), n)
-    sums = reference.distance_scores(Y[few], X, beta)
-    want = -reference.logsumexp(lambda rows: sums(rows) + f, len(few))
-    if weights is not None:
-        want += np.log(weights[few].astype(np.float64))
-    off = np.asarray(g, dtype=np.float64)[few] - want
-    return float(np.ptp(off))
+
+def potentials_of(other: Array, A: Array, B: Array, beta: float) -> Array:
+    """-lse over B of the scores and the other side's potentials, at the points A."""
+    scores = reference.distance_scores(A, B, beta)
+    return -reference.logsumexp(lambda rows: scores(rows) + other, len(A))
 
 
 def points_solver(options: Options, n: int, d: int, dtype: str, count: int = 3) -> Call:
@@ -251,15 +247,22 @@ def points_case(group: Group, options: Options, n: int, d: int, dtype: str) -> N
     if torch is not None:
         blocked = torch_iterations(torch, X, Y, 1.0 / d)
         timings |= per_iteration("torch, blocked", blocked, 0, 1, 1)
-    keops = keops_iterations(group, torch, X, Y, 1.0 / d)
-    if keops is not None:
+    keops = keops_iterations(group, torch, X, Y, 1.0 / d) if n <= 10_000 else None
+    if keops is not None:  # tens of seconds an iteration beyond
         timings |= per_iteration(KEOPS, keops, 0, 1, 1)
-    errors = {
-        name: potential_error(run(1), X, Y, 1.0 / d)
+    few = np.unique(np.linspace(0, n - 1, 5).astype(int))
+    want = first_potentials(X, Y, 1.0 / d, few) if n <= 10_000 else None
+    errors: dict[str, float | None] = {
+        name: None if want is None else float(np.ptp(np.asarray(run(1), np.float64)[few] - want))
         for name, run in (("torch, blocked", blocked), (KEOPS, keops))
         if run is not None
     }
-    errors["qkcore"] = potential_error(ours(1).g, X, Y, 1.0 / d, nu)
+    # One side meets its marginal exactly when an iteration is over: its potentials follow from the other's.
+    b = ours(2)
+    f, g = (np.asarray(p, np.float64) for p in (b.f, b.g))
+    rows = f[few] - np.log(mu[few].astype(np.float64)) - potentials_of(g, X[few], Y, 1.0 / d)
+    cols = g[few] - np.log(nu[few].astype(np.float64)) - potentials_of(f, Y[few], X, 1.0 / d)
+    errors["qkcore"] = own = float(min(np.abs(rows).max(), np.abs(cols).max()))
     case = f"iteration from points d={d} N={n} {dtype}"
     mine = timings["qkcore"].minimum
     grown = peak_growth_mb("bridges", "points_solver", options, n=n, d=d, dtype=dtype)
@@ -267,7 +270,7 @@ def points_case(group: Group, options: Options, n: int, d: int, dtype: str) -> N
         memory = grown if name == "qkcore" else None
         group.add(Row(case, name, timing, n * n, timing.minimum / mine, errors[name], memory))
     bound = 1e-4 if dtype == "float32" else 1e-10
-    group.check(f"{case}: potentials of one iteration", errors["qkcore"], bound)
+    group.check(f"{case}: potentials after two iterations", own, bound)
     if "torch, blocked" in timings:
         ratio = timings["torch, blocked"].minimum / mine
         group.at_least(f"{case}: against torch, blocked", ratio, POINTS_FACTOR[d])
@@ -314,15 +317,21 @@ def tolerance_case(group: Group, options: Options, n: int, epsilon: float) -> No
         )  # splr: Newton steps with a sparse Hessian and a low-rank update
 
         def sparse_newton() -> Any:
-            return regot.sinkhorn_splr(
-                cost, mu, nu, epsilon, tol=1e-9 / math.sqrt(n), max_iter=1000
-            )
+            return regot.sinkhorn_splr(cost, mu, nu, epsilon, tol=1e-9 / math.sqrt(n), max_iter=100)
 
-        contenders["RegOT splr"] = sparse_newton
+        start = time.perf_counter()
         plan = np.asarray(sparse_newton().plan)
-        errors["RegOT splr"] = float(
-            max(np.abs(plan.sum(0) - nu).sum(), np.abs(plan.sum(1) - mu).sum())
-        )
+        once = time.perf_counter() - start
+        off = float(max(np.abs(plan.sum(0) - nu).sum(), np.abs(plan.sum(1) - mu).sum()))
+        errors["RegOT splr"] = off
+        if off > 1e-7:
+            group.notes.append(
+                f"{case}: RegOT has not converged after 100 steps and {once:.0f} s; its time is a lower bound"
+            )
+        if once < 3:
+            contenders["RegOT splr"] = sparse_newton
+        else:
+            slow["RegOT splr"] = Timing((once,))
     timings = interleave(contenders, rounds=5, budget=10) | slow
     mine = timings["qkcore"].minimum
     for name, timing in timings.items():
