@@ -68,31 +68,38 @@ simt-race: $(TOOLS)/.stamp
 race: $(VENV)/.test-stamp simt simt-race
 	QKCORE_RACE=1 $(VENV)/bin/python -m pytest -n $(JOBS) tests/test_cuda.py tests/test_simt.py $(ARGS)
 
-# ---- hardening (docs/robustness.md): hours on a slow machine, so not part of CI
-SANITIZE := BUILD=$(abspath $(BUILD)) CMAKE=$(abspath $(TOOLS))/bin/cmake NINJA=$(abspath $(TOOLS))/bin/ninja tools/sanitize.sh
-TESTED := $(abspath $(VENV))/bin/python
+# ---- hardening (docs/robustness.md): long on a slow machine, so not part of CI
+# The sanitized modules are run in an environment of their own, without qkcore: no wheel is built for it.
+SANITIZED := $(BUILD)/sanitized
+SANITIZE := BUILD=$(abspath $(BUILD)) CMAKE=$(abspath $(SANITIZED))/bin/cmake NINJA=$(abspath $(SANITIZED))/bin/ninja tools/sanitize.sh
+TESTED := $(abspath $(SANITIZED))/bin/python
+BY_FILE := $(TESTED) tools/by_file.py --jobs $(JOBS)
+# Not here: mypy looks at types alone; JAX and XLA are not instrumented and bring threads of their own.
+ASAN_TESTS ?= tests --without tests/test_typing.py tests/test_swissroll.py tests/test_score.py \
+    tests/test_image_diffusion.py tests/test_image_measures.py
+TSAN_TESTS ?= tests/test_threads.py tests/test_batches.py tests/test_softmax.py tests/test_flows.py tests/test_bridges.py
 
-# Packaging looks at the wheel's modules, JAX brings a runtime of its own: neither is what is tested here.
-asan: $(VENV)/.test-stamp
-	$(TOOLS)/bin/python tools/build_requires.py | xargs $(VENV)/bin/python $(PIP) install
-	$(SANITIZE) address,undefined $(TESTED) $(TESTED) -m pytest --ignore tests/packaging --ignore tests/test_swissroll.py \
-	    --ignore tests/test_score.py --ignore tests/test_typing.py $(ARGS)
+asan: $(SANITIZED)/.stamp
+	$(SANITIZE) address,undefined $(TESTED) $(BY_FILE) --logs $(BUILD)/address-undefined/logs $(ASAN_TESTS) -- $(ARGS)
 
-tsan: $(VENV)/.test-stamp
-	$(TOOLS)/bin/python tools/build_requires.py | xargs $(VENV)/bin/python $(PIP) install
-	$(SANITIZE) thread $(TESTED) $(TESTED) -m pytest tests/test_threads.py tests/test_batches.py tests/test_softmax.py \
-	    tests/test_flows.py tests/test_bridges.py $(ARGS)
+tsan: $(SANITIZED)/.stamp
+	$(SANITIZE) thread $(TESTED) $(BY_FILE) --logs $(BUILD)/thread/logs $(TSAN_TESTS) -- $(ARGS)
 
 valgrind: $(VENV)/.stamp
 	PYTHONMALLOC=malloc valgrind --error-exitcode=9 --suppressions=tools/valgrind.supp $(VENV)/bin/python tools/smoke.py
 
 FUZZ_SECONDS ?= 600
-fuzz: $(VENV)/.test-stamp
-	$(TOOLS)/bin/python tools/build_requires.py | xargs $(VENV)/bin/python $(PIP) install
-	$(SANITIZE) address,undefined $(TESTED) env PYTHONPATH=$(abspath $(BUILD))/address-undefined/site:. \
-	    $(TESTED) -m tests.fuzzing --seconds $(FUZZ_SECONDS)
+FUZZ_ARGS ?=
+fuzz: $(SANITIZED)/.stamp
+	$(SANITIZE) address,undefined $(TESTED) $(TESTED) -m tests.fuzzing --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
-nightly: asan tsan valgrind fuzz
+$(SANITIZED)/.stamp: pyproject.toml tools/build_requires.py
+	test -x $(SANITIZED)/bin/python || $(PYTHON) -m venv $(SANITIZED)
+	$(SANITIZED)/bin/python tools/build_requires.py test | xargs -d '\n' $(SANITIZED)/bin/python $(PIP) install cmake ninja
+	touch $@
+
+nightly: asan tsan valgrind fuzz $(VENV)/.test-stamp
+	$(TOOLS)/bin/python tools/build_requires.py | xargs $(VENV)/bin/python $(PIP) install
 	QKCORE_SDIST=1 $(VENV)/bin/python -m pytest tests/packaging
 
 lint: lint-python lint-cpp

@@ -1,9 +1,10 @@
 """Random calls across the boundary: sizes down to 1, odd layouts, one argument spoilt or several.
 
-    python -m tests.fuzzing --seconds 600 [--seed 0]      # best under tools/sanitize.sh address,undefined
+    python -m tests.fuzzing --seconds 600 [--seed 0] [--keep]      # best under a sanitizer: make fuzz
 
-Every call is a line of JSON (`Entry`), which `run` repeats exactly. What fails is printed and, with
---keep, added to tests/corpus/calls.jsonl, which tests/test_fuzzing.py replays.
+Every call is a line of JSON (`Entry`), which `run` repeats exactly. The calls of the corpus
+(tests/corpus/calls.jsonl, which tests/test_fuzzing.py replays) come first. What fails is printed; with
+--keep it is added to the corpus, and so is every call that ended in a way no call of the corpus did.
 """
 
 from __future__ import annotations
@@ -57,8 +58,15 @@ def random_entry(rng: np.random.Generator) -> Entry:
     )
 
 
-def run(entry: Entry) -> str | None:
-    """What is wrong with the call, or None."""
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended, in few words, and what is wrong with that (None: nothing)."""
+
+    kind: str
+    wrong: str | None = None
+
+
+def run(entry: Entry) -> Outcome:
     rng = np.random.default_rng(entry.seed)
     draw = Draw(entry.seed, entry.n, entry.m, entry.d, entry.dtype)
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
@@ -75,18 +83,17 @@ def run(entry: Entry) -> str | None:
                 changes[name] = value
             call(**changes)
         except REFUSED as error:
-            return (
-                None
-                if str(error) or isinstance(error, MemoryError)
-                else "an error without a message"
-            )
+            # Messages begin with the argument they are about.
+            kind = f"{type(error).__name__} {str(error).partition(':')[0]}"
+            silent = not str(error) and not isinstance(error, MemoryError)
+            return Outcome(kind, "an error without a message" if silent else None)
         except Exception as error:
-            return f"{type(error).__name__}: {error}"
+            return Outcome(type(error).__name__, f"{type(error).__name__}: {error}")
     try:
         draw.unchanged()
     except AssertionError as error:
-        return str(error)
-    return None
+        return Outcome("input written to", str(error))
+    return Outcome(f"a result of {entry.dtype}, {'one' if entry.n == 1 else 'several'}")
 
 
 def corpus() -> list[Entry]:
@@ -100,19 +107,28 @@ def main() -> int:
     options.add_argument("--keep", action="store_true")
     chosen = options.parse_args()
     rng = np.random.default_rng(chosen.seed)
-    end, count, failed = time.monotonic() + chosen.seconds, 0, 0
-    while time.monotonic() < end:
-        entry = random_entry(rng)
+    seen: set[tuple[str, str]] = set()
+    kept, count, failed, added = corpus(), 0, 0, 0
+    end = time.monotonic() + chosen.seconds
+    while kept or time.monotonic() < end:
+        new = not kept
+        entry = random_entry(rng) if new else kept.pop()
         line = json.dumps(asdict(entry))
         print(line, end="\r", file=sys.stderr, flush=True)  # the last line before a crash
-        if found := run(entry):
+        outcome = run(entry)
+        if outcome.wrong:
             failed += 1
-            print(f"{line}\n    {found}", flush=True)
-            if chosen.keep:
-                with CORPUS.open("a") as f:
-                    f.write(line + "\n")
+            print(f"{line}\n    {outcome.wrong}", flush=True)
+        if new and chosen.keep and (outcome.wrong or (entry.case, outcome.kind) not in seen):
+            added += 1
+            with CORPUS.open("a") as f:
+                f.write(line + "\n")
+        seen.add((entry.case, outcome.kind))
         count += 1
-    print(f"{count} calls, {failed} findings, seed {chosen.seed}")
+    print(
+        f"{count} calls, {len(seen)} kinds of outcome, {failed} findings, "
+        f"{added} calls added to the corpus, seed {chosen.seed}"
+    )
     return 1 if failed else 0
 
 

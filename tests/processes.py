@@ -8,7 +8,16 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
+
+# A sanitizer (tools/sanitize.sh) maps terabytes of shadow, keeps what is freed for a while, and slows
+# everything down: memory and times are then not the library's.
+no_sanitizer = pytest.mark.skipif(
+    any(name in os.environ.get("LD_PRELOAD", "") for name in ("libasan", "libtsan")),
+    reason="runs under a sanitizer",
+)
 
 
 def environment(**changes: str | None) -> dict[str, str]:

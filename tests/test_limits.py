@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 
 import pytest
 
-from .processes import run_ok
+from .processes import no_sanitizer, run_ok
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, sets RLIMIT_AS")
-# A sanitizer maps terabytes of shadow, and keeps what is freed for a while.
-no_sanitizer = pytest.mark.skipif("LD_PRELOAD" in os.environ, reason="runs under a sanitizer")
 
 # As much address space as is in use, and 400 MB.
 LIMITED = """

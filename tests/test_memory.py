@@ -12,7 +12,7 @@ import qkcore as qk
 
 from .bounds import assert_same_bits
 from .generators import DTYPES, normal, points
-from .processes import run_ok
+from .processes import no_sanitizer, run_ok
 from .reference import Array
 
 
@@ -185,6 +185,7 @@ linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/sel
 
 
 @linux_only
+@no_sanitizer
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "call",
@@ -209,6 +210,7 @@ def test_reductions_of_points_take_linear_memory(call: str) -> None:
 
 
 @linux_only
+@no_sanitizer
 @pytest.mark.slow
 @pytest.mark.parametrize("view", ["Z", "Z.T", "Z[::-1]", "Z[:, ::-1]"])
 def test_dense_scores_are_not_copied(view: str) -> None:
@@ -224,6 +226,7 @@ def test_dense_scores_are_not_copied(view: str) -> None:
 
 
 @linux_only
+@no_sanitizer
 @pytest.mark.slow
 def test_dense_masks_are_not_copied() -> None:
     code = MEASURE + (

@@ -15,7 +15,7 @@ import qkcore as qk
 
 from .bounds import assert_same_bits
 from .generators import Spec, build
-from .processes import command, environment, run_ok, run_python
+from .processes import command, environment, no_sanitizer, run_ok, run_python
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and fork")
 
@@ -139,6 +139,7 @@ def interrupt_latency(call: str, size: int) -> float:
 
 
 @posix_only
+@no_sanitizer
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="compares clocks of two processes")
 @pytest.mark.parametrize(

@@ -1,5 +1,10 @@
-"""Print the build requirements of pyproject.toml, one per line, for a build without isolation."""
+"""build_requires.py [EXTRA...]: the build requirements of pyproject.toml, one per line.
 
+For a build without isolation. With extras, also what the package and those extras need: for an environment
+in which qkcore itself is not installed.
+"""
+
+import sys
 from pathlib import Path
 
 try:
@@ -8,4 +13,10 @@ except ModuleNotFoundError:  # Python 3.10: pip brings a copy of the same parser
     from pip._vendor import tomli as tomllib
 
 pyproject = Path(__file__).parents[1] / "pyproject.toml"
-print(*tomllib.loads(pyproject.read_text(encoding="utf-8"))["build-system"]["requires"], sep="\n")
+content = tomllib.loads(pyproject.read_text(encoding="utf-8"))
+wanted = content["build-system"]["requires"]
+if sys.argv[1:]:
+    wanted += content["project"]["dependencies"]
+for extra in sys.argv[1:]:
+    wanted += content["project"]["optional-dependencies"][extra]
+print(*wanted, sep="\n")
