@@ -179,6 +179,40 @@ def test_symmetries_of_the_problem(n: int, m: int, seed: int) -> None:
     assert (blocks.plan()[:n, m:] == 0).all()
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("kind", ["distance", "dense"])
+def test_empty_blocks_of_ragged_problems(kind: str, stored: bool, dtype: str) -> None:
+    """An empty block is solved by nothing, wherever it lies; the others are what they are alone."""
+    s, mu, nu = clouds(6, 6, 0.3, dtype)
+    if kind == "dense":
+        s = qk.scores.dense(s.to_numpy())
+    cuts = [0, 0, 2, 2, 6, 6]
+    mu, nu = (np.concatenate([w[:2] / w[:2].sum(), w[2:] / w[2:].sum()]) for w in (mu, nu))
+    b = qk.bridge(s.ragged(cuts), mu, nu, max_memory=1e9 if stored else 0)
+    assert list(b.status) == ["converged"] * 5
+    assert (np.asarray(b.error)[[0, 2, 4]] == 0).all()
+    whole = s.to_numpy()
+    for first, end in ((0, 2), (2, 6)):
+        part = slice(first, end)
+        want = exact_plan(qk.scores.dense(whole[part, part]), mu[part], nu[part])
+        np.testing.assert_allclose(b.plan()[part, part], want, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["distance", "dense"])
+def test_rows_without_columns(kind: str) -> None:
+    """Their mass has nowhere to go: refused when it must go, infeasible when it need not."""
+    s, mu, nu = clouds(6, 6, 0.3)
+    if kind == "dense":
+        s = qk.scores.dense(s.to_numpy())
+    blocks = s.ragged([0, 2, 6], [0, 0, 6])
+    with pytest.raises(ValueError, match="nu: wanted the total mass of mu"):
+        qk.bridge(blocks, mu, nu)
+    for memory in (0, 1e9):
+        b = qk.bridge(blocks, mu, nu, penalty=1.0, max_memory=memory)
+        assert list(b.status) == ["infeasible", "converged"]
+
+
 def test_tiny_problems_against_a_convex_solver() -> None:
     """DAC-7: SciPy's SLSQP on the primal itself."""
     for seed in range(5):
@@ -358,6 +392,24 @@ def test_unbalanced_bridges(penalty: float | tuple[float, float]) -> None:
             direction -= plan * (direction.sum(0) / plan.sum(0))
         for size in (1e-3, -1e-3):
             assert objective(plan + size * direction) > objective(plan) - 1e-12
+
+
+@pytest.mark.parametrize("penalty", [1.0, (0.3, float("inf"))])
+def test_unbalanced_batches(penalty: float | tuple[float, float]) -> None:
+    """Each problem of a batch is what it is alone: potentials, verdict and error."""
+    rng = np.random.default_rng(1)
+    X, Y = rng.normal(size=(3, 7, 2)), rng.normal(size=(3, 5, 2))
+    mu, nu = rng.uniform(0.5, 1.5, (3, 7)), rng.uniform(0.5, 1.5, (3, 5))
+    b = qk.bridge(qk.scores.distance(X, Y, beta=0.5), mu, nu, penalty=penalty, tol=1e-9)
+    assert list(b.status) == ["converged"] * 3
+    assert (np.asarray(b.error) <= 1e-9).all()
+    for k in range(3):
+        alone = qk.bridge(
+            qk.scores.distance(X[k], Y[k], beta=0.5), mu[k], nu[k], penalty=penalty, tol=1e-9
+        )
+        assert alone.converged
+        np.testing.assert_allclose(b.f[k], alone.f, atol=1e-7)
+        np.testing.assert_allclose(b.g[k], alone.g, atol=1e-7)
 
 
 def test_penalties_are_checked() -> None:

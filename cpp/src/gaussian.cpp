@@ -135,7 +135,7 @@ public:
 
 private:
     int d() const { return d_; }
-    int length() const { return d() + d() * d(); }
+    Index length() const { return d() + Index{d()} * d(); }  // times stages and lanes: more than an int holds
     P* stage(int s) { return k_ + s * length(); }
 
     void read() {
@@ -281,7 +281,7 @@ private:
     void combine(const double* weights, int n) {
         P weight[7];
         for (int j = 0; j < n; ++j) weight[j] = h_pack_ * broadcast(static_cast<T>(weights[j]));
-        const int straight = options_.pushforward ? d() : length();
+        const Index straight = options_.pushforward ? d() : length();
         if (n == 1) {
             for (int e = 0; e < straight; ++e) trial_[e] = fma(weight[0], k_[e], state_[e]);
         } else {

@@ -36,9 +36,9 @@ public:
     // The parameters of the trajectories first .. first + lanes - 1 (the last one repeated beyond n).
     GaussianRates(const GaussianProblem<T>& problem, Index first)
         : problem_(problem), d_(static_cast<int>(problem.d)) {
-        const Index per_stack = problem.heads * n() * n();
+        const Index square = Index{n()} * n(), per_stack = problem.heads * square;
         const bool l2 = problem.field == GaussianField::l2;
-        memory_.reserve((per_stack * (l2 ? 3 : 2) + 4 * n() * n() + 2 * n()) * lanes);
+        memory_.reserve((per_stack * (l2 ? 3 : 2) + 4 * square + 2 * n()) * lanes);
         P* at = pointer();
         score_ = gather(problem.score, first, per_stack, at);
         value_ = gather(problem.value, first, per_stack, at += per_stack);

@@ -84,7 +84,8 @@ public:
           by_rows_(choose_tiling(problem, 0).row_by_row ? pick_row_scores(problem, columns_.dims)
                                                         : RowScoresKernel<T>{}) {
         // A block of rows waits in the L2 cache for its sums; matrix work per entry wants six rows at least.
-        const Index fits = (Index{256} << 10) / (columns_.n_padded * static_cast<Index>(sizeof(T)));
+        const Index row_bytes = std::max<Index>(1, columns_.n_padded) * static_cast<Index>(sizeof(T));
+        const Index fits = (Index{256} << 10) / row_bytes;
         const Index least = by_rows_ ? 1 : MicroTile<T>::rows;
         block_rows_ = std::clamp(fits, least, most_rows);
     }
@@ -111,7 +112,7 @@ public:
             for (Index r = 0; r < block.n_rows; ++r) {
                 T* s = block.scores.data() + r * n;
                 if (!plain) {
-                    tops[r] = row_max(s, n);
+                    tops[r] = n > 0 ? row_max(s, n) : -infinity<T>();
                     continue;
                 }
                 const RowScores<T> row{block.features.data() + r * d, columns_.panels.data(),

@@ -416,17 +416,23 @@ def _gauge(f: Real, g: Real, nu: Real) -> tuple[Real, Real]:
     return f + mean, g - mean
 
 
+def _wanted(potential: Real, weight: Real, penalty: float) -> Real:
+    """The marginal of the solution: the weight, or with a KL penalty weight * exp(-potential / penalty)."""
+    wanted = weight.astype(np.float64)
+    if math.isinf(penalty):
+        return wanted
+    with np.errstate(over="ignore", invalid="ignore"):
+        tilt = np.exp(-potential.astype(np.float64) / penalty)
+        return np.where(wanted > 0, wanted * tilt, 0.0)
+
+
 def _check(p: _Problem, f: Real, g: Real) -> tuple[float, float]:
     """L1 and worst relative error of the conditions on the marginals of exp(f + s + g)."""
     error = worst = 0.0
     sums = p.s.marginals(f, g, n_threads=p.n_threads)
     sides = ((f, p.mu, p.row_penalty), (g, p.nu, p.col_penalty))
     for got, (potential, weight, strength) in zip(sums, sides, strict=True):
-        wanted = weight.astype(np.float64)
-        if not math.isinf(strength):  # optimality: sums = weight * exp(-potential / penalty)
-            with np.errstate(over="ignore", invalid="ignore"):
-                tilt = np.exp(-potential.astype(np.float64) / strength)
-                wanted = np.where(wanted > 0, wanted * tilt, 0.0)
+        wanted = _wanted(potential, weight, strength)
         off = np.abs(got.astype(np.float64) - wanted)
         live = wanted > 0
         error = max(error, float(off.sum()))
@@ -494,7 +500,8 @@ def _solve_batch(p: _Problem, solver: str, f: Real, g: Real) -> SchrodingerBridg
     got = s.marginals(f, g, n_threads=p.n_threads)
     cuts = s._offsets if s._offsets is not None else (None, None)
     error, worst = np.maximum(
-        _marginal_errors(got[0], mu, cuts[0]), _marginal_errors(got[1], nu, cuts[1])
+        _marginal_errors(got[0], _wanted(f, mu, p.row_penalty), cuts[0]),
+        _marginal_errors(got[1], _wanted(g, nu, p.col_penalty), cuts[1]),
     )
     names = np.array(cpu.BRIDGE_STATUS)[found[4]]
     converged = (error <= p.tol) & (names != "infeasible")
@@ -524,9 +531,8 @@ def _solve_batch(p: _Problem, solver: str, f: Real, g: Real) -> SchrodingerBridg
 
 def _marginal_errors(sums: Real, wanted: Real, cuts: npt.NDArray[np.int64] | None) -> Real:
     """L1 and worst relative errors of each problem's marginal, (2, problems)."""
-    target = wanted.astype(np.float64)
-    off = np.abs(sums.astype(np.float64) - target)
-    relative = np.divide(off, target, out=np.zeros_like(off), where=target > 0)
+    off = np.abs(sums.astype(np.float64) - wanted)
+    relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
     if cuts is None:
         length = off.shape[-1]
         return np.stack([off.reshape(-1, length).sum(-1), relative.reshape(-1, length).max(-1)])
@@ -555,13 +561,18 @@ def _marginal(name: str, value: npt.ArrayLike, s: Scores, side: int) -> Real:
     return array
 
 
+def _block_sums(w: Real, cuts: npt.NDArray[np.int64]) -> Real:
+    """Sums of the blocks; reduceat gives an empty one the entry that follows it, so those stay out."""
+    sums = np.zeros(len(cuts) - 1)
+    live = np.flatnonzero(np.diff(cuts))
+    sums[live] = np.add.reduceat(w.astype(np.float64), cuts[live])
+    return sums
+
+
 def _same_mass(p: _Problem) -> None:
     """Both marginals of every problem must have the same total."""
     if p.s._offsets is not None:
-        masses = [
-            np.add.reduceat(w.astype(np.float64), cuts[:-1])
-            for w, cuts in zip((p.mu, p.nu), p.s._offsets, strict=True)
-        ]
+        masses = [_block_sums(w, cuts) for w, cuts in zip((p.mu, p.nu), p.s._offsets, strict=True)]
     else:
         masses = [w.sum(axis=-1, dtype=np.float64) for w in (p.mu, p.nu)]
     slack = 16 * math.sqrt(max(p.s.shape[-2:])) * float(np.finfo(p.s.dtype).eps)
