@@ -42,6 +42,7 @@ struct SimdTraits<float> {
     typedef float Pack __attribute__((vector_size(QK_SIMD_BYTES)));
     typedef float Unaligned __attribute__((vector_size(QK_SIMD_BYTES), aligned(4), may_alias));
     typedef std::int32_t Bits __attribute__((vector_size(QK_SIMD_BYTES)));
+    typedef std::uint32_t Words __attribute__((vector_size(QK_SIMD_BYTES)));  // Bits whose sums may wrap
     static constexpr int width = QK_SIMD_BYTES / 4;
 };
 
@@ -50,6 +51,7 @@ struct SimdTraits<double> {
     typedef double Pack __attribute__((vector_size(QK_SIMD_BYTES)));
     typedef double Unaligned __attribute__((vector_size(QK_SIMD_BYTES), aligned(8), may_alias));
     typedef std::int64_t Bits __attribute__((vector_size(QK_SIMD_BYTES)));
+    typedef std::uint64_t Words __attribute__((vector_size(QK_SIMD_BYTES)));
     static constexpr int width = QK_SIMD_BYTES / 8;
 };
 

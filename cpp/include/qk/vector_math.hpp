@@ -87,7 +87,7 @@ template <class T, int N>
 QK_INLINE void exp_core(Pack<T> (&x)[N]) {
     using C = ExpConstants<T>;
     using V = Pack<T>;
-    using Bits = typename SimdTraits<T>::Bits;
+    using Words = typename SimdTraits<T>::Words;  // out of range the sum below wraps
     V shifted[N], r[N], r2[N], even[N], odd[N];
 #define QK_EACH _Pragma("GCC unroll 4") for (int h = 0; h < N; ++h)
     QK_EACH shifted[h] = fma(x[h], broadcast<T>(C::log2e), broadcast<T>(C::magic));
@@ -110,7 +110,7 @@ QK_INLINE void exp_core(Pack<T> (&x)[N]) {
     QK_EACH even[h] = fma(odd[h], r[h], even[h]);
     QK_EACH even[h] = fma(even[h], r2[h], r[h]) + T(1);
     // Multiply by 2^n through the exponent field.
-    QK_EACH x[h] = (V)((Bits)even[h] + ((Bits)shifted[h] << C::mantissa_bits));
+    QK_EACH x[h] = (V)((Words)even[h] + ((Words)shifted[h] << C::mantissa_bits));
 }
 
 template <class T, int N>
@@ -127,7 +127,7 @@ QK_INLINE void exp2_core(Pack<T> (&x)[N]) {
     using C = Exp2Constants<T>;
     using E = ExpConstants<T>;
     using V = Pack<T>;
-    using Bits = typename SimdTraits<T>::Bits;
+    using Words = typename SimdTraits<T>::Words;
     V shifted[N], q[N];
     QK_EACH shifted[h] = x[h] + E::magic;
     QK_EACH x[h] = x[h] - (shifted[h] - E::magic);
@@ -138,7 +138,7 @@ QK_INLINE void exp2_core(Pack<T> (&x)[N]) {
         QK_EACH q[h] = fma(q[h], x[h], broadcast<T>(C::c[k]));
     }
     QK_EACH q[h] = fma(q[h], x[h], broadcast<T>(T(1)));
-    QK_EACH x[h] = (V)((Bits)q[h] + ((Bits)shifted[h] << E::mantissa_bits));
+    QK_EACH x[h] = (V)((Words)q[h] + ((Words)shifted[h] << E::mantissa_bits));
 }
 
 template <class T, int N>
@@ -186,7 +186,7 @@ struct LogConstants<float> {
     static constexpr float smallest_normal = 1.17549435e-38f;
     static constexpr float lift = 16777216.0f;  // 2^24
     static constexpr float lift_log2 = 24.0f;
-    static constexpr std::int32_t sqrt_half_bits = 0x3f3504f3;
+    static constexpr std::uint32_t sqrt_half_bits = 0x3f3504f3;
     static constexpr std::int32_t one_bits = 0x3f800000;
     static constexpr int terms = 4;
     static constexpr float c[terms] = {2.0f / 3, 2.0f / 5, 2.0f / 7, 2.0f / 9};
@@ -196,7 +196,7 @@ struct LogConstants<double> {
     static constexpr double smallest_normal = 2.2250738585072014e-308;
     static constexpr double lift = 18014398509481984.0;  // 2^54
     static constexpr double lift_log2 = 54.0;
-    static constexpr std::int64_t sqrt_half_bits = 0x3fe6a09e667f3bcd;
+    static constexpr std::uint64_t sqrt_half_bits = 0x3fe6a09e667f3bcd;
     static constexpr std::int64_t one_bits = 0x3ff0000000000000;
     static constexpr int terms = 9;
     static constexpr double c[terms] = {2.0 / 3,  2.0 / 5,  2.0 / 7,  2.0 / 9, 2.0 / 11,
@@ -209,12 +209,13 @@ QK_INLINE Pack<T> log_pack(Pack<T> x) {
     using E = ExpConstants<T>;
     using V = Pack<T>;
     using Bits = typename SimdTraits<T>::Bits;
+    using Words = typename SimdTraits<T>::Words;  // the bits of a negative argument wrap
     const auto subnormal = x < C::smallest_normal;
     const V lifted = select(subnormal, x * C::lift, x);
     // Split x = m 2^e with m in [sqrt(1/2), sqrt(2)).
-    const Bits bits = (Bits)lifted - C::sqrt_half_bits;
+    const Bits bits = (Bits)((Words)lifted - C::sqrt_half_bits);
     const Bits exponent = bits >> E::mantissa_bits;
-    const V m = (V)((Bits)lifted - (exponent << E::mantissa_bits));
+    const V m = (V)((Words)lifted - ((Words)exponent << E::mantissa_bits));
     const V e = __builtin_convertvector(exponent, V) - select(subnormal, broadcast<T>(C::lift_log2), V{});
     const V f = m - T(1);
     const V z = f / (m + T(1));
