@@ -73,7 +73,9 @@ race: $(VENV)/.test-stamp simt simt-race
 SANITIZED := $(BUILD)/sanitized
 SANITIZE := BUILD=$(abspath $(BUILD)) CMAKE=$(abspath $(SANITIZED))/bin/cmake NINJA=$(abspath $(SANITIZED))/bin/ninja tools/sanitize.sh
 TESTED := $(abspath $(SANITIZED))/bin/python
-BY_FILE := $(TESTED) tools/by_file.py --jobs $(JOBS)
+# For each file of tests
+FILE_SECONDS ?= 3600
+BY_FILE := $(TESTED) tools/by_file.py --jobs $(JOBS) --seconds $(FILE_SECONDS)
 # Not here: mypy looks at types alone; JAX and XLA are not instrumented and bring threads of their own.
 ASAN_TESTS ?= tests --without tests/test_typing.py tests/test_swissroll.py tests/test_score.py \
     tests/test_image_diffusion.py tests/test_image_measures.py

@@ -31,9 +31,9 @@ def objdump(option: str, path: Path) -> str:
 
 
 def exported(path: Path) -> set[str]:
-    """Dynamic symbols that are defined in the module."""
+    """Dynamic symbols that are defined in the module: global, weak (inline functions) and unique ones."""
     rows = [line for line in objdump("-T", path).splitlines() if re.match(r"^[0-9a-f]{16} ", line)]
-    return {row.split()[-1] for row in rows if "*UND*" not in row and " g " in row[:26]}
+    return {row.split()[-1] for row in rows if "*UND*" not in row and row[17] != "l"}
 
 
 def newest(path: Path) -> dict[str, tuple[int, ...]]:
