@@ -16,6 +16,7 @@ import qkcore as qk
 from qkcore import cli, experiments
 from qkcore.experiments import _configs, _files, _report
 from qkcore.experiments._files import Table
+from qkcore.experiments._results import VERDICTS
 
 from . import reference_experiments as reference
 from .quick_runs import Results
@@ -450,7 +451,9 @@ def test_report_is_self_contained(results: Results, tmp_path: Path) -> None:
     for name in FILES:
         shutil.copytree(results(name).folder, tmp_path / name)
     text = _report.write_report(tmp_path).read_text()
-    assert not re.findall(r'(?:src|href)="(?!data:)', text)
+    assert not re.findall(r'(?:src|href)="(?!data:|#)', text)
+    links = re.findall(r'href="#([^"]*)"', text)
+    assert links == list(FILES) and all(text.count(f'id="{name}"') == 1 for name in links)
     assert "http" not in re.sub(r"base64,[A-Za-z0-9+/=]+", "", text)
     assert text.count("data:image/png;base64,") == 2
     assert "does not hold" in text and "A quick run" in text
@@ -460,3 +463,23 @@ def test_report_is_self_contained(results: Results, tmp_path: Path) -> None:
     assert other.read_text() == text
     with pytest.raises(experiments.ExperimentError, match="no results in it"):
         _report.write_report(tmp_path / "trefoil")
+
+
+def test_report_counts_verdicts(results: Results, tmp_path: Path) -> None:
+    """The table at the top: as many statements of each verdict as there are below."""
+    shutil.copytree(results("regimes").folder, tmp_path / "regimes")
+    text = _report.write_report(tmp_path).read_text()
+    top = text[: text.index("<section")]
+    found = dict(re.findall(r'<td class="([a-z-]+)">(\d+|–)</td>', top))
+    for verdict in VERDICTS:
+        name = verdict.replace(" ", "-")
+        below = text.count(f'class="text verdict {name}"')
+        assert found[name] == (str(below) if below else "–")
+    assert "does-not-hold" in found and found["does-not-hold"] != "–"
+
+
+def test_report_refuses_results_of_another_version(results: Results, tmp_path: Path) -> None:
+    shutil.copytree(results("regimes").folder, tmp_path / "regimes")
+    (tmp_path / "regimes" / "metrics.json").write_text("{}")
+    with pytest.raises(experiments.ExperimentError, match="another version .* qkcore run regimes"):
+        _report.write_report(tmp_path)

@@ -98,14 +98,16 @@ def _cone(axes: Any, name: str, panel: dict[str, Any], ends: Table, paths: Table
         at = [ends[c][there] for c in "xyz"]
         axes.scatter(*at, color=figures.RED, s=6, depthshade=False)
     axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(0, top), xlabel="a − b", ylabel="2c", zlabel="a + b")
-    axes.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1], zticks=[0, 0.5, 1])
+    # No ticks where two axes meet: their numbers would be on top of each other.
+    axes.set(xticks=[-1, 0, 1], yticks=[-0.5, 0, 0.5], zticks=[0, 0.5, 1])
     axes.tick_params(labelsize=7, pad=-3)
-    for one in (axes.xaxis, axes.yaxis, axes.zaxis):
-        one.labelpad = -7
-    axes.set_box_aspect((1, 1, 0.85), zoom=0.98)
+    axes.tick_params(axis="z", pad=0)
+    for one, pad in ((axes.xaxis, -7), (axes.yaxis, -6), (axes.zaxis, -3)):
+        one.labelpad = pad
+    axes.set_box_aspect((1, 1, 0.85), zoom=1.05)
     axes.view_init(elev=18, azim=-70)
     title = f"{name[:2]}  {NAMES[panel['field']]}: {TITLES.get(name, panel['matrices'])}"
-    axes.set_title(f"{title}\n{in_words(panel['status'])}", fontsize="small")
+    axes.set_title(f"{title}\n{in_words(panel['status'])}", fontsize="small", y=1.0)
 
 
 def _colour_scale(made: Any) -> None:
@@ -113,7 +115,8 @@ def _colour_scale(made: Any) -> None:
     from matplotlib.colors import Normalize
 
     scale = ScalarMappable(Normalize(-1, 1), "viridis")
-    made.colorbar(scale, ax=made.axes, label="2c at the start", shrink=0.6, pad=0.05)
+    shown = (-1, -0.5, 0, 0.5, 1)
+    made.colorbar(scale, ax=made.axes, label="2c at the start", shrink=0.6, pad=0.05, ticks=shown)
     from matplotlib.lines import Line2D
 
     limits = Line2D([], [], marker="o", linestyle="", color=figures.RED, markersize=4)
@@ -152,10 +155,12 @@ def _legend(made: Any, panels: list[dict[str, Any]]) -> None:
 
     seen = [s for s in FATES if any(s in p["status"] for p in panels)]
     handles = [Line2D([], [], color=FATES[s][0], label=FATES[s][1]) for s in seen]
+    ends = "where the paper's Euler steps ended"
+    handles.append(Line2D([], [], color="0.3", marker=".", linestyle="", label=ends))
     made.legend(
         handles=handles,
         loc="outside lower center",
-        ncols=len(seen),
+        ncols=min(len(handles), 2 * len(panels)),
         frameon=False,
         fontsize="small",
     )

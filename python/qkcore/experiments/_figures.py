@@ -47,6 +47,24 @@ def ticks_at(axes: Any, values: Any, *, y: bool = False) -> None:
     axis.set_ticks([], minor=True)
 
 
+def plain_log(axes: Any) -> None:
+    """A logarithmic y axis of few decades: 1, 2, 5 written plainly; of many: powers alone."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    low, high = axes.get_ylim()
+    if high / low < 300:
+        subs = (1, 2, 5) if high / low < 30 else (1, 3)
+        axes.yaxis.set_major_locator(LogLocator(10, subs=subs))
+        axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def headroom(axes: Any, share: float) -> None:
+    """Room for a legend above the curves of a logarithmic axis: that share of its height."""
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, high * (high / low) ** (share / (1 - share)))
+
+
 def save(made: Figure, path: Path) -> Path:
     """As PNG, in one move."""
     content = io.BytesIO()

@@ -23,6 +23,7 @@ LOOKS: dict[str, tuple[str, Any]] = {
     "relu": ("#56B4E9", "-."),
     "sigmoid": ("#8C7A00", ":"),
 }
+NAMES = {"l2": "L2", "sinkhorn": "Sinkhorn", "relu": "ReLU"}
 SCENES = {
     "collapse": "collapse, V = −A",
     "spread": "spread, V = A",
@@ -72,7 +73,9 @@ def _against_time(folder: Path, measure: str, series: Table, ended: dict[Any, st
     from matplotlib.lines import Line2D
 
     kinds = [k for k in LOOKS if any(r[measure] for r in series.where(kind=k).rows)]
-    handles = [Line2D([], [], color=LOOKS[k][0], linestyle=LOOKS[k][1], label=k) for k in kinds]
+    handles = [
+        Line2D([], [], color=LOOKS[k][0], linestyle=LOOKS[k][1], label=_name(k)) for k in kinds
+    ]
     if measure == "radius":
         handles.append(
             Line2D([], [], color="0.3", linewidth=3, alpha=0.35, label="R(t), theorem 3.1")
@@ -129,7 +132,9 @@ def _panel(
         axes.yaxis.set_minor_locator(NullLocator())
         axes.set_ylim(bottom=0.9)
     if measure == "radius":
-        axes.set_ylim(top=1e4 if scene == "spread" else 20)
+        # Not left to the bound, which leaves the picture by a hundred decades.
+        least = min(float(r["radius"]) for r in table.rows if r["radius"])
+        axes.set_ylim(least / 2, 1e4 if scene == "spread" else 20)
     figures.tidy(axes, "time t", labels[measure], f"{SCENES[scene]}; {VARIANTS[variant]}")
 
 
@@ -159,7 +164,8 @@ def _points(folder: Path, points: Table, ended: dict[Any, str]) -> Path:
             figures.tidy(
                 axes, "x / R" if scene == "spread" else "x", "y / R" if scene == "spread" else "y"
             )
-            axes.set_title(f"{kind}\n{status}" if status != "finished" else kind, fontsize="small")
+            early = f"\n{status}" if status != "finished" else ""
+            axes.set_title(_name(kind) + early, fontsize="small")
         grid[i, 0].set_ylabel(f"{SCENES[scene]}\n{grid[i, 0].get_ylabel()}")
     made.suptitle("one head: start (grey) and end; R is the radius at the end", fontsize="small")
     return figures.save(made, folder / "points.png")
@@ -172,7 +178,7 @@ def tables(folder: Path) -> list[Listing]:
     for scene, title in SCENES.items():
         rows = [
             (
-                r["kind"],
+                _name(r["kind"]),
                 VARIANTS[r["variant"]],
                 r["n"],
                 r["status"],
@@ -201,6 +207,10 @@ def tables(folder: Path) -> list[Listing]:
             )
             out.append(Listing(title, (*head, "at the end"), tuple(rows)))
     return out
+
+
+def _name(kind: str) -> str:
+    return NAMES.get(kind, kind)
 
 
 def _n(cell: str) -> str:
@@ -255,7 +265,7 @@ def _radius(runs: list[dict[str, Any]]) -> list[Claim]:
                 where,
                 "for all t",
                 f"{len(here)} runs, radius at most {worst['radius_over_bound']:.8g} of R(t) after the start "
-                f"({worst['kind']}, {worst['scene']}); "
+                f"({_name(worst['kind'])}, {worst['scene']}); "
                 f"{len(early)} ended early",
                 "holds" if fine else "does not hold",
             )
@@ -273,7 +283,7 @@ def _no_bound(runs: list[dict[str, Any]]) -> list[Claim]:
         for k in UNBOUNDED
         if any(r["kind"] == k for r in blew)
     }
-    first = ", ".join(f"{k} from t = {t:.3g}" for k, t in times.items())
+    first = ", ".join(f"{_name(k)} from t = {t:.3g}" for k, t in times.items())
     return [
         Claim(
             "Exp, linear and ReLU attention are not covered: no guarantee that the support stays compact",
@@ -326,7 +336,7 @@ def _clusters(runs: list[dict[str, Any]]) -> list[Claim]:
     if collapse:
         one = [r for r in collapse if r["clusters_end"] == 1]
         rest = [
-            f"{r['kind']} {VARIANTS[r['variant']]}: {r['clusters_end']}"
+            f"{_name(r['kind'])} {VARIANTS[r['variant']]}: {r['clusters_end']}"
             for r in collapse
             if r not in one
         ]
@@ -344,7 +354,7 @@ def _clusters(runs: list[dict[str, Any]]) -> list[Claim]:
     if sphere:
         softmax = [r for r in sphere if r["kind"] == "softmax" and r["variant"] == "plain"]
         cells = [
-            f"{r['kind']}: {r['clusters_end']} (since t = {r['t_formed']:.3g})"
+            f"{_name(r['kind'])}: {r['clusters_end']} (since t = {r['t_formed']:.3g})"
             for r in sphere
             if r["variant"] == "plain"
         ]

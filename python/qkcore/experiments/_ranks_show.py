@@ -47,8 +47,10 @@ def _histograms(folder: Path, kind: str, table: Table) -> Path:
     for axes_row, v in zip(grid, values, strict=True):
         for axes, d in zip(axes_row, dimensions, strict=True):
             _one(axes, table.where(values=v, d=str(d)), d, f"{NAMES[kind]}, d = {d}, {LABELS[v]}")
-    handles = grid[0, 0].get_legend_handles_labels()
-    made.legend(*handles, loc="outside lower center", ncols=3, frameon=False, fontsize="small")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    made.legend(
+        handles, labels, loc="outside lower center", ncols=3, frameon=False, fontsize="small"
+    )
     return figures.save(made, folder / f"{FIGURES[kind]}.png")
 
 
@@ -56,12 +58,16 @@ def _one(axes: Any, table: Table, d: int, title: str) -> None:
     present = [f for f in OTHERS if len(table.where(fate=f))]
     places = [*map(str, range(d + 1)), *present]
     at = {fate: k + (0.6 if fate in OTHERS else 0) for k, fate in enumerate(places)}
-    for k, (who, (colour, label)) in enumerate(WHO.items()):
+    shown = [who for who in WHO if len(table.where(who=who))]
+    width = 0.8 / len(shown)
+    for k, who in enumerate(shown):
+        colour, label = WHO[who]
         rows = table.where(who=who)
-        x = [at[f] + 0.4 * k - 0.2 for f in (r["fate"] for r in rows.rows)]
+        beside = width * (k - (len(shown) - 1) / 2)
+        x = [at[r["fate"]] + beside for r in rows.rows]
         heights = [int(r["count"]) for r in rows.rows]
         none = [r["fate"] in OTHERS for r in rows.rows]
-        bars = axes.bar(x, heights, 0.38, color=colour, label=label)
+        bars = axes.bar(x, heights, 0.95 * width, color=colour, label=label)
         axes.bar_label(bars, fontsize=6, padding=1)
         for bar, hatched in zip(bars, none, strict=True):
             if hatched:
@@ -74,6 +80,7 @@ def _one(axes: Any, table: Table, d: int, title: str) -> None:
         label="⌊d/2⌋, the paper's bound",
     )
     axes.set_xticks([at[p] for p in places], [OTHERS.get(p, p) for p in places], fontsize=7)
+    axes.set_xlim(-0.6, max(at.values()) + 0.6)
     axes.margins(y=0.15)
     figures.tidy(axes, "rank of the limit  |  no limit", "cases", title)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,10 @@ from . import EXPERIMENTS, Experiment
 from ._errata import ERRATA
 from ._errors import ExperimentError
 from ._files import read_json, write_text
-from ._results import Claim, Listing
+from ._results import VERDICTS, Claim, Listing
+
+# Runs of letters that are no part of a number: the e of 1e-3 is.
+WORDS = re.compile(r"[^\W\d_]+")
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -26,11 +30,12 @@ th, td { padding: .25rem .6rem; border-bottom: 1px solid #ddd; text-align: right
 th { border-bottom: 2px solid #888; } td.text, th.text { text-align: left; }
 .verdict { font-weight: 600; white-space: nowrap; }
 .holds { color: #00694f; } .does-not-hold { color: #a63d00; } .holds-in-part { color: #7a5600; }
-.note, .made { color: #555; font-size: .86rem; } .warning { color: #a63d00; font-weight: 600; }
+.note, .made, figcaption { color: #555; font-size: .86rem; } .warning { color: #a63d00; font-weight: 600; }
+figure { margin: 1.4rem 0; } td.text { overflow-wrap: anywhere; min-width: 4rem; }
 @media (prefers-color-scheme: dark) {
   body { color: #e6e6e6; background: #16181b; } th, td { border-color: #444; }
   .holds { color: #4fd0ac; } .does-not-hold { color: #ff9a5c; } .holds-in-part { color: #f0c04a; }
-  .note, .made { color: #aaa; } .warning { color: #ff9a5c; }
+  .note, .made, figcaption { color: #aaa; } .warning { color: #ff9a5c; }
 }
 """
 
@@ -48,8 +53,45 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
             f"({', '.join(EXPERIMENTS)})"
         )
     path = folder / "report.html" if output is None else output
-    write_text(path, page([section(e, folder / e.name) for e in found]))
+    write_text(path, page([contents(found, folder), *(section(e, folder / e.name) for e in found)]))
     return path
+
+
+def contents(found: list[Experiment], folder: Path) -> str:
+    """What is on the page, and how many statements of the documents hold."""
+    rows = []
+    for e in found:
+        claims = _claims_of(e, folder / e.name)
+        counts = [sum(c.verdict == v for c in claims) for v in VERDICTS]
+        cells = "".join(
+            f'<td class="{v.replace(" ", "-")}">{n or "–"}</td>'
+            for v, n in zip(VERDICTS, counts, strict=True)
+        )
+        quick = " (quick run)" if read_json(folder / e.name / "manifest.json")["quick"] else ""
+        link = f'<a href="#{e.name}">{escape(e.name)}</a>{quick}'
+        rows.append(
+            f'<tr><td class="text">{link}</td><td class="text">{escape(e.reproduces)}</td>{cells}</tr>'
+        )
+    head = "".join(f"<th>{v}</th>" for v in VERDICTS)
+    return (
+        '<div class="scroll"><table><tr><th class="text">experiment</th>'
+        f'<th class="text">reproduces</th>{head}</tr>\n' + "\n".join(rows) + "</table></div>"
+        '<p class="note">Statements of the documents by what became of them here; each is below, beside what '
+        "was measured.</p>"
+    )
+
+
+def _claims_of(e: Experiment, folder: Path) -> list[Claim]:
+    path = folder / "metrics.json"
+    if not path.exists():
+        return []
+    try:
+        return e.claims(read_json(path))
+    except KeyError as error:
+        raise ExperimentError(
+            f"{path}: written by another version of qkcore (no {error}); "
+            f"run it again: qkcore run {e.name} --out {folder.parent}"
+        ) from error
 
 
 def page(sections: list[str]) -> str:
@@ -77,7 +119,7 @@ def section(e: Experiment, folder: Path) -> str:
             "what follows is what there was.</p>"
         )
     if (folder / "metrics.json").exists():
-        parts.append(_claims(e.claims(read_json(folder / "metrics.json"))))
+        parts.append(_claims(_claims_of(e, folder)))
         parts += [_figure(p) for p in sorted(folder.glob("*.png"))]
         parts += [_table(t) for t in e.tables(folder)]
     parts.append(_errata(e))
@@ -100,7 +142,8 @@ def _claims(claims: list[Claim]) -> str:
 def _figure(path: Path) -> str:
     data = base64.b64encode(path.read_bytes()).decode()
     name = escape(path.stem)
-    return f'<figure><img alt="{name}" src="data:image/png;base64,{data}"></figure>'
+    caption = f"<figcaption>{name}.png</figcaption>"
+    return f'<figure><img alt="{name}" src="data:image/png;base64,{data}">{caption}</figure>'
 
 
 def _table(t: Listing) -> str:
@@ -119,7 +162,12 @@ def _table(t: Listing) -> str:
 
 
 def _is_figure(cell: str) -> bool:
-    return cell == "–" or cell[:1].isdigit() or cell[:2].lstrip("-−")[:1].isdigit()
+    """Numbers, ranges and shares are set right, words left.
+
+    >>> [_is_figure(c) for c in ("–", "-0.62", "3 of 47", "1e-3 (0.1–2)", "100 converged", "softmax")]
+    [True, True, True, True, False, False]
+    """
+    return not any(len(word) > 1 and word not in ("of", "to") for word in WORDS.findall(cell))
 
 
 def _errata(e: Experiment) -> str:

@@ -67,7 +67,7 @@ def _weak(folder: Path, metrics: dict[str, Any]) -> Path:
     """Figure 2b, for both observables and every scheme."""
     rows = Table.read(folder / "weak_error.csv")
     schemes = list(metrics["weak"]["model"])
-    made = figures.figure(4.4 * len(schemes), 7)
+    made = figures.figure(4.8 * len(schemes), 8.2)
     axes: Any = made.subplots(2, len(schemes), sharex=True, squeeze=False)
     for j, scheme in enumerate(schemes):
         for i, observable in enumerate(OBSERVED):
@@ -90,7 +90,8 @@ def _weak(folder: Path, metrics: dict[str, Any]) -> Path:
             at.set_xscale("log", base=2)
             at.set_yscale("log")
             at.set_ylim(seen.min() / 4, 4 * seen.max())  # error bars may reach down to 0
-            at.legend(fontsize="x-small", framealpha=0.85, edgecolor="none")
+            figures.headroom(at, 0.3)
+            at.legend(fontsize="x-small", framealpha=0.85, edgecolor="none", loc="upper right")
             title = SCHEMES.get(scheme, scheme) if i == 0 else ""
             figures.tidy(at, "K" if i else "", f"Δ_K of the {OBSERVED[observable]}", title)
     return figures.save(made, folder / "weak_error.png")

@@ -42,34 +42,51 @@ def _bands(axes: Any, x: Any, groups: list[Any], colour: str, label: str, **styl
 
 
 def _diagnostics(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
+    """A column for each model, a row for each check: that wide it can be read on a page."""
     moves, bins = Table.read(folder / "transitions.csv"), Table.read(folder / "locking.csv")
     gaps, turn = Table.read(folder / "curvature.csv"), Table.read(folder / "rotation.csv")
     evi = Table.read(folder / "evi.csv")
-    made = figures.figure(19, 3.4 * len(shown))
-    grid = made.subplots(len(shown), 6, squeeze=False)
-    for line, name in zip(grid, shown, strict=True):
+    made = figures.figure(3.0 * len(shown) + 2.2, 15)
+    grid = made.subplots(6, len(shown), squeeze=False)
+    for column, name in zip(grid.T, shown, strict=True):
         part = moves.where(model=name)
-        _gate_panel(line[0], part, models[name], name)
-        _motion_panel(line[1], part)
-        _locking_panel(line[2], bins.where(model=name))
-        _gap_panel(line[3], gaps.where(model=name))
-        _evi_panel(line[4], evi.where(model=name))
-        _turn_panel(line[5], turn, name, models[name])
+        _gate_panel(column[0], part, models[name], name)
+        _motion_panel(column[1], part)
+        _locking_panel(column[2], bins.where(model=name))
+        _gap_panel(column[3], gaps.where(model=name))
+        _evi_panel(column[4], evi.where(model=name))
+        _turn_panel(column[5], turn, name, models[name])
         for k in (0, 1, 3, 4, 5):
-            _whole(line[k])
+            _whole(column[k])
+    for row in grid:
+        for axes in row[1:]:
+            axes.set_ylabel("")
+        handles: dict[str, Any] = {}
+        for axes in row:
+            found = axes.get_legend_handles_labels()
+            handles |= dict(zip(found[1], found[0], strict=True))
+        row[-1].legend(
+            handles.values(),
+            handles,
+            fontsize="small",
+            frameon=False,
+            loc="center left",
+            bbox_to_anchor=(1.0, 0.5),
+        )
     return figures.save(made, folder / "diagnostics.png")
 
 
 def _gate_panel(axes: Any, part: Table, model: Row, name: str) -> None:
     at, groups = _by(part, "layer", "square")
-    _bands(axes, at + 1, groups, figures.BLUE, "one layer")
+    _bands(axes, at + 1, groups, figures.BLUE, "one layer: median\nand quartiles of heads")
     per_head = np.array([g.mean() for g in groups])
     axes.plot(at + 1, np.cumsum(per_head), color=figures.RED, label="summed, mean head")
     axes.axhline(0.15, color=figures.GREY, linestyle="--", linewidth=1, label="gate, 0.15")
     axes.set_yscale("log")
-    axes.legend(fontsize="x-small", frameon=False)
+    figures.plain_log(axes)
     kind = "" if model["about"]["trained"] else " (random weights)"
-    figures.tidy(axes, "layer", "mean (Δz)²", f"{name}{kind}\nP0: variation of logits")
+    figures.tidy(axes, "layer", "mean (Δz)²")
+    axes.set_title(f"{name}{kind}\nP0: variation of logits", fontsize="medium")
 
 
 def _motion_panel(axes: Any, part: Table) -> None:
@@ -81,7 +98,7 @@ def _motion_panel(axes: Any, part: Table) -> None:
         at, groups = _by(part, "layer", column)
         _bands(axes, at + 1, groups, colour, label)
     axes.set_yscale("log")
-    axes.legend(fontsize="x-small", frameon=False)
+    figures.plain_log(axes)
     figures.tidy(axes, "layer", "total variation", "P1: motion and its budget")
 
 
@@ -92,7 +109,7 @@ def _locking_panel(axes: Any, part: Table) -> None:
     used = np.array([r.sum() > 0 for r in rows])
     for column, colour, label in (
         ("bound", figures.GREY, "bound (sharp eq 23)"),
-        ("median", figures.BLUE, "median TV"),
+        ("median", figures.BLUE, "median TV, quartiles"),
     ):
         _, groups = _by(part, "bin", column)
         with np.errstate(all="ignore"):
@@ -109,10 +126,9 @@ def _locking_panel(axes: Any, part: Table) -> None:
         alpha=0.2,
         linewidth=0,
     )
-    axes.axvline(0.1, color=figures.GREY, linestyle=":", linewidth=1)
+    axes.axvline(0.1, color=figures.GREY, linestyle=":", linewidth=1, label="locked: to the left")
     axes.set_xscale("log")
-    axes.set_ylim(0, 1.02)
-    axes.legend(fontsize="x-small", frameon=False)
+    axes.set_ylim(0, 1.05)
     figures.tidy(axes, "tail mass 1 − max p", "TV to the next layer", "P2: locking")
 
 
@@ -125,20 +141,21 @@ def _gap_panel(axes: Any, part: Table) -> None:
             at + 1, [g.mean() for g in groups], color=_shade(k, len(warm)), label=f"τ = {t:g}"
         )
     axes.set_yscale("log")
-    axes.legend(fontsize="x-small", frameon=False)
-    figures.tidy(axes, "layer", "curvature gap 1 − κ", "P3: contraction")
+    figures.plain_log(axes)
+    figures.tidy(axes, "layer", "curvature gap 1 − κ", "P3: contraction (mean of heads)")
 
 
 def _shade(k: int, n: int) -> Any:
-    """From blue to red."""
-    t = k / max(n - 1, 1)
-    return (0.84 * t, 0.45 - 0.08 * t, 0.70 * (1 - t))
+    """Dark to light, which does not hang on colour."""
+    from matplotlib import colormaps
+
+    return colormaps["viridis"](0.85 * k / max(n - 1, 1))
 
 
 def _evi_panel(axes: Any, part: Table) -> None:
     at, groups = _by(part, "layer", "w2")
     middle, around = (np.array([f(g) for g in groups]) for f in (np.mean, np.std))
-    axes.plot(at + 1, middle, color=figures.BLUE)
+    axes.plot(at + 1, middle, color=figures.BLUE, label="mean ± sd of rows")
     axes.fill_between(
         at + 1,
         np.maximum(middle - around, 0),
@@ -148,7 +165,7 @@ def _evi_panel(axes: Any, part: Table) -> None:
         linewidth=0,
     )
     axes.set_ylim(bottom=0)
-    figures.tidy(axes, "layer", "Sinkhorn W₂² to the last", "P3: EVI (mean ± sd)")
+    figures.tidy(axes, "layer", "Sinkhorn W₂² (positions²)", "P3, EVI: to the last layer's rows")
 
 
 def _turn_panel(axes: Any, turn: Table, name: str, model: Row) -> None:
@@ -160,7 +177,7 @@ def _turn_panel(axes: Any, turn: Table, name: str, model: Row) -> None:
         "o-",
         markersize=3,
         color=figures.BLUE,
-        label="trained" if model["about"]["trained"] else "random weights",
+        label="the model",
     )
     axes.plot(
         part["layer"] + 1, part["chance"], ":", color=figures.GREY, label="velocities shuffled"
@@ -175,7 +192,6 @@ def _turn_panel(axes: Any, turn: Table, name: str, model: Row) -> None:
             label="weights shuffled",
         )
     axes.set_ylim(0, 1.05)
-    axes.legend(fontsize="x-small", frameon=False)
     figures.tidy(axes, "layer", "share of kinetic energy", "P4: rotation")
 
 
@@ -188,47 +204,60 @@ def _whole(axes: Any) -> None:
 
 def _regimes(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
     heads = Table.read(folder / "heads.csv")
-    height = sum(_height(models[n]) for n in shown)
-    made = figures.figure(13, height)
-    grid = made.subplots(
-        len(shown), 3, squeeze=False, height_ratios=[_height(models[n]) for n in shown]
-    )
-    for line, name in zip(grid, shown, strict=True):
-        part = heads.where(model=name)
-        of = ", unmasked logits" if models[name]["about"]["causal"] else ""
-        for axes, column, title in (
-            (line[0], "entropy_production", f"{name}: entropy production, log10 nats{of}"),
-            (line[1], "unbalanced", f"unbalanced share of the flow{of}"),
-            (line[2], "sink_first", "mass on the first token"),
-        ):
-            table = _matrix(part, column)
-            if column == "entropy_production":
-                table = np.log10(np.maximum(table, 1e-16))
-                image = axes.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest")
-            else:
-                image = axes.imshow(
-                    table, aspect="auto", cmap="viridis", interpolation="nearest", vmin=0, vmax=1
-                )
-            made.colorbar(image, ax=axes, fraction=0.05)
-            axes.set_title(title, fontsize="small")
-            axes.set_xlabel("head")
-            axes.set_ylabel("layer")
-            axes.set_xticks(
-                range(table.shape[1]),
-                [str(h + 1) for h in range(table.shape[1])],
-                fontsize="x-small",
-            )
-            step = max(1, table.shape[0] // 12)
-            axes.set_yticks(
-                range(0, table.shape[0], step),
-                [str(k + 1) for k in range(0, table.shape[0], step)],
-                fontsize="x-small",
-            )
+    heights = [_height(models[n]) for n in shown]
+    made = figures.figure(12, sum(heights))
+    for part, name in zip(_rows(made, heights), shown, strict=True):
+        causal = models[name]["about"]["causal"]
+        of = ": causal; the first two of its logits without the mask" if causal else ""
+        part.suptitle(name + of, fontsize="medium")
+        rows = heads.where(model=name)
+        for axes, (column, title, unit) in zip(part.subplots(1, 3), HEAD_MAPS, strict=True):
+            _head_map(part, axes, _matrix(rows, column), column, unit)
+            axes.set_title(title, fontsize="medium")
     return figures.save(made, folder / "regimes.png")
 
 
+def _rows(made: Any, heights: list[float]) -> list[Any]:
+    """A part of the figure for each model, so that its name can stand above its panels."""
+    return list(made.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).ravel())
+
+
+HEAD_MAPS = (
+    ("entropy_production", "entropy production", "nats per step"),
+    ("unbalanced", "unbalanced share of the flow", "share"),
+    ("sink_first", "mass on the first token", "share"),
+)
+
+
+def _head_map(made: Any, axes: Any, table: Any, column: str, unit: str) -> None:
+    from matplotlib.colors import LogNorm, Normalize
+    from matplotlib.ticker import LogLocator
+
+    scale: Any = Normalize(0, 1)
+    ticks: Any = (0, 0.5, 1)
+    if column == "entropy_production":
+        positive = table[np.isfinite(table) & (table > 0)]
+        # Below 1e-10 nats is rounding: it would eat the colours of what is there.
+        low, high = (positive.min(), positive.max()) if positive.size else (1e-10, 1.0)
+        scale = LogNorm(max(low, 1e-10), max(high, 2e-10))
+        table = np.where(table <= scale.vmin, scale.vmin, table)
+        ticks = LogLocator(10, subs=(1, 2, 5) if high < 100 * low else (1,))
+    image = axes.imshow(table, aspect="auto", cmap="viridis", interpolation="nearest", norm=scale)
+    bar = made.colorbar(image, ax=axes, label=unit, shrink=0.9, pad=0.02, ticks=ticks)
+    bar.ax.yaxis.set_major_formatter("{x:g}")
+    bar.minorticks_off()
+    axes.set_xlabel("head")
+    axes.set_ylabel("layer")
+    layers, heads = table.shape
+    step = max(1, layers // 10)
+    axes.set_xticks(range(heads), [str(h + 1) for h in range(heads)], fontsize="x-small")
+    axes.set_yticks(
+        range(0, layers, step), [str(k + 1) for k in range(0, layers, step)], fontsize="x-small"
+    )
+
+
 def _height(model: Row) -> float:
-    return float(np.clip(0.14 * model["about"]["layers"] + 1.2, 2.0, 5.5))
+    return float(np.clip(0.12 * model["about"]["layers"] + 1.9, 2.7, 6.0))
 
 
 def _matrix(part: Table, column: str) -> Any:
@@ -246,8 +275,9 @@ def _matrix(part: Table, column: str) -> Any:
 
 
 def _depth(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
+    """Medians over heads and passages, with quartiles."""
     layers, heads = Table.read(folder / "layers.csv"), Table.read(folder / "heads.csv")
-    made = figures.figure(15, 7.6)
+    made = figures.figure(12.5, 7.6)
     grid = made.subplots(2, 3).ravel()
     panels: tuple[tuple[str, Table, str, str], ...] = (
         ("cosine", layers, "mean cosine of two tokens", "tokens cluster"),
@@ -278,9 +308,13 @@ def _depth(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
                     axes.plot(x, [np.median(g) for g in chosen], style, color=colour, linewidth=1)
         if column in ("entropy_production", "update"):
             axes.set_yscale("log")
+            figures.plain_log(axes)
         figures.tidy(axes, "depth / layers", label, title)
-    grid[0].legend(fontsize="small", frameon=False)
-    made.suptitle(
-        "median and quartiles over heads and passages; dashed: weights shuffled", fontsize="small"
-    )
+    from matplotlib.lines import Line2D
+
+    handles, labels = grid[0].get_legend_handles_labels()
+    if any(f"{name}-shuffled" in models for name in shown):
+        handles.append(Line2D([], [], color=figures.GREY, linestyle="--", linewidth=1))
+        labels.append("weights shuffled")
+    made.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False)
     return figures.save(made, folder / "depth.png")

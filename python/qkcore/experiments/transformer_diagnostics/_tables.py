@@ -5,16 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from .._files import read_json
+import numpy as np
+
+from .._files import Table, read_json
 from .._results import Listing, number
 
 Row = dict[str, Any]
 
 
 def tables(folder: Path) -> list[Listing]:
-    """Models, P0 to P4, verdicts, regimes, depth."""
+    """Models, P0 to P4, verdicts, regimes, of every head too, depth."""
     models: dict[str, Row] = read_json(folder / "metrics.json")["models"]
-    return [_models(models), _checks(models), _verdicts(models), _regimes(models), _depth(models)]
+    heads = Table.read(folder / "heads.csv")
+    each = [_heads(n, m, heads) for n, m in models.items() if not n.endswith("-shuffled")]
+    first = [_models(models), _checks(models), _verdicts(models), _regimes(models)]
+    return [*first, *each, _depth(models)]
 
 
 def spread(found: Row, digits: int = 3) -> str:
@@ -141,6 +146,32 @@ def _regimes(models: dict[str, Row]) -> Listing:
         "reducible, token 0 absorbs: their regime is that of the same logits without the mask."
     )
     return Listing("Attention as a Markov chain", header, tuple(rows), note)
+
+
+def _heads(name: str, model: Row, heads: Table) -> Listing:
+    """Entropy production of every head, mean over passages; regimes of all of them together."""
+    here = heads.where(model=name)
+    count = model["about"]["heads"]
+    rows = []
+    for layer in range(model["about"]["layers"]):
+        of_layer = here.where(layer=str(layer))
+        single = [r["regime"] for r in of_layer.rows if r["head"] != "-1"]
+        regimes = ", ".join(f"{single.count(k)} {k}" for k in sorted(set(single)))
+        cells = []
+        for h in (*range(count), -1):
+            values = of_layer.where(head=str(h))["entropy_production"]
+            values = values[np.isfinite(values)]
+            cells.append(number(float(values.mean()), 2) if values.size else "–")
+        rows.append((str(layer + 1), regimes, *cells))
+    title = "Entropy production by layer and head"
+    of = " (logits without the mask)" if model["about"]["causal"] else ""
+    return Listing(
+        f"{title}: {name}{of}",
+        ("layer", "regimes", *(str(h + 1) for h in range(count)), "mean of heads"),
+        tuple(rows),
+        "Nats per step at the stationary law, means over passages; last: the chain whose matrix is the "
+        "mean of the heads.",
+    )
 
 
 def _depth(models: dict[str, Row]) -> Listing:
