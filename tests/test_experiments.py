@@ -481,5 +481,5 @@ def test_report_counts_verdicts(results: Results, tmp_path: Path) -> None:
 def test_report_refuses_results_of_another_version(results: Results, tmp_path: Path) -> None:
     shutil.copytree(results("regimes").folder, tmp_path / "regimes")
     (tmp_path / "regimes" / "metrics.json").write_text("{}")
-    with pytest.raises(experiments.ExperimentError, match="another version .* qkcore run regimes"):
+    with pytest.raises(experiments.ExperimentError, match=r"another version .* qkcore run regimes"):
         _report.write_report(tmp_path)

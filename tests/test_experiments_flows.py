@@ -19,6 +19,8 @@ from qkcore import cli, experiments
 from qkcore.experiments import (
     _configs,
     _covariances,
+    _figures,
+    _ranks_show,
     _report,
     gaussian_cones,
     particles,
@@ -211,6 +213,24 @@ def test_in_the_report(results: Results, tmp_path: Path) -> None:
     text = _report.write_report(tmp_path).read_text()
     assert text.count("data:image/png;base64,") == sum(map(len, FIGURES.values()))
     assert _report.escape(_report.ERRATA[27]) in text
+
+
+@pytest.mark.parametrize("who", [["ours"], ["ours", "published"]])
+def test_bars_stand_at_their_ranks(who: list[str]) -> None:
+    """One series is centred at its rank, two are beside it; the legend names no series that is not there."""
+    rows = [{"who": w, "fate": f, "count": "3"} for w in who for f in ("1", "2", "diverged")]
+    axes = _figures.figure(4, 3).subplots()
+    _ranks_show._one(axes, Table(rows), 3, "title")
+    centres = np.array([bar.get_x() + bar.get_width() / 2 for bar in axes.patches])
+    middle = centres.reshape(len(who), 3).mean(axis=0)
+    ticks = dict(
+        zip((t.get_text() for t in axes.get_xticklabels()), axes.get_xticks(), strict=True)
+    )
+    np.testing.assert_allclose(middle, [ticks["1"], ticks["2"], ticks["di-\nverged"]])
+    widths = [bar.get_width() for bar in axes.patches]
+    assert max(widths) * len(who) < 1, "bars of neighbouring ranks do not touch"
+    labels = axes.get_legend_handles_labels()[1]
+    assert ("published procedure" in labels) == ("published" in who)
 
 
 # ---- gaussian-cones ------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import csv
 import hashlib
 import json
 import shutil
@@ -100,6 +101,29 @@ def test_files_and_schema(done: experiments.Outcome) -> None:
     json.loads((done.folder / "metrics.json").read_text(), parse_constant=lambda c: pytest.fail(c))
     for table in experiments.get(NAME).tables(done.folder):
         assert table.rows and all(len(r) == len(table.header) for r in table.rows)
+
+
+def test_entropy_production_of_every_head_is_listed(done: experiments.Outcome) -> None:
+    """EOT-16, DAC-8: the table by layer and head holds the means over passages, and all regimes."""
+    found = [t for t in experiments.get(NAME).tables(done.folder) if "layer and head" in t.title]
+    assert len(found) == len(done.metrics["models"])
+    for listing, (name, model) in zip(found, done.metrics["models"].items(), strict=True):
+        assert name in listing.title
+        assert ("without the mask" in listing.title) == model["about"]["causal"]
+        sums: dict[tuple[str, str], list[float]] = {}
+        with (done.folder / "heads.csv").open() as file:
+            for row in csv.DictReader(file):
+                if row["model"] == name:
+                    key = row["layer"], row["head"]
+                    sums.setdefault(key, []).append(float(row["entropy_production"]))
+        heads = [str(h) for h in range(model["about"]["heads"])] + ["-1"]
+        assert len(listing.rows) == model["about"]["layers"]
+        for k, (layer, regimes, *cells) in enumerate(listing.rows):
+            assert layer == str(k + 1)
+            each = [sums[str(k), h] for h in heads]
+            assert cells == [f"{sum(v) / len(v):.2g}" for v in each]
+            counted = sum(int(part.split()[0]) for part in regimes.split(", "))
+            assert counted == done.config["passages"] * model["about"]["heads"]
 
 
 def test_random_weights_decide_nothing(done: experiments.Outcome) -> None:
