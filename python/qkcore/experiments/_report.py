@@ -31,7 +31,7 @@ th { border-bottom: 2px solid #888; } td.text, th.text { text-align: left; }
 .verdict { font-weight: 600; white-space: nowrap; }
 .holds { color: #00694f; } .does-not-hold { color: #a63d00; } .holds-in-part { color: #7a5600; }
 .note, .made, figcaption { color: #555; font-size: .86rem; } .warning { color: #a63d00; font-weight: 600; }
-figure { margin: 1.4rem 0; } td.text { overflow-wrap: anywhere; min-width: 4rem; }
+figure { margin: 1.4rem 0; } td:not(.text) { white-space: nowrap; }
 @media (prefers-color-scheme: dark) {
   body { color: #e6e6e6; background: #16181b; } th, td { border-color: #444; }
   .holds { color: #4fd0ac; } .does-not-hold { color: #ff9a5c; } .holds-in-part { color: #f0c04a; }

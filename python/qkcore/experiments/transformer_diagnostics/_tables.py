@@ -18,8 +18,8 @@ def tables(folder: Path) -> list[Listing]:
     models: dict[str, Row] = read_json(folder / "metrics.json")["models"]
     heads = Table.read(folder / "heads.csv")
     each = [_heads(n, m, heads) for n, m in models.items() if not n.endswith("-shuffled")]
-    first = [_models(models), _checks(models), _verdicts(models), _regimes(models)]
-    return [*first, *each, _depth(models)]
+    checks = [_first_checks(models), _last_checks(models), _verdicts(models)]
+    return [_models(models), *checks, _regimes(models), *each, _depth(models)]
 
 
 def spread(found: Row, digits: int = 3) -> str:
@@ -50,17 +50,14 @@ def _models(models: dict[str, Row]) -> Listing:
     )
 
 
-def _checks(models: dict[str, Row]) -> Listing:
+def _first_checks(models: dict[str, Row]) -> Listing:
     header = (
         "model", "P0: variation", "longest stretch within 0.15", "P1: TV per layer", "budget",
-        "missed by an Euler step", "P2: locked rows", "their TV", "P3: gap", "fall when warmed",
-        "heads that fall", "P4: R", "share", "by chance",
+        "missed by an Euler step", "P2: locked rows", "their TV",
     )  # fmt: skip
     rows = []
     for name, m in models.items():
-        gate, p1, p2, p3, p4 = (
-            m[k] for k in ("gate", "adequacy", "locking", "contraction", "rotation")
-        )
+        gate, p1, p2 = (m[k] for k in ("gate", "adequacy", "locking"))
         rows.append(
             (
                 name,
@@ -71,16 +68,36 @@ def _checks(models: dict[str, Row]) -> Listing:
                 percent(p1["missed"]["mean"]),
                 percent(p2["locked_share"]["mean"]),
                 spread(p2["locked_tv"]),
+            )
+        )
+    note = "Means over passages ± standard deviation."
+    return Listing("P0, P1, P2, whatever the gate says", header, tuple(rows), note)
+
+
+def _last_checks(models: dict[str, Row]) -> Listing:
+    header = (
+        "model", "P3: gap", "fall when warmed", "heads that fall", "P4: R", "share", "of the median layer",
+        "by chance",
+    )  # fmt: skip
+    rows = []
+    for name, m in models.items():
+        p3, p4 = m["contraction"], m["rotation"]
+        rows.append(
+            (
+                name,
                 spread(p3["gap"]),
                 percent(p3["fall"]["mean"]),
                 percent(p3["heads_that_fall"]),
                 f"{number(p4['energy'])} [{number(p4['interval'][0])}, {number(p4['interval'][1])}]",
                 percent(p4["share"]),
+                percent(p4["median_share"]),
                 percent(p4["chance"]),
             )
         )
-    note = "Means over passages ± standard deviation; P4 over the tokens of all passages, central layers."
-    return Listing("P0 to P4, whatever the gate says", header, tuple(rows), note)
+    note = (
+        "P3: means over passages ± standard deviation; P4: tokens of all passages, central layers."
+    )
+    return Listing("P3, P4, whatever the gate says", header, tuple(rows), note)
 
 
 def _verdicts(models: dict[str, Row]) -> Listing:
