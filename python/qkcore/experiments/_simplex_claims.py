@@ -121,7 +121,7 @@ def _depth(found: dict[str, Any], start: dict[str, Any], jumps: dict[str, Any]) 
             "theorem 3.1",
             "e^Γ − 1",
             f"exceeded at drifts of size {', '.join(fails) or '–'}: without a drift the factor is 0 and the "
-            f"error stays; e^Γ is exceeded at {len(start['corrected_fails_at'])} (erratum 7g)",
+            f"error stays; e^Γ is exceeded in {len(start['corrected_fails_at'])} cases (erratum 7g)",
             "does not hold" if fails else "holds",
         ),
         Claim(
