@@ -17,6 +17,7 @@ import pytest
 
 import qkcore as qk
 
+from .device_libraries import xp  # noqa: F401
 from .quick_runs import no_figures, results  # noqa: F401  (fixtures of all modules)
 
 # No example database: a test run leaves no files behind. A failing example is printed with

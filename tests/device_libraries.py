@@ -6,14 +6,17 @@ qkcore_cuda and the library itself (marker gpu).
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from qkcore._device import _backend
 from tests import fake_cuda
 
 Array = NDArray[Any]
@@ -80,3 +83,24 @@ def library(name: str) -> Library:
 
         jax.config.update("jax_enable_x64", True)
     return Library() if name == "simt" else Real(name)
+
+
+@pytest.fixture(params=LIBRARIES)
+def xp(request: pytest.FixtureRequest) -> Iterator[Library]:
+    """An array library; whatever a test leaves behind on the device is found."""
+    chosen = library(request.param)
+    if chosen.is_real:
+        yield chosen
+        return
+    module = fake_cuda.module()
+    before = _backend._use(module)
+    module.simt_clear()
+    module.simt_devices(2)
+    module.simt_seed(7)
+    gc.collect()
+    alive = module.live_allocations()
+    yield chosen
+    _backend._use(before)
+    gc.collect()
+    assert module.simt_reports() == ""
+    assert module.live_allocations() == alive

@@ -6,9 +6,7 @@ streams, the module's host code, the kernels. On a machine with a device the sam
 
 from __future__ import annotations
 
-import gc
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,33 +14,11 @@ import pytest
 from numpy.typing import NDArray
 
 import qkcore as qk
-from qkcore._device import _backend
 from tests import fake_cuda
-from tests.device_libraries import HAS_DEVICE, LIBRARIES, Library, library
+from tests.device_libraries import HAS_DEVICE, Library
 
 Array = NDArray[Any]
 DTYPES = ("float32", "float64")
-
-
-@pytest.fixture(params=LIBRARIES)
-def xp(request: pytest.FixtureRequest) -> Iterator[Library]:
-    """An array library; whatever a test leaves behind on the device is found."""
-    chosen = library(request.param)
-    if chosen.is_real:
-        yield chosen
-        return
-    module = fake_cuda.module()
-    before = _backend._use(module)
-    module.simt_clear()
-    module.simt_devices(2)
-    module.simt_seed(7)
-    gc.collect()
-    alive = module.live_allocations()
-    yield chosen
-    _backend._use(before)
-    gc.collect()
-    assert module.simt_reports() == ""
-    assert module.live_allocations() == alive
 
 
 @pytest.mark.gpu

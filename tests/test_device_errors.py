@@ -333,14 +333,14 @@ def test_wrong_streams(stream: Any) -> None:
             r"X0: wanted particles of shape \(N, 3\)",
         ),
         (
-            lambda: flow(asarray(X), t_eval=np.array([0.5])),
+            lambda: flow(asarray(X), t_eval=np.array([1.5])),
             ValueError,
-            r"t_eval: wanted None for particles",
+            r"t_eval: wanted times within t_span",
         ),
         (
-            lambda: flow(asarray(X), weights=HALF),
+            lambda: flow(asarray(X), weights=HALF[:3]),
             ValueError,
-            r"weights: wanted None for particles on a device",
+            r"weights: wanted 7 entries, one per particle, got 3",
         ),
         (lambda: flow(asarray(X), kind="sinkhorn"), ValueError, r"kind: wanted one of softmax"),
     ],
@@ -424,6 +424,10 @@ def every_call() -> list[Callable[[], Any]]:
     s = qk.scores.dot(x)
     eye = np.eye(3)
     field = qk.AttentionField("softmax", Q=eye, K=eye, V=eye)
+    unit = asarray(X / np.linalg.norm(X, axis=1, keepdims=True))
+    weighted = {"weights": np.arange(1.0, 8), "mask": HALF}
+    sphere = qk.AttentionField("softmax", Q=eye, K=eye, V=eye, sphere=True, **weighted)
+    centred = qk.AttentionField("linear", Q=eye, K=eye, V=eye, centred=True, **weighted)
     return [
         lambda: qk.scores.forward(x, W=asarray(eye)),
         lambda: qk.softmax(s) @ x,
@@ -434,6 +438,8 @@ def every_call() -> list[Callable[[], Any]]:
         lambda: field(x),
         lambda: qk.flow(field, x, (0.0, 1.0), "rk4", n_steps=2),
         lambda: qk.flow(field, x, (0.0, 1.0)),
+        lambda: qk.flow(sphere, unit, (0.0, 1.0), "heun", n_steps=2, t_eval=[0.2]),
+        lambda: qk.flow(centred, x, (0.0, 1.0), "euler", n_steps=2, blow_up=4.0, clusters=(1, 0.1)),
     ]
 
 

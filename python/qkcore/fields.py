@@ -201,7 +201,7 @@ class AttentionField:
     def __call__(self, X: npt.ArrayLike, t: float = 0.0, *, n_threads: int | None = None) -> Real:
         """The velocities (N, d) of particles X (N, d) at time t, in the dtype of X."""
         if _device.on_device(X):
-            from ._device._flow import velocity
+            from ._device._velocity import velocity
 
             moved: Real = velocity(self, X, _checks.number("t", t))
             return moved

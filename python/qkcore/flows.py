@@ -132,7 +132,7 @@ def flow(
             span,
             n_steps,
             (rtol, atol),
-            {"t_eval": t_eval, "blow_up": blow_up, "clusters": clusters},
+            (t_eval, blow_up, clusters),
             (first_step, min_step, max_step, max_steps),
             progress,
         )
@@ -190,18 +190,12 @@ def _flow_on_device(
     span: tuple[float, float],
     n_steps: int | None,
     tolerances: tuple[float | None, float | None],
-    events: dict[str, Any],
+    events: tuple[npt.ArrayLike | None, float | None, tuple[int, float] | None],
     steps: tuple[float | None, float | None, float | None, int],
     progress: bool,
 ) -> ParticleFlow:
     from ._device import _flow as device
 
-    for name, value in events.items():
-        if value is not None:
-            raise ValueError(
-                f"{name}: wanted None for particles on a device, got {value!r}; take the states of "
-                "the steps, or run on the CPU"
-            )
     if not (isinstance(field, AttentionField) or callable(field)):
         raise TypeError(
             f"field: wanted an AttentionField or a function (X, t) -> velocity, got {field!r}"
@@ -212,6 +206,7 @@ def _flow_on_device(
     itemsize = 8 if "64" in str(getattr(X0, "dtype", "")) else 4
     chosen = _steps(method, n_steps, *tolerances, itemsize)
     first, least, most, limit = steps
+    t_eval, blow_up, clusters = events
     bar = _Bar(progress, span)
     try:
         t, x, status, taken, rejected, evaluations = device.flow(
@@ -229,6 +224,9 @@ def _flow_on_device(
                 _checks.integer_within("max_steps", limit, 1, 2**62, "accepted and rejected"),
                 breaks,
                 bar.call,
+                None if t_eval is None else checks.output_times(t_eval, span),
+                _optional("blow_up", blow_up),
+                **_cluster_event(clusters),
             ),
         )
     finally:
