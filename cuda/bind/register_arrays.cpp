@@ -108,6 +108,20 @@ Array entry_of(const Array& array, Index index) {
     return out;
 }
 
+// Entries first to last (exclusive) of an axis that is counted from the end (-1: the last); shares the memory.
+Array cut_of(const Array& array, Index axis, Index first, Index last) {
+    const auto n = static_cast<Index>(array.shape.size());
+    if (axis >= 0 || axis < -n) throw nb::index_error("axis: wanted -1, -2, ... up to the number of axes");
+    const auto at = static_cast<std::size_t>(n + axis);
+    if (first < 0 || last < first || last > array.shape[at])
+        throw nb::index_error("first, last: outside of the axis");
+    Array out = array;
+    const auto offset = static_cast<std::size_t>(first * array.strides[at]) * size_of(array.dtype);
+    out.data = static_cast<unsigned char*>(array.data) + offset;
+    out.shape[at] = last - first;
+    return out;
+}
+
 void synchronize_on(int device, nb::handle stream_given) {
     const Stream stream = stream_of(stream_given);
     const DeviceGuard guard(device);
@@ -170,6 +184,8 @@ void register_arrays(nb::module_& module) {
             },
             "the last two axes exchanged; shares the memory")
         .def("entry", &entry_of, "index"_a, "entry of the first axis; shares the memory")
+        .def("cut", &cut_of, "axis"_a, "first"_a, "last"_a,
+             "entries first to last (exclusive) of an axis counted from the end; shares the memory")
         .def(
             "expand",
             [](const Array& a) {

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from .. import _checks
-from ._arrays import Context
-from ._operators import DeviceMarkovOperator
-from ._scores import SOFTMAX, DeviceScores
+from ._bridge_result import DeviceBridge
+from ._scores import SOFTMAX, DeviceScores, one_of
 
 __all__ = ["DeviceBridge", "bridge"]
 
@@ -25,73 +22,6 @@ _FIRST, _MOST = 1, 16
 _PATIENCE = 25
 # Weights of a strip of rows are kept between their two uses up to this much scratch memory.
 _STORED_BYTES = 2**30
-
-
-@dataclass(frozen=True, eq=False)
-class DeviceBridge:
-    """A solved bridge whose arrays are on the device; see :class:`qkcore.SchrodingerBridge`.
-
-    ``errors`` are those of the checks (every 1 to 16 iterations), not of every iteration.
-    """
-
-    scores: DeviceScores = field(repr=False)
-    mu: Any = field(repr=False)
-    nu: Any = field(repr=False)
-    f: Any = field(repr=False)
-    """log potential of the rows, a device array"""
-    g: Any = field(repr=False)
-    """log potential of the columns; sum_j nu_j g_j = 0 for balanced problems"""
-    status: str
-    """"converged", or why not: "iteration limit", "stagnated" (at the precision of the dtype),
-    "infeasible" (a row or column with mass sees nothing)"""
-    converged: bool
-    """finite, and the conditions met within ``tol`` at a final check of their own"""
-    n_iter: int
-    n_visits: int
-    errors: npt.NDArray[np.float64] = field(repr=False)
-    """L1 error of the columns at each check"""
-    error: float
-    """L1 error of the worse marginal at the final check (of the optimality conditions if unbalanced)"""
-    worst: float
-    """largest relative error of a single entry of the marginals at the final check"""
-    method: str
-    tol: float
-    penalty: tuple[float, float] = (math.inf, math.inf)
-
-    @cached_property
-    def _log_plan(self) -> DeviceScores:
-        return self.scores.shift(rows=self.f, columns=self.g)
-
-    def plan(self) -> Any:
-        """The coupling as a device array (N, M)."""
-        return self._log_plan._materialize(False, None, None)
-
-    def marginals(self) -> tuple[Any, Any]:
-        """Row and column sums of the coupling, in one pass."""
-        return self._log_plan.marginals()
-
-    @cached_property
-    def forward(self) -> DeviceMarkovOperator:
-        """:math:`\\Pi_{ij}/\\sum_k \\Pi_{ik}`, N x M."""
-        return DeviceMarkovOperator(self.scores.shift(columns=self.g), 1)
-
-    @cached_property
-    def backward(self) -> DeviceMarkovOperator:
-        """:math:`\\Pi_{ij}/\\sum_k \\Pi_{kj}` as an M x N operator whose rows are the columns j."""
-        return DeviceMarkovOperator(self.scores.T.shift(columns=self.f), 1)
-
-    def project(self, V: Any) -> Any:
-        """Barycentric projection: the mean of V (M, k) or (M,) under each row of the coupling."""
-        return self.forward.apply(V)
-
-    def __str__(self) -> str:
-        n, m = self.scores.shape
-        state = "converged" if self.converged else f"not converged ({self.status})"
-        return (
-            f"Schrödinger bridge {n} x {m}, {self.scores.dtype}, on {self.scores.device}: {state}\n"
-            f"  {self.n_iter} iterations ({self.method}), marginal error {self.error:.3g} "
-            f"(tolerance {self.tol:.3g})"
-        )
 
 
 def bridge(
@@ -113,67 +43,106 @@ def bridge(
             f'solver: wanted "auto" or "alternating" for arrays on a device, got {solver!r}; the others '
             "run on the CPU"
         )
-    loop = _Loop(s, mu, nu, penalty, init, max_memory)
+    c, dtype = s._context, str(s.dtype)
+    if s._inputs != dtype:
+        raise TypeError(
+            f"kernel: wanted float32 or float64 for a bridge, got {s._inputs}; convert the points"
+        )
+    if s._batch and report is not None:
+        raise ValueError("kernel: wanted one problem for a callback or a progress bar, got a batch")
     tol = _TOL[s.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
-    status = loop.run(0.5 * tol, max_iter, report)
-    return loop.finish(tol, status)
+    n, m = s.shape[-2:]
+    rows, columns = _marginal(s, "mu", mu, n), _marginal(s, "nu", nu, m)
+    balanced = all(map(math.isinf, penalty))
+    problems = list(itertools.product(*map(range, s._batch)))
+    if balanced:
+        _same_masses(s, [(one_of(rows, p, 1), one_of(columns, p, 1)) for p in problems])
+    start = _start(s, init)
+    # 216 blocks keep a strip of 32 rows each (cuda/src/sweep.hpp).
+    strips = min(216, -(-n // 32)) * 32 * m * s.dtype.itemsize
+    stored = strips <= (_STORED_BYTES if max_memory is None else max_memory)
+    stream = c.stream()
+    f, g = (c.module.empty((*s._batch, k), dtype, c.device, stream) for k in (n, m))
+    found = []
+    for p in problems:
+        loop = _Loop(
+            s._problem(p),
+            (one_of(rows, p, 1), one_of(columns, p, 1)),
+            (one_of(f, p, 1), one_of(g, p, 1)),
+            None if start is None else one_of(start, p, 1),
+            penalty,
+            stored,
+            stream,
+        )
+        found.append(loop.finish(tol, loop.run(0.5 * tol, max_iter, report)))
+    return DeviceBridge(
+        scores=s,
+        mu=mu,
+        nu=nu,
+        f=c.give(f, stream=stream),
+        g=c.give(g, stream=stream),
+        method=f"alternating, {'one exp' if stored else 'two exps'} per entry and iteration",
+        tol=tol,
+        penalty=penalty,
+        **(_over_batch(found, s._batch) if s._batch else found[0]._asdict()),
+    )
+
+
+class _Found(NamedTuple):
+    """What became of one problem."""
+
+    status: str
+    converged: bool
+    n_iter: int
+    n_visits: int
+    errors: Any
+    error: float
+    worst: float
+    checked: Any
+
+
+def _over_batch(found: list[_Found], batch: tuple[int, ...]) -> dict[str, Any]:
+    """The figures of all problems as arrays over the batch; of the errors the last ones."""
+    out: dict[str, Any] = {}
+    for name in ("status", "converged", "n_iter", "n_visits", "error", "worst"):
+        out[name] = np.array([getattr(one, name) for one in found]).reshape(batch)
+    out["errors"] = np.array([one.errors[-1] for one in found]).reshape(batch)
+    return out
 
 
 class _Loop:
+    """One problem; f and g are written in place."""
+
     def __init__(
         self,
         s: DeviceScores,
-        mu: Any,
-        nu: Any,
+        marginals: tuple[Any, Any],
+        potentials: tuple[Any, Any],
+        start: Any,
         penalty: tuple[float, float],
-        init: Any,
-        max_memory: float | None,
+        stored: bool,
+        stream: int,
     ) -> None:
-        _checks.one_problem("kernel", s._batch)
         self.s, self.c, self.penalty = s, s._context, penalty
-        self.n, self.m = s.shape
-        self.dtype = str(s.dtype)
-        if s._inputs != self.dtype:
-            raise TypeError(
-                f"kernel: wanted float32 or float64 for a bridge, got {s._inputs}; convert the points"
-            )
-        self.given = (mu, nu)
-        self.mu = _marginal(self.c, "mu", mu, self.dtype, self.n)
-        self.nu = _marginal(self.c, "nu", nu, self.dtype, self.m)
-        masses = _masses(self.c, self.mu, self.nu)
-        balanced = all(map(math.isinf, penalty))
-        if balanced:
-            _same_mass(masses, (self.n, self.m), s.dtype)
-        self.balanced = balanced
+        self.mu, self.nu = marginals
+        self.f, self.g = potentials
+        self.stored, self.stream = stored, stream
+        self.balanced = all(map(math.isinf, penalty))
         self.dampings = tuple(1.0 if math.isinf(p) else p / (1 + p) for p in penalty)
-        self.stream = self.c.stream()
-        self.g = self._start(init)
-        self.f, self.lse = self._empty(self.n), self._empty(self.n)
-        self.columns = self._empty(self.m)
-        self.residual = self.c.module.empty((2,), "float64", self.c.device, self.stream)
+        n, m = s.shape
+        dtype, device, module = str(s.dtype), self.c.device, self.c.module
+        # g of the first row update; f follows from it. A column that had no mass starts from nothing.
+        if start is None:
+            module.copy(self.c.fill(0.0, m, dtype), self.g, stream)
+        else:
+            module.map_vector("minus_or_zero", start, out=self.g, stream=stream)
+            module.map_vector("affine", self.g, a=-1.0, out=self.g, stream=stream)
+        self.lse = module.empty((n,), dtype, device, stream)
+        self.columns = module.empty((m,), dtype, device, stream)
+        self.residual = module.empty((2,), "float64", device, stream)
         self.errors: list[float] = []
+        self.checked: list[int] = []
         self.n_iter = self.n_visits = 0
-        # 216 blocks keep a strip of 32 rows each (cuda/src/sweep.hpp).
-        strips = min(216, -(-self.n // 32)) * 32 * self.m * s.dtype.itemsize
-        self.stored = strips <= (_STORED_BYTES if max_memory is None else max_memory)
-
-    def _empty(self, length: int) -> Any:
-        return self.c.module.empty((length,), self.dtype, self.c.device, self.stream)
-
-    def _start(self, init: Any) -> Any:
-        """g of the first row update; f follows from it."""
-        if init is None:
-            return self.c.fill(0.0, self.m, self.dtype)
-        pair = (init.f, init.g) if isinstance(init, DeviceBridge) else init
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise TypeError(
-                f"init: wanted an earlier result on the device or a pair (f, g), got {type(init).__name__}"
-            )
-        g = self.c.vector("init g", pair[1], self.dtype, self.m, ())
-        self.c.finite("init g", self.c.figures(("init g", g, None))[0], minus_inf=True)
-        # A copy, since the loop writes to it; a column that had no mass starts from nothing.
-        negated = self.c.module.map_vector("minus_or_zero", g, stream=self.stream)
-        return self.c.module.map_vector("affine", negated, a=-1.0, stream=self.stream)
 
     # ---- the loop ------------------------------------------------------------------------------
 
@@ -199,6 +168,7 @@ class _Loop:
             self.n_iter += count
             self.n_visits += count
             self.errors.append(error)
+            self.checked.append(self.n_iter)
             if report is not None:
                 report(self.n_iter, error)
             if stuck and not self._exact_columns():
@@ -258,7 +228,7 @@ class _Loop:
             return math.inf, math.inf
         return max(s["difference"] for s in figures), max(s["ratio"] for s in figures)
 
-    def finish(self, tol: float, status: str) -> DeviceBridge:
+    def finish(self, tol: float, status: str) -> _Found:
         module = self.c.module
         if self.balanced and status != "infeasible":
             mean = self.c.figures(("g", self.g, self.nu))[0]
@@ -275,30 +245,41 @@ class _Loop:
             status = "converged"
         elif status == "converged":
             status = "stagnated"
-        return DeviceBridge(
-            scores=self.s,
-            mu=self.given[0],
-            nu=self.given[1],
-            f=self.c.give(self.f, stream=self.stream),
-            g=self.c.give(self.g, stream=self.stream),
-            status=status,
-            converged=converged,
-            n_iter=self.n_iter,
-            n_visits=self.n_visits,
-            errors=np.asarray(self.errors),
-            error=error,
-            worst=worst,
-            method=f"alternating, {'one exp' if self.stored else 'two exps'} per entry and iteration",
-            tol=tol,
-            penalty=self.penalty,
+        return _Found(
+            status,
+            converged,
+            self.n_iter,
+            self.n_visits,
+            np.asarray(self.errors),
+            error,
+            worst,
+            np.asarray(self.checked, np.int64),
         )
 
 
 # ---- arguments ----------------------------------------------------------------------------------
 
 
-def _marginal(c: Context, name: str, value: Any, dtype: str, length: int) -> Any:
-    array = c.vector(name, value, dtype, length, ())
+def _start(s: DeviceScores, init: Any) -> Any:
+    """g to start from, (..., M)."""
+    if init is None:
+        return None
+    pair = (init.f, init.g) if isinstance(init, DeviceBridge) else init
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise TypeError(
+            f"init: wanted an earlier result on the device or a pair (f, g), got {type(init).__name__}"
+        )
+    c = s._context
+    g = c.vector("init g", pair[1], str(s.dtype), s.shape[-1], s._batch)
+    _checks.into_batch("init g", g.shape, g.shape[:-1], s._batch)
+    c.finite("init g", c.figures(("init g", g, None))[0], minus_inf=True)
+    return g
+
+
+def _marginal(s: DeviceScores, name: str, value: Any, length: int) -> Any:
+    c = s._context
+    array = c.vector(name, value, str(s.dtype), length, s._batch)
+    _checks.into_batch(name, array.shape, array.shape[:-1], s._batch)
     found = c.figures((name, array, None))[0]
     c.finite(name, found)
     if found["smallest"] < 0:
@@ -310,16 +291,16 @@ def _marginal(c: Context, name: str, value: Any, dtype: str, length: int) -> Any
     return array
 
 
-def _masses(c: Context, mu: Any, nu: Any) -> tuple[float, float]:
-    rows, columns = c.figures(("mu", mu, None), ("nu", nu, None))
-    return rows["sum"], columns["sum"]
-
-
-def _same_mass(masses: tuple[float, float], shape: tuple[int, int], dtype: np.dtype[Any]) -> None:
-    a, b = masses
-    slack = 16 * math.sqrt(max(shape)) * float(np.finfo(dtype).eps)
-    if abs(a - b) > slack * abs(a):
-        raise ValueError(
-            f"nu: wanted the total mass of mu, {a:.6g}, got {b:.6g}; divide both by their sums, or "
-            "pass penalty= for marginals that need not be met"
-        )
+def _same_masses(s: DeviceScores, marginals: list[tuple[Any, Any]]) -> None:
+    """Both marginals of every problem must have the same total."""
+    figures = s._context.figures(
+        *((name, w, None) for pair in marginals for name, w in zip(("mu", "nu"), pair, strict=True))
+    )
+    slack = 16 * math.sqrt(max(s.shape[-2:])) * float(np.finfo(s.dtype).eps)
+    for rows, columns in zip(figures[::2], figures[1::2], strict=True):
+        a, b = rows["sum"], columns["sum"]
+        if abs(a - b) > slack * abs(a):
+            raise ValueError(
+                f"nu: wanted the total mass of mu, {a:.6g}, got {b:.6g}; divide both by their sums, or "
+                "pass penalty= for marginals that need not be met"
+            )

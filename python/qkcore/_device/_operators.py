@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from .. import _checks
 from ._arrays import Context
+from ._moments import expected_rows
 from ._scores import SOFTMAX, DeviceScores
 
 __all__ = ["DeviceKernelOperator", "DeviceMarkovOperator"]
@@ -138,6 +139,26 @@ class DeviceMarkovOperator(_Operator):
                 self._normalizer_cell.append(lse)
             return product
         return self._shifted(stream)._reduce(EXP, values, False, out=out, stream=stream)[1]
+
+    def entropy(self, *, stream: Any = None) -> Any:
+        """:math:`-\\sum_j p_{ij}\\log p_{ij}` of each row (axis 1) or column (axis 0), on the device."""
+        return self._moment(stream, of_scores=False)
+
+    def expected_score(self, *, stream: Any = None) -> Any:
+        """:math:`\\sum_j p_{ij} s_{ij}` of each row (axis 1) or column (axis 0); 0 if empty."""
+        return self._moment(stream, of_scores=True)
+
+    def _moment(self, stream: Any, *, of_scores: bool) -> Any:
+        c = self._scores._context
+        at = c.stream(stream)
+        log_weights = self._shifted(at)
+        values = self._scores if of_scores else log_weights
+        if self.axis == 0:
+            log_weights, values = log_weights.T, values.T
+        out = expected_rows(log_weights, values, at)
+        if not of_scores:
+            c.module.map_vector("affine", out, a=-1.0, out=out, stream=at)
+        return c.give(out, None, at)
 
     def to_device(self, *, out: Any = None, stream: Any = None) -> Any:
         """The operator as a device array (..., N, M)."""

@@ -12,7 +12,7 @@ from .. import _checks
 from .._score_masks import UNBOUNDED, DiagonalMasks
 from ._arrays import Context, largest_score
 
-__all__ = ["DeviceScores", "backward", "dense", "distance", "dot", "forward"]
+__all__ = ["DeviceScores", "backward", "dense", "distance", "dot", "forward", "one_of"]
 
 SOFTMAX = 0  # Weight of the kernels: softmax, exp, linear, relu, sigmoid
 
@@ -124,6 +124,45 @@ class DeviceScores(DiagonalMasks):
             col_bias=self._row_bias,
             masks=tuple(m.T for m in self._masks),
             band=(-hi, -lo),
+        )
+
+    def rows(self, start: int, stop: int) -> DeviceScores:
+        """Rows start to stop (exclusive) as scores of their own, lazily."""
+        first, last = _checks.integer("start", start), _checks.integer("stop", stop)
+        if not 0 <= first < last <= self._n_rows:
+            raise ValueError(
+                f"start, stop: wanted 0 <= start < stop <= {self._n_rows}, got {start}, {stop}"
+            )
+
+        def cut(x: Any) -> Any:
+            return x.cut(-2, first, last)
+
+        lo, hi = self._band
+        bounded = (max(lo + first, -UNBOUNDED), min(hi + first, UNBOUNDED))
+        return self._with(
+            n_rows=last - first,
+            dots=tuple((cut(x), y, c) for x, y, c in self._dots),
+            distances=tuple((cut(x), y, c, k) for x, y, c, k in self._distances),
+            dense=tuple((cut(z), c) for z, c in self._dense),
+            row_bias=tuple(r.cut(-1, first, last) for r in self._row_bias),
+            masks=tuple(cut(m) for m in self._masks),
+            band=(lo if lo <= -UNBOUNDED else bounded[0], hi if hi >= UNBOUNDED else bounded[1]),
+        )
+
+    def _problem(self, index: tuple[int, ...]) -> DeviceScores:
+        """One problem of a batch, by its index along every batch axis."""
+
+        def matrix(x: Any) -> Any:
+            return one_of(x, index, 2)
+
+        return self._with(
+            batch=(),
+            dots=tuple((matrix(x), matrix(y), c) for x, y, c in self._dots),
+            distances=tuple((matrix(x), matrix(y), c, k) for x, y, c, k in self._distances),
+            dense=tuple((matrix(z), c) for z, c in self._dense),
+            row_bias=tuple(one_of(r, index, 1) for r in self._row_bias),
+            col_bias=tuple(one_of(r, index, 1) for r in self._col_bias),
+            masks=tuple(matrix(m) for m in self._masks),
         )
 
     # ---- algebra ------------------------------------------------------------------------------
@@ -278,6 +317,14 @@ class DeviceScores(DiagonalMasks):
 
     def __repr__(self) -> str:
         return f"DeviceScores(shape={self.shape}, dtype={self.dtype}, device={self.device!r})"
+
+
+def one_of(array: Any, index: tuple[int, ...], core: int) -> Any:
+    """What one problem of a batch sees of an array whose last ``core`` axes are its own."""
+    n_batch = array.ndim - core
+    for k in index[len(index) - n_batch :]:
+        array = array.entry(k if array.shape[0] > 1 else 0)
+    return array
 
 
 # ---- builders ---------------------------------------------------------------------------------------

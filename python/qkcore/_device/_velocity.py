@@ -1,7 +1,7 @@
 """Velocities of particles on the device: attention by the row reductions, the rest by small maps.
 
 What the kernel ``velocity`` computes alone goes there. Weights, positions, the centred form and masks of
-kinds that are not normalised are put together from the same reductions: log weights are a shift of the columns,
+kinds that are not normalised are put together from the same reductions: log weights are a shift of columns,
 positions a mask, masses divide rows.
 """
 

@@ -1,0 +1,57 @@
+"""Sums over entries of a kernel times its scores: costs, entropies, expected scores, by blocks of rows.
+
+The reductions of the kernels know products with values, not with the scores themselves. A block of rows is
+written out, weights beside scores, and read once; sums over a whole matrix are in double.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from ._scores import DeviceScores, one_of
+
+__all__ = ["expected_rows", "totals"]
+
+# Of one array of a block; three of them are alive at a time.
+BLOCK_BYTES = 2**26
+
+
+def _blocks(s: DeviceScores) -> Iterator[tuple[int, int]]:
+    n, m = s.shape[-2:]
+    count = max(1, BLOCK_BYTES // (m * s.dtype.itemsize))
+    return ((first, min(n, first + count)) for first in range(0, n, count))
+
+
+def totals(log_plan: DeviceScores, scores: DeviceScores, stream: int) -> tuple[float, float]:
+    """Sums of P s and of P log P over all entries with P = exp(log_plan) > 0, of one problem."""
+    c = scores._context
+    parts: tuple[list[float], list[float]] = ([], [])
+    for first, last in _blocks(scores):
+        of_plan, of_scores = (s.rows(first, last)._spec for s in (log_plan, scores))
+        plan = c.module.materialize(of_plan, False, stream=stream)
+        raw = c.module.materialize(of_scores, True, stream=stream)
+        log = c.module.materialize(of_plan, True, stream=stream)
+        found = c.module.summaries([("scores", raw, plan), ("log plan", log, plan)], stream)
+        for part, figures in zip(parts, found, strict=True):
+            part.append(figures["dot"])
+    return math.fsum(parts[0]), math.fsum(parts[1])
+
+
+def expected_rows(log_weights: DeviceScores, values: DeviceScores, stream: int) -> Any:
+    """sum_j exp(log_weights_ij) values_ij of each row, (..., N); masked entries count as 0."""
+    c, batch = values._context, values._batch
+    n = values.shape[-2]
+    out = c.module.empty((*batch, n), str(values.dtype), c.device, stream)
+    for index in itertools.product(*map(range, batch)):
+        weights, scores = log_weights._problem(index), values._problem(index)
+        row = one_of(out, index, 1)
+        for first, last in _blocks(scores):
+            weight = c.module.materialize(weights.rows(first, last)._spec, False, stream=stream)
+            raw = c.module.materialize(scores.rows(first, last)._spec, True, stream=stream)
+            # -s, and 0 for what is masked: 0 times -inf would be no number.
+            c.module.map_vector("minus_or_zero", raw, out=raw, stream=stream)
+            c.module.row_dots(weight, raw, -1.0, out=row.cut(-1, first, last), stream=stream)
+    return out
