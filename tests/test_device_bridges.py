@@ -87,9 +87,7 @@ def test_cost_entropy_and_duality(xp: Library, kind: str, dtype: str) -> None:
     np.testing.assert_allclose([b.cost, b.entropy], [cost, entropy], rtol=0, atol=eps * size)
     np.testing.assert_allclose(b.primal, cost - entropy - P.sum(), rtol=0, atol=eps * size)
     f, g = xp.numpy(b.f).astype(float), xp.numpy(b.g).astype(float)
-    dual = (
-        np.sum((mu * f.clip(-1e300))[mu > 0]) + np.sum((nu * g.clip(-1e300))[nu > 0]) - P.sum()
-    )
+    dual = np.sum((mu * f.clip(-1e300))[mu > 0]) + np.sum((nu * g.clip(-1e300))[nu > 0]) - P.sum()
     np.testing.assert_allclose(b.dual, dual, rtol=0, atol=eps * size)
     largest = max(np.abs(x[np.isfinite(x)]).max() for x in (f, g))
     assert abs(b.gap) <= 4 * b.error * (1 + largest) + eps * size

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
+from . import _checks, _device
 from ._config import resolve_threads
 from ._lazy_scores import Real, Scores
 from ._native import cpu
@@ -172,7 +172,7 @@ class LowRank(Factored):
     """A matrix left @ right of rank r, for left (N, r) and right (r, M) (DAC-10, D.1).
 
     The factors are kept with the points contiguous in memory; arrays that come otherwise are
-    copied once. :func:`low_rank` makes one from an operator.
+    copied once. :func:`low_rank` makes one from an operator. Factors on a device give a kernel there.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore.low_rank import LowRank
@@ -182,6 +182,13 @@ class LowRank(Factored):
     >>> G @ np.array([1.0, 1.0, 1.0])
     array([4., 8.])
     """
+
+    def __new__(cls, left: Any = None, right: Any = None, **_: Any) -> Any:
+        if _device.on_device(left, right):
+            from ._device._factored import DeviceLowRank
+
+            return DeviceLowRank(left, right)
+        return super().__new__(cls)
 
     def __init__(
         self,
@@ -278,6 +285,13 @@ class ProductOfFactors(Factored):
     """
 
     experts: tuple[LowRank, ...]
+
+    def __new__(cls, *factors: Any) -> Any:
+        if any(map(_device.is_factored, factors)):
+            from ._device._factored import DeviceProductOfFactors
+
+            return DeviceProductOfFactors(*factors)
+        return super().__new__(cls)
 
     def __init__(self, *factors: LowRank | ProductOfFactors) -> None:
         if not factors:

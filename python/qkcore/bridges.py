@@ -140,6 +140,11 @@ def bridge(
             progress=progress,
             n_threads=n_threads,
         )
+    if _device.is_factored(kernel):
+        raise TypeError(
+            f"kernel: wanted scores for a bridge on a device, got {kernel!r}; factored kernels are "
+            "solved on the CPU: pass kernel.to_cpu() and NumPy marginals"
+        )
     if _device.is_scores(kernel):
         return _bridge_on_device(
             kernel, mu, nu, tol, max_iter, solver, penalty, init, max_memory, callback, progress

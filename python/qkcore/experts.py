@@ -9,7 +9,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from . import scores
+from . import _device, scores
 from ._config import resolve_threads
 from ._factors import Factored, LowRank, ProductOfFactors
 from ._lazy_scores import Real, Scores
@@ -44,7 +44,7 @@ def poe(*experts: Any) -> Any:
     """
     if not experts:
         raise ValueError("experts: wanted at least one operator, got none")
-    if any(isinstance(expert, Factored) for expert in experts):
+    if any(isinstance(expert, Factored) or _device.is_factored(expert) for expert in experts):
         return ProductOfFactors(*experts)
     if any(isinstance(expert, MagneticOperator) for expert in experts):
         return hadamard(*experts)
@@ -59,13 +59,16 @@ def _logarithm(k: int, expert: object) -> Scores:
         return expert
     if isinstance(expert, MarkovOperator):
         return expert.log_weights
-    if isinstance(expert, KernelOperator):
-        if expert.weight != "exp":
+    on_device = _device.scores_of(expert)
+    if isinstance(expert, KernelOperator) or on_device is not None:
+        weight = getattr(expert, "weight", "exp")
+        if weight != "exp":
             raise ValueError(
-                f'experts[{k}]: wanted a kernel with weight "exp", got {expert.weight!r}; '
+                f'experts[{k}]: wanted a kernel with weight "exp", got {weight!r}; '
                 "its entries have no logarithm in closed form: wrap them with qk.scores.dense"
             )
-        return expert.scores
+        # On a device: scores with the same algebra.
+        return on_device if on_device is not None else expert.scores  # type: ignore[no-any-return]
     raise TypeError(
         f"experts[{k}]: wanted scores or an operator, got {type(expert).__name__}; "
         "wrap an array of logarithms with qk.scores.dense(array)"

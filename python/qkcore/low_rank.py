@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
+from . import _checks, _device
 from ._config import resolve_threads
 from ._factored_bridge import (
     CompressionErrors,
@@ -91,6 +91,12 @@ def low_rank(
     >>> float(round(low_rank(A, 7).relative_error(A), 6))
     0.021747
     """
+    if _device.on_device(A) or _device.is_scores(getattr(A, "scores", None)):
+        raise TypeError(
+            "A: wanted an operator or array on the CPU, where decompositions are computed, got "
+            f"{type(A).__name__} on a device; decompose it there, then move the factors: "
+            "LowRank(left, right) of device arrays"
+        )
     rows, shape = entries_of("A", A)
     if isinstance(A, Factored):
         raise TypeError("A: wanted an exact operator or array, got one that is factored already")

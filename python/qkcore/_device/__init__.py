@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from ._where import on_device, place
 
-__all__ = ["is_scores", "on_device", "place"]
+__all__ = ["is_factored", "is_scores", "on_device", "place", "scores_of"]
 
 
 def is_scores(s: object) -> TypeGuard[Any]:
@@ -17,3 +17,27 @@ def is_scores(s: object) -> TypeGuard[Any]:
     from ._scores import DeviceScores
 
     return isinstance(s, DeviceScores)
+
+
+def is_factored(K: object) -> TypeGuard[Any]:
+    """Whether this is a low-rank kernel of device arrays."""
+    if not hasattr(K, "_context"):
+        return False
+    from ._factored import DeviceFactored
+
+    return isinstance(K, DeviceFactored)
+
+
+def scores_of(operator: object) -> Any:
+    """The logarithm of an expert on the device (of a kernel: its scores), None for what is none."""
+    if is_scores(operator):
+        return operator
+    if not is_scores(getattr(operator, "scores", None)):
+        return None
+    from ._operators import DeviceKernelOperator, DeviceMarkovOperator
+
+    if isinstance(operator, DeviceMarkovOperator):
+        return operator.log_weights
+    if isinstance(operator, DeviceKernelOperator):
+        return operator.scores
+    return None
