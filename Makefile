@@ -111,6 +111,7 @@ lint-python: $(VENV)/.test-stamp $(VENV)/.lint-stamp
 	$(VENV)/bin/ruff format --check
 	MYPYPATH=python $(VENV)/bin/mypy -p qkcore
 	$(VENV)/bin/mypy tests/typing/client.py # against the installed package, as a user sees it
+	MYPYPATH=packaging/cuda $(VENV)/bin/mypy tests/typing/cuda_client.py # against the stub, without a compiled module
 
 lint-cpp: $(VENV)/.lint-stamp
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)

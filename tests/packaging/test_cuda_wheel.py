@@ -54,6 +54,10 @@ def test_metadata() -> None:
     assert all(hasattr(qkcore_cuda, name) for name in qkcore_cuda.__all__)
 
 
+def test_types_are_there() -> None:
+    assert all((module().parent / name).is_file() for name in ("py.typed", "_module.pyi"))
+
+
 def test_import_initialises_nothing() -> None:
     """No driver is loaded by the import, of qkcore or of the module: the first question does that."""
     code = (
