@@ -11,6 +11,7 @@ import pytest
 
 import qkcore as qk
 from qkcore._device import _backend
+from qkcore.low_rank import LowRank, ProductOfFactors
 from tests import fake_cuda
 from tests.fake_cuda import FakeArray, asarray
 from tests.fake_cuda import numpy as to_numpy
@@ -424,6 +425,7 @@ def every_call() -> list[Callable[[], Any]]:
     s = qk.scores.dot(x)
     eye = np.eye(3)
     field = qk.AttentionField("softmax", Q=eye, K=eye, V=eye)
+    many, law = asarray(np.stack([X, 2 * X])), asarray(eye)
     unit = asarray(X / np.linalg.norm(X, axis=1, keepdims=True))
     weighted = {"weights": np.arange(1.0, 8), "mask": HALF}
     sphere = qk.AttentionField("softmax", Q=eye, K=eye, V=eye, sphere=True, **weighted)
@@ -439,6 +441,11 @@ def every_call() -> list[Callable[[], Any]]:
         lambda: qk.flow(field, x, (0.0, 1.0), "rk4", n_steps=2),
         lambda: qk.flow(field, x, (0.0, 1.0)),
         lambda: qk.flow(sphere, unit, (0.0, 1.0), "heun", n_steps=2, t_eval=[0.2]),
+        lambda: qk.bridge(qk.scores.distance(many, many), half, half, tol=1e-2),
+        lambda: qk.softmax(s).entropy(),
+        lambda: qk.bridge(qk.scores.distance(x), half, half, tol=1e-3).cost,
+        lambda: ProductOfFactors(LowRank(x, asarray(X.T)), LowRank(x, asarray(X.T))) @ x,
+        lambda: qk.gaussian.flow("l2", None, law, (0, 1), Q=eye, K=eye, V=eye, n_steps=2),
         lambda: qk.flow(centred, x, (0.0, 1.0), "euler", n_steps=2, blow_up=4.0, clusters=(1, 0.1)),
     ]
 

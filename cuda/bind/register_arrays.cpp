@@ -122,6 +122,18 @@ Array cut_of(const Array& array, Index axis, Index first, Index last) {
     return out;
 }
 
+// The same entries in another shape; shares the memory.
+Array reshape_of(const Array& array, nb::handle shape) {
+    Array out = array;
+    out.shape = shape_of(shape);
+    if (!array.contiguous() || out.size() != array.size())
+        raise_value("shape: wanted as many entries as a contiguous array of shape " + array.shape_text() +
+                    " has, got " + out.shape_text());
+    out.strides.assign(out.shape.size(), 1);
+    for (std::size_t k = out.shape.size(); k-- > 1;) out.strides[k - 1] = out.strides[k] * out.shape[k];
+    return out;
+}
+
 void synchronize_on(int device, nb::handle stream_given) {
     const Stream stream = stream_of(stream_given);
     const DeviceGuard guard(device);
@@ -186,6 +198,8 @@ void register_arrays(nb::module_& module) {
         .def("entry", &entry_of, "index"_a, "entry of the first axis; shares the memory")
         .def("cut", &cut_of, "axis"_a, "first"_a, "last"_a,
              "entries first to last (exclusive) of an axis counted from the end; shares the memory")
+        .def("reshape", &reshape_of, "shape"_a,
+             "the entries of a contiguous array in another shape; shares the memory")
         .def(
             "expand",
             [](const Array& a) {

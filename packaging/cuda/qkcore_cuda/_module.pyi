@@ -63,6 +63,8 @@ class Array:
         """entry of the first axis; shares the memory"""
     def cut(self, axis: int, first: int, last: int) -> Array:
         """entries first to last (exclusive) of an axis counted from the end; shares the memory"""
+    def reshape(self, shape: tuple[int, ...]) -> Array:
+        """the entries of a contiguous array in another shape; shares the memory"""
     def expand(self) -> Array:
         """with one more axis of length 1 at the end; shares the memory"""
     def broadcast_rows(self, n_rows: int) -> Array:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks
+from .. import _checks, _device
 from .._config import resolve_threads
 from .._lazy_scores import Real
 from .._native import cpu
@@ -84,6 +84,9 @@ def flow(
     (as the paper), "law" at the mean too (in the size, the larger of :math:`|\\Sigma|_F` and
     :math:`|\\alpha|^2`). ``settle_tol``, ``max_growth``, ``rank_tol``: the tolerances named there.
 
+    With ``mean`` and ``cov`` on a device the states stay there (``Q``, ``K``, ``V`` come from the host): at
+    most 8 dimensions, fixed steps, the covariance form, every kind but sinkhorn.
+
     >>> import numpy as np, qkcore as qk
     >>> I = np.eye(2)
     >>> sol = qk.gaussian.flow("softmax", None, I, (0, 4), Q=I, K=-I, V=I, n_steps=4000, method="rk4")
@@ -95,6 +98,12 @@ def flow(
     >>> bool(np.isfinite(bang.cov).all())
     True
     """
+    laws = None
+    if _device.on_device(mean, cov):
+        from .._device._gaussian import LawsOnDevice, Steps
+
+        laws = LawsOnDevice(mean, cov)
+        mean, cov = laws.to_host()
     alpha, sigma = check_law(mean, cov)
     d, dtype = sigma.shape[-1], sigma.dtype
     p = check_parameters(kind, Q, K, V, d=d, dtype=dtype, epsilon=epsilon, heads=heads)
@@ -133,8 +142,10 @@ def flow(
         )
     threads = resolve_threads(n_threads)
     arrays = _native_arrays(p, alpha, sigma, batch)
+    if laws is not None:
+        laws.check(p.kind, method, shape, d)
     with _bar(progress) as report:
-        means, covs, mean_rate, cov_rate, figures, counts = cpu.gaussian_flow(
+        given = (
             *_native_field(p),
             *arrays,
             _METHODS[method],
@@ -151,6 +162,13 @@ def flow(
             report,
             threads,
         )
+        if laws is None:
+            means, covs, mean_rate, cov_rate, figures, counts = cpu.gaussian_flow(*given)
+            last = means[-1], covs[-1]
+        else:
+            means, covs, last, (mean_rate, cov_rate), figures, counts = laws.flow(
+                Steps(*given), n_stored
+            )
     index = np.minimum(np.arange(n_stored) * every, steps)
     times = t0 + (t1 - t0) * (index / steps)
     times[-1] = t1
@@ -158,8 +176,7 @@ def flow(
         _growth_exponent(p, batch),
         arrays[0],
         arrays[1],
-        means[-1],
-        covs[-1],
+        *last,
         mean_rate,
         cov_rate,
         figures,
@@ -172,12 +189,13 @@ def flow(
         p, sigma, batch, verdict.pop("extrapolated"), t0
     )
     shaped = {name: _shape(value, batch) for name, value in verdict.items()}
+    give = np.reshape if laws is None else laws.give
     return GaussianFlow(
         t=times,
-        mean=means.reshape(n_stored, *batch, d),
-        cov=covs.reshape(n_stored, *batch, d, d),
-        mean_rate=mean_rate.reshape(*batch, d),
-        cov_rate=cov_rate.reshape(*batch, d, d),
+        mean=give(means, (n_stored, *batch, d)),
+        cov=give(covs, (n_stored, *batch, d, d)),
+        mean_rate=give(mean_rate, (*batch, d)),
+        cov_rate=give(cov_rate, (*batch, d, d)),
         n_steps=_shape(counts[:, 1], batch),
         kind=p.kind if p.heads == 1 else f"{p.kind}, {p.heads} heads",
         method=method,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import _device
 from .._lazy_scores import Real
 
 __all__ = ["STATUSES", "GaussianFlow"]
@@ -104,4 +105,6 @@ class GaussianFlow:
             elif name in ("diverged", "indefinite", "step limit"):
                 text += f"  (stopped at t = {t_end[at].min():.4g} to {t_end[at].max():.4g})"
             lines.append(text)
+        if _device.on_device(self.cov):
+            lines.append(f"  on {_device.place(self.cov)}")
         return "\n".join(lines)
