@@ -343,7 +343,11 @@ def test_wrong_streams(stream: Any) -> None:
             ValueError,
             r"weights: wanted 7 entries, one per particle, got 3",
         ),
-        (lambda: flow(asarray(X), kind="sinkhorn"), ValueError, r"kind: wanted one of softmax"),
+        (
+            lambda: flow(asarray(X), kind="sinkhorn", mask="causal"),
+            ValueError,
+            r"mask: wanted None for sinkhorn attention on a device",
+        ),
     ],
 )
 def test_wrong_arguments(call: Callable[[], Any], error: type[Exception], match: str) -> None:
@@ -426,6 +430,7 @@ def every_call() -> list[Callable[[], Any]]:
     eye = np.eye(3)
     field = qk.AttentionField("softmax", Q=eye, K=eye, V=eye)
     many, law = asarray(np.stack([X, 2 * X])), asarray(eye)
+    bistochastic = qk.AttentionField("sinkhorn", Q=eye, K=eye, V=eye, sinkhorn_tol=1e-2)
     unit = asarray(X / np.linalg.norm(X, axis=1, keepdims=True))
     weighted = {"weights": np.arange(1.0, 8), "mask": HALF}
     sphere = qk.AttentionField("softmax", Q=eye, K=eye, V=eye, sphere=True, **weighted)
@@ -442,6 +447,7 @@ def every_call() -> list[Callable[[], Any]]:
         lambda: qk.flow(field, x, (0.0, 1.0)),
         lambda: qk.flow(sphere, unit, (0.0, 1.0), "heun", n_steps=2, t_eval=[0.2]),
         lambda: qk.bridge(qk.scores.distance(many, many), half, half, tol=1e-2),
+        lambda: bistochastic(x),
         lambda: qk.softmax(s).entropy(),
         lambda: qk.bridge(qk.scores.distance(x), half, half, tol=1e-3).cost,
         lambda: ProductOfFactors(LowRank(x, asarray(X.T)), LowRank(x, asarray(X.T))) @ x,

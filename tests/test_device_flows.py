@@ -113,6 +113,54 @@ def test_layers_by_time(xp: Library) -> None:
         close(xp.numpy(field(xp.asarray(X), t)), field(X, t), 4)
 
 
+# ---- Sinkhorn attention -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bistochastic_attention(xp: Library, dtype: str) -> None:
+    """TPDE 2.4: two heads, Q and K that differ, weights with a 0; against a dense Sinkhorn iteration too."""
+    X = rng().normal(size=(9, 3)).astype(dtype)
+    w = np.arange(9.0)
+    given = parameters()
+    for weights in (None, w):
+        field = qk.AttentionField("sinkhorn", weights=weights, epsilon=0.5, **given)
+        v = xp.numpy(field(xp.asarray(X)))
+        accuracy = 1e-3 if dtype == "float32" else 1e-8
+        np.testing.assert_allclose(v, field(X), rtol=0, atol=accuracy)
+        mu = np.full(9, 1 / 9) if weights is None else w / w.sum()
+        wanted = np.zeros((9, 3))
+        for h in range(2):
+            Q, K = (given[m][2 * h : 2 * h + 2] for m in "QK")
+            kernel = np.exp(-np.square((X @ Q.T)[:, None] - X @ K.T).sum(-1) / (2 * 0.5))
+            g = np.ones(9)
+            for _ in range(2000):
+                f = 1 / (kernel @ (mu * g))
+                g = 1 / (kernel.T @ (mu * f))
+            rows = kernel * (mu * g)
+            wanted += rows / rows.sum(1, keepdims=True) @ X @ given["V"][h].T / 0.5
+        np.testing.assert_allclose(v, wanted, rtol=0, atol=accuracy)
+
+
+def test_flows_of_bistochastic_attention(xp: Library) -> None:
+    """Potentials are kept from stage to stage; what does not converge is a status, and an error of a call."""
+    X = rng().normal(size=(8, 2))
+    eye = np.eye(2)
+    field = qk.AttentionField("sinkhorn", Q=eye, K=eye, V=-eye, epsilon=1.0)
+    a = qk.flow(field, X, (0.0, 0.5), "rk4", n_steps=3, t_eval=[0.1, 0.5])
+    b = qk.flow(field, xp.asarray(X), (0.0, 0.5), "rk4", n_steps=3, t_eval=[0.1, 0.5])
+    assert (b.status, b.n_evaluations) == (a.status, a.n_evaluations) == ("finished", 12)
+    np.testing.assert_allclose(xp.numpy(b.x), a.x, rtol=0, atol=1e-8)
+
+    short = qk.AttentionField("sinkhorn", Q=eye, K=eye, V=eye, epsilon=0.1, sinkhorn_max_iter=1)
+    for options in ({"method": "euler", "n_steps": 2}, {"method": "dopri5"}):
+        c = qk.flow(short, xp.asarray(X), (0.0, 0.5), **options)  # type: ignore[arg-type]
+        assert (c.status, c.n_steps, len(c.t)) == ("no convergence", 0, 1)
+    with pytest.raises(RuntimeError, match=r"sinkhorn: the marginals did not reach sinkhorn_tol"):
+        short(xp.asarray(X))
+    with pytest.raises(ValueError, match=r"mask: wanted None for sinkhorn attention on a device"):
+        qk.AttentionField("sinkhorn", Q=eye, K=eye, V=eye, mask="causal")(xp.asarray(X))
+
+
 # ---- the sphere -------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from .. import _checks
 from ._bridge_result import DeviceBridge
 from ._scores import SOFTMAX, DeviceScores, one_of
 
-__all__ = ["DeviceBridge", "bridge"]
+__all__ = ["DeviceBridge", "Loop", "bridge", "keeps_weights"]
 
 _TOL = {4: 1e-5, 8: 1e-9}
 _SOLVERS = ("auto", "alternating")
@@ -58,14 +58,12 @@ def bridge(
     if balanced:
         _same_masses(s, [(one_of(rows, p, 1), one_of(columns, p, 1)) for p in problems])
     start = _start(s, init)
-    # 216 blocks keep a strip of 32 rows each (cuda/src/sweep.hpp).
-    strips = min(216, -(-n // 32)) * 32 * m * s.dtype.itemsize
-    stored = strips <= (_STORED_BYTES if max_memory is None else max_memory)
+    stored = keeps_weights((n, m), s.dtype.itemsize, max_memory)
     stream = c.stream()
     f, g = (c.module.empty((*s._batch, k), dtype, c.device, stream) for k in (n, m))
     found = []
     for p in problems:
-        loop = _Loop(
+        loop = Loop(
             s._problem(p),
             (one_of(rows, p, 1), one_of(columns, p, 1)),
             (one_of(f, p, 1), one_of(g, p, 1)),
@@ -86,6 +84,13 @@ def bridge(
         penalty=penalty,
         **(_over_batch(found, s._batch) if s._batch else found[0]._asdict()),
     )
+
+
+def keeps_weights(shape: tuple[int, int], itemsize: int, max_memory: float | None) -> bool:
+    """Whether there is room for the weights between their two uses."""
+    # 216 blocks keep a strip of 32 rows each (cuda/src/sweep.hpp).
+    strips = min(216, -(-shape[0] // 32)) * 32 * shape[1] * itemsize
+    return strips <= (_STORED_BYTES if max_memory is None else max_memory)
 
 
 class _Found(NamedTuple):
@@ -110,7 +115,7 @@ def _over_batch(found: list[_Found], batch: tuple[int, ...]) -> dict[str, Any]:
     return out
 
 
-class _Loop:
+class Loop:
     """One problem; f and g are written in place."""
 
     def __init__(

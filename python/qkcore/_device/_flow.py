@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from .._native import cpu
 from ._arrays import Context
-from ._steps import METHODS, Overflow, Stepper
+from ._errors import NoConvergence, Overflow
+from ._steps import METHODS, Stepper
 from ._velocity import DeviceField, cloud
 
 __all__ = ["FlowOptions", "flow"]
@@ -61,8 +62,8 @@ def flow(field: Any, X0: Any, options: FlowOptions) -> tuple[Any, ...]:
         else:
             _adaptive(stepper, record, options, rejected)
         status = "finished"
-    except _Ended as end:
-        status = end.status
+    except (_Ended, NoConvergence) as end:
+        status = end.status if isinstance(end, _Ended) else "no convergence"
         record.close()
     result = record.stacked()
     return (
@@ -159,8 +160,8 @@ class _Record:
             try:
                 stepper.end_slope(h)
                 known = True
-            except Overflow:
-                status = "blew up"
+            except (Overflow, NoConvergence) as problem:
+                status = "blew up" if isinstance(problem, Overflow) else "no convergence"
             if ended and known:
                 theta = self._first_event(h)
         stop = stepper.t + theta * h if theta < 1 else to

@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ._errors import Overflow
 from ._velocity import DeviceField
 
-__all__ = ["METHODS", "Overflow", "Stepper"]
+__all__ = ["METHODS", "Stepper"]
 
 
 class Tableau(NamedTuple):
@@ -77,10 +78,6 @@ METHODS = {
         dense=_dense(),
     ),
 }
-
-
-class Overflow(Exception):
-    """A state or slope that is not finite."""
 
 
 class Stepper:

@@ -16,12 +16,13 @@ import numpy.typing as npt
 from .. import _particle_checks as checks
 from .._score_masks import UNBOUNDED
 from ._arrays import Context
+from ._bistochastic import Bistochastic
+from ._errors import NoConvergence, Overflow
 from ._operators import WEIGHTS
 from ._scores import SOFTMAX
 
 __all__ = ["DeviceField", "Sphere", "cloud", "velocity"]
 
-_KINDS = ("softmax", "l2", "linear", "exp", "relu", "sigmoid")
 _NORMALISED = ("softmax", "l2")
 _LINEAR = WEIGHTS.index("linear")
 _ALL = (-UNBOUNDED, UNBOUNDED)
@@ -34,6 +35,7 @@ class DeviceField:
         self.field, self.c, self.x = field, c, x
         self.attention = hasattr(field, "parameters")
         self.sphere: Sphere | None = None
+        self.bistochastic: Bistochastic | None = None  # potentials from call to call
         self._uploaded: tuple[float, tuple[Any, Any, Any]] | None = None
         self._start = 0.0
         if self.attention:
@@ -102,14 +104,15 @@ class DeviceField:
         """Head by head: its product, then its values, added up."""
         module, field = self.c.module, self.field
         Q, K, V = self.matrices(t)
-        head: Any = _Centred(self, x, stream) if field.centred else _Head(self, x, stream)
+        kind = _Sinkhorn if field.kind == "sinkhorn" else _Centred if field.centred else _Head
+        head = kind(self, x, stream)
         term = None
         for h in range(field.heads):
-            product = head.product(Q.entry(h), K.entry(h))
+            product = head.product(h, Q.entry(h), K.entry(h))
             if h == 0:
-                module.project(product, V.entry(h), out=out, stream=stream)
+                module.project(product, V.entry(h), head.scale, out=out, stream=stream)
             else:
-                term = module.project(product, V.entry(h), out=term, stream=stream)
+                term = module.project(product, V.entry(h), head.scale, out=term, stream=stream)
                 module.combine(out, (term,), (1.0,), 1.0, out=out, stream=stream)
 
     def reduce(
@@ -134,6 +137,8 @@ class DeviceField:
 class _Head:
     """Products of one state, whatever the head."""
 
+    scale = 1.0  # of the values
+
     def __init__(self, of: DeviceField, x: Any, stream: int) -> None:
         self.of, self.x, self.stream = of, x, stream
         kind = of.field.kind
@@ -141,7 +146,7 @@ class _Head:
         self.weight = SOFTMAX if self.normalised else WEIGHTS.index(kind)
         self.values = x if self.normalised else of._seen.weighted(x, stream)
 
-    def product(self, Q: Any, K: Any) -> Any:
+    def product(self, h: int, Q: Any, K: Any) -> Any:
         of, module = self.of, self.of.c.module
         q = module.project(self.x, Q, stream=self.stream)
         k = module.project(self.x, K, stream=self.stream)
@@ -156,7 +161,24 @@ class _Head:
         return out if self.normalised else of._seen.divided(out, self.stream)
 
 
-class _Centred:
+class _Sinkhorn(_Head):
+    """Means under a bistochastic kernel, over epsilon."""
+
+    def __init__(self, of: DeviceField, x: Any, stream: int) -> None:
+        self.of, self.x, self.stream = of, x, stream
+        self.scale = 1 / of.field.epsilon
+        if of.bistochastic is None:
+            of.bistochastic = Bistochastic(of.field, of.c, x)
+        self.solver = of.bistochastic
+
+    def product(self, h: int, Q: Any, K: Any) -> Any:
+        module = self.of.c.module
+        q = module.project(self.x, Q, stream=self.stream)
+        k = module.project(self.x, K, stream=self.stream)
+        return self.solver.product(h, q, k, self.x, self.stream)
+
+
+class _Centred(_Head):
     """Linear attention of its second form: a mean over epsilon, and a covariance times A x.
 
     About the mean m of all particles, for nothing to cancel when the cloud is far from 0: with y = x - m and
@@ -173,7 +195,7 @@ class _Centred:
         self.values = seen.weighted(self.y, stream)
         self.mean = module.map_vector("affine", everything, self.visible, b=1.0, stream=stream)
 
-    def product(self, Q: Any, K: Any) -> Any:
+    def product(self, h: int, Q: Any, K: Any) -> Any:
         of, module, stream = self.of, self.of.c.module, self.stream
         q = module.project(self.x, Q, stream=stream)
         k = module.project(self.y, K, stream=stream)
@@ -215,6 +237,7 @@ class _Seen:
         self.plain = (
             weights is None
             and not field.centred
+            and field.kind != "sinkhorn"
             and not self.masks
             and (normalised or field.mask is None)
         )
@@ -261,9 +284,9 @@ class _Seen:
 
 def _refuse(field: Any) -> None:
     """What the kernels do not compute: said, and left to the CPU."""
-    if field.kind not in _KINDS:
+    if field.kind == "sinkhorn" and field.mask is not None:
         raise ValueError(
-            f"kind: wanted one of {', '.join(_KINDS)} for particles on a device, got {field!r}; "
+            f"mask: wanted None for sinkhorn attention on a device, got {field!r}: one bridge per position; "
             "this field runs on the CPU: pass a NumPy array"
         )
 
@@ -363,9 +386,18 @@ def velocity(field: Any, X: Any, t: float) -> Any:
     out = target if target is not None else c.module.empty(x.shape, x.dtype, c.device, stream)
     of = DeviceField(field, c, x, "X")
     of.enter(t)
-    got = of(x, t, c.module.asarray(out, "out", stream), stream)
-    figures = c.figures(("velocity", got, None))[0]
-    if figures["nan"] or figures["plus_inf"] or figures["minus_inf"]:
+    try:
+        got = of(x, t, c.module.asarray(out, "out", stream), stream)
+        figures = c.figures(("velocity", got, None))[0]
+        lost = figures["nan"] or figures["plus_inf"] or figures["minus_inf"]
+    except Overflow:
+        lost = 1.0
+    except NoConvergence:
+        raise RuntimeError(
+            "sinkhorn: the marginals did not reach sinkhorn_tol; raise sinkhorn_tol, "
+            "sinkhorn_max_iter or epsilon, or pass a NumPy array: the CPU has Newton's method too"
+        ) from None
+    if lost:
         raise OverflowError(
             f"X: velocities of {field.kind} attention overflow {x.dtype}; scale the points or the "
             "parameters down" + (", or use float64" if x.dtype == "float32" else "")
