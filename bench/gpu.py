@@ -119,6 +119,64 @@ def _check(device: Device, n: int, dtype: str) -> list[Check]:
     field = qk.AttentionField("softmax", Q=np.eye(d), K=np.eye(d) / d, V=-np.eye(d))
     flows = [qk.flow(field, x, (0.0, 0.5), "rk4", n_steps=4) for x in (X, to(X))]
     out.append(compare("flow: rk4", back(flows[1].x), flows[0].x))
+    return out + _check_flows(device, X) + _check_laws(device, X, Y)
+
+
+def _check_flows(device: Device, X: Array) -> list[Check]:
+    """Fields that are put together from several kernels, times in between, the sphere."""
+    n, d = X.shape
+    to, back = device.asarray, device.numpy
+    unit = X / np.linalg.norm(X, axis=1, keepdims=True)
+    eye, positions = np.eye(d), np.arange(n) % 7 / 7
+    out = []
+    for kind, options in (
+        ("softmax", {"sphere": True}),
+        ("linear", {"centred": True}),
+        ("relu", {"mask": "causal"}),
+        ("sigmoid", {"mask": positions}),
+    ):
+        field = qk.AttentionField(
+            kind, Q=eye, K=eye, V=-eye, weights=np.arange(1.0, n + 1), **options
+        )
+        found = [
+            qk.flow(field, x, (0.0, 0.5), "dopri5", n_steps=2, t_eval=[0.1, 0.5])
+            for x in (unit, to(unit))
+        ]
+        out.append(compare(f"flow: {kind}, weighted", back(found[1].x), found[0].x))
+    return out
+
+
+def _check_laws(device: Device, X: Array, Y: Array) -> list[Check]:
+    """Batches and figures of bridges, low-rank products, Gaussian laws."""
+    to, back, dtype = device.asarray, device.numpy, X.dtype
+    n = len(X)
+    mu, nu = np.full(n, 1 / n, dtype), np.full(len(Y), 1 / len(Y), dtype)
+    clouds = np.stack([X, X / 2])
+    many = qk.bridge(qk.scores.distance(to(clouds), to(Y)), to(mu), to(nu))
+    plans = back(many.plan())
+    one = qk.bridge(qk.scores.distance(X / 2, Y), mu, nu)
+    there = qk.bridge(qk.scores.distance(to(X / 2), to(Y)), to(mu), to(nu))
+    error = float(np.abs(plans[1] - one.plan()).sum()) if many.converged.all() else np.inf
+    size = 1 + float(np.abs(one.f).max()) + float(np.abs(one.g).max()) + abs(one.cost)
+    out = [
+        Check("bridge: a batch", str(dtype), error, 4 * one.tol),
+        Check("bridge: cost", str(dtype), abs(there.cost - one.cost), 100 * one.tol * size),
+        Check("bridge: gap", str(dtype), abs(there.gap), 100 * one.tol * size),
+    ]
+    left, right = X[:, :3].copy(), Y[:, :3].T.copy()
+    V = Y[:, :2].copy()
+    low = qk.LowRank(left, right)
+    moved = qk.LowRank(to(left), to(right))
+    out.append(
+        compare("low rank: poe(G, G) @ V", back(qk.poe(moved, moved) @ to(V)), qk.poe(low, low) @ V)
+    )
+    cov = np.stack([np.eye(4), 2 * np.eye(4)]).astype(dtype)
+    eye = np.eye(4, dtype=dtype)
+    laws = [
+        qk.gaussian.flow("softmax", None, c, (0, 1), Q=eye, K=-eye, V=eye, n_steps=8, method="rk4")
+        for c in (cov, to(cov))
+    ]
+    out.append(compare("Gaussian flow", back(laws[1].cov), laws[0].cov))
     return out
 
 
