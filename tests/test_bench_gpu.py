@@ -79,7 +79,7 @@ def test_the_whole_run(
     out = tmp_path / "deep" / "gpu.json"
     assert gpu.run(device, quick=True, out=out, n=20) == 0
     found = json.loads(out.read_text())
-    assert found["all_right"] and len(found["checks"]) == 36
+    assert found["all_right"] and len(found["checks"]) == 54
     assert found["library"] == "simt" and found["cuda"]["devices"][0]["name"] == "SIMT layer"
     times = {t["contender"]: t for t in found["times"]}
     assert times["qkcore"]["seconds"] >= 0
@@ -90,7 +90,7 @@ def test_the_whole_run(
         "note": "not installed: No module named 'peer'",
     }
     assert times["other"]["note"] == "failed: ValueError: wrong shape"
-    assert "36 of 36 computations agree with the CPU" in capsys.readouterr().out
+    assert "54 of 54 computations agree with the CPU" in capsys.readouterr().out
 
 
 def _missing() -> Any:

@@ -115,6 +115,30 @@ def test_rates(xp: Library) -> None:
     assert 0 < b.rate <= b.birkhoff_rate <= 1
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_semi_relaxed(xp: Library, dtype: str) -> None:
+    """EOT-1: rows constrained, columns free, a reference with a 0; rows that see nothing are said."""
+    cpu, device = cpu_and_device(xp, "causal", dtype)
+    mu, u = laws(13, 18, dtype)
+    u[3] = 0
+    mu[2] = 0
+    for reference in (None, u):
+        a = qk.semi_relaxed(cpu, mu, reference=reference)
+        b = qk.semi_relaxed(
+            device, xp.asarray(mu), reference=None if reference is None else xp.asarray(u)
+        )
+        assert b.converged and b.status == a.status
+        for name in ("f", "g", "nu"):
+            close(xp.numpy(getattr(b, name)), getattr(a, name), 8)
+        close(xp.numpy(b.plan()), a.plan(), 8)
+        np.testing.assert_allclose(xp.numpy(b.marginals()[0]), mu, rtol=0, atol=1e-5)
+    empty = cpu.causal(-3), device.causal(-3)
+    a, b = qk.semi_relaxed(empty[0], mu), qk.semi_relaxed(empty[1], xp.asarray(mu))
+    assert (b.status, b.converged) == (a.status, a.converged) == ("infeasible", False)
+    np.testing.assert_allclose(b.error, a.error, rtol=1e-5)
+    close(xp.numpy(b.f), a.f, 8)
+
+
 # ---- batches ----------------------------------------------------------------------------------------
 
 

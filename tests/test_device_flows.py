@@ -253,15 +253,19 @@ def test_a_radius_ends_the_flow(xp: Library, options: dict[str, Any], dtype: str
     early = qk.flow(field, xp.asarray(X), (0.0, 3.0), blow_up=0.01, **options)
     assert (early.status, early.n_steps, len(early.t)) == ("blew up", 0, 1)
     np.testing.assert_array_equal(xp.numpy(early.x)[0], X)
+    radius = np.linalg.norm(X.astype(float), axis=1).max()
+    assert str(early).splitlines()[-1] == f"  last radius {radius:.6g}, on cuda:0"
 
 
 @pytest.mark.parametrize("options", [{"method": "heun", "n_steps": 20}, {"method": "dopri5"}])
 def test_clusters_end_the_flow(xp: Library, options: dict[str, Any]) -> None:
-    X = rng().normal(size=(8, 2))
-    field = qk.AttentionField("l2", Q=2 * np.eye(2), K=2 * np.eye(2), V=np.eye(2), sphere=False)
-    a = qk.flow(field, X, (0.0, 8.0), clusters=(2, 1.0), **options)
-    b = qk.flow(field, xp.asarray(X), (0.0, 8.0), clusters=(2, 1.0), **options)
-    assert b.status == a.status and b.n_steps == a.n_steps
+    """Attention with V = I on the sphere draws particles together; the time is found inside of a step."""
+    X = rng().normal(size=(8, 3))
+    X /= np.linalg.norm(X, axis=1, keepdims=True)
+    field = qk.AttentionField("softmax", Q=np.eye(3), K=np.eye(3), V=np.eye(3), sphere=True)
+    a = qk.flow(field, X, (0.0, 8.0), clusters=(1, 0.2), **options)
+    b = qk.flow(field, xp.asarray(X), (0.0, 8.0), clusters=(1, 0.2), **options)
+    assert b.status == a.status == "clustered" and b.n_steps == a.n_steps and 0 < b.t[-1] < 8
     np.testing.assert_allclose(b.t[-1], a.t[-1], rtol=1e-6)
     np.testing.assert_allclose(xp.numpy(b.x)[-1], a.x[-1], rtol=1e-5)
 

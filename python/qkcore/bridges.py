@@ -272,6 +272,11 @@ def semi_relaxed(
     >>> qk.semi_relaxed(s, np.ones(1), reference=np.array([1.0, 3.0])).plan()
     array([[0.25, 0.75]])
     """
+    if _device.is_scores(kernel):
+        from ._device._bridge import semi_relaxed as on_device
+
+        there: Any = on_device(kernel, mu, reference)
+        return there  # type: ignore[no-any-return]  # the same figures, with arrays on the device
     s = _scores_argument(kernel)
     rows = _marginal("mu", mu, s, 0)
     if reference is None:

@@ -70,7 +70,9 @@ class ParticleFlow:
             f"{self.n_evaluations} evaluations"
         )
         if _device.on_device(self.x):
-            return f"{head}\n  on {_device.place(self.x)}"
+            from ._device._flow import last_radius
+
+            return f"{head}\n  last radius {last_radius(self.x):.6g}, on {_device.place(self.x)}"
         last = self.x[-1].astype(np.float64)
         size = max(float(np.abs(last).max()), 1e-300)  # taken out, for squares not to overflow
         radius = size * float(np.linalg.norm(last / size, axis=1).max())

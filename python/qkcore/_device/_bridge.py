@@ -12,7 +12,7 @@ from .. import _checks
 from ._bridge_result import DeviceBridge
 from ._scores import SOFTMAX, DeviceScores, one_of
 
-__all__ = ["DeviceBridge", "Loop", "bridge", "keeps_weights"]
+__all__ = ["DeviceBridge", "Loop", "bridge", "keeps_weights", "semi_relaxed"]
 
 _TOL = {4: 1e-5, 8: 1e-9}
 _SOLVERS = ("auto", "alternating")
@@ -44,10 +44,7 @@ def bridge(
             "run on the CPU"
         )
     c, dtype = s._context, str(s.dtype)
-    if s._inputs != dtype:
-        raise TypeError(
-            f"kernel: wanted float32 or float64 for a bridge, got {s._inputs}; convert the points"
-        )
+    _full_precision(s)
     if s._batch and report is not None:
         raise ValueError("kernel: wanted one problem for a callback or a progress bar, got a batch")
     tol = _TOL[s.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
@@ -84,6 +81,56 @@ def bridge(
         penalty=penalty,
         **(_over_batch(found, s._batch) if s._batch else found[0]._asdict()),
     )
+
+
+def semi_relaxed(s: DeviceScores, mu: Any, reference: Any) -> DeviceBridge:
+    """Rows constrained, columns free: one row update (EOT-1)."""
+    c, dtype, stream = s._context, str(s.dtype), s._context.stream()
+    _full_precision(s)
+    _checks.one_problem("kernel", s._batch)
+    n, m = s.shape
+    rows = _marginal(s, "mu", mu, n)
+    if reference is None:
+        g = c.fill(0.0, m, dtype)
+    else:
+        g = c.module.map_vector("log", _marginal(s, "reference", reference, m), stream=stream)
+    lse, _ = s._with(col_bias=(*s._col_bias, g))._reduce(SOFTMAX, None, True, stream=stream)
+    f = c.module.map_vector("log_minus", rows, lse, a=1.0, stream=stream)
+    # A row with mass that sees nothing has a potential of +inf.
+    blind = c.figures(("f", f, None))[0]["plus_inf"]
+    lost = 0.0
+    if blind:
+        host, mass = c.download(f), c.download(rows).astype(np.float64)
+        lost = float(mass[np.isposinf(host)].sum())
+        host[np.isposinf(host)] = -np.inf
+        f = c.upload(host, dtype)
+    plan = s._with(row_bias=(*s._row_bias, f), col_bias=(*s._col_bias, g))
+    _, columns = c.module.marginals(plan._spec, stream=stream)
+    return DeviceBridge(
+        scores=s,
+        mu=mu,
+        nu=c.give(columns, stream=stream),
+        f=c.give(f, stream=stream),
+        g=c.give(g, stream=stream),
+        status="infeasible" if blind else "converged",
+        converged=not blind,
+        n_iter=1,
+        n_visits=1,
+        errors=np.zeros(1),
+        error=lost,
+        worst=1.0 if blind else 0.0,
+        method="one row update",
+        tol=_TOL[s.dtype.itemsize],
+        penalty=(math.inf, 0.0),
+        checked=np.ones(1, np.int64),
+    )
+
+
+def _full_precision(s: DeviceScores) -> None:
+    if s._inputs != str(s.dtype):
+        raise TypeError(
+            f"kernel: wanted float32 or float64 for a bridge, got {s._inputs}; convert the points"
+        )
 
 
 def keeps_weights(shape: tuple[int, int], itemsize: int, max_memory: float | None) -> bool:

@@ -15,7 +15,7 @@ from ._errors import NoConvergence, Overflow
 from ._steps import METHODS, Stepper
 from ._velocity import DeviceField, cloud
 
-__all__ = ["FlowOptions", "flow"]
+__all__ = ["FlowOptions", "flow", "last_radius"]
 
 _SAFETY, _SHRINK, _GROW, _ALPHA, _BETA = 0.9, 0.2, 10.0, 0.7, 0.4
 _BISECTIONS = 30
@@ -74,6 +74,17 @@ def flow(field: Any, X0: Any, options: FlowOptions) -> tuple[Any, ...]:
         rejected[0],
         stepper.n_evaluations,
     )
+
+
+def last_radius(states: Any) -> float:
+    """The distance from 0 of the farthest particle of the last state."""
+    c = Context(states)
+    array = c.take("x", states)
+    x, stream = array.entry(array.shape[0] - 1), c.stream()
+    size = max(c.figures(("x", x, None))[0]["largest"], 1e-300)  # taken out, as squares overflow
+    scaled = c.module.map_vector("affine", x, a=1 / size, stream=stream)
+    squares = c.module.row_dots(scaled, scaled, stream=stream)
+    return size * math.sqrt(c.figures(("radius", squares, None))[0]["largest"])
 
 
 class _Record:
