@@ -163,7 +163,7 @@ def distance(
 
 def _on_device(name: str, *args: Any, **options: Any) -> Scores:
     """The same builder for arrays on a device: its scores have the same methods."""
-    from ._device import _scores as device
+    from ._device import _builders as device
 
     found: Scores = getattr(device, name)(*args, **options)
     return found

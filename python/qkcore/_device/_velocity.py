@@ -7,7 +7,6 @@ positions a mask, masses divide rows.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -19,13 +18,12 @@ from ._arrays import Context
 from ._bistochastic import Bistochastic
 from ._errors import NoConvergence, Overflow
 from ._operators import WEIGHTS
+from ._rows import ALL, LINEAR, Sphere, divide, reduced, rows_times
 from ._scores import SOFTMAX
 
-__all__ = ["DeviceField", "Sphere", "cloud", "velocity"]
+__all__ = ["DeviceField", "cloud", "velocity"]
 
 _NORMALISED = ("softmax", "l2")
-_LINEAR = WEIGHTS.index("linear")
-_ALL = (-UNBOUNDED, UNBOUNDED)
 
 
 class DeviceField:
@@ -128,8 +126,8 @@ class DeviceField:
     ) -> Any:
         """sum_j w(s_ij) values_j over what particle i sees."""
         seen = self._seen
-        masks, band = (seen.masks, seen.band) if masked else ((), _ALL)
-        return _reduced(
+        masks, band = (seen.masks, seen.band) if masked else ((), ALL)
+        return reduced(
             self.c, self.x, weight, values, stream, dots, distances, col_bias, masks, band
         )
 
@@ -199,10 +197,10 @@ class _Centred(_Head):
         of, module, stream = self.of, self.of.c.module, self.stream
         q = module.project(self.x, Q, stream=stream)
         k = module.project(self.y, K, stream=stream)
-        seen = of.reduce(_LINEAR, self.values, stream, dots=((q, k, 1.0),))
+        seen = of.reduce(LINEAR, self.values, stream, dots=((q, k, 1.0),))
         seen = of._seen.divided(seen, stream)
         k = module.project(self.visible, K, stream=stream)
-        along = _rows_times(of.c, q, k, self.visible, stream)
+        along = rows_times(of.c, q, k, self.visible, stream)
         terms, signs = (along, self.mean), (-1.0, 1.0 / of.field.epsilon)
         return module.combine(seen, terms, signs, 1.0, out=seen, stream=stream)
 
@@ -227,7 +225,7 @@ class _Seen:
         elif field.mask is not None:
             checks.count_matches("mask", len(field.mask), n)
             order, ends = field._order, field._ends
-        self.band = _ALL
+        self.band = ALL
         if np.array_equal(order, np.arange(n)) and np.array_equal(ends, np.arange(1, n + 1)):
             self.band = (-UNBOUNDED, 0)
         elif field.mask is not None and not causal:
@@ -271,12 +269,12 @@ class _Seen:
     def weighted(self, x: Any, stream: int) -> Any:
         """w_j x_j, or x_j when all weigh the same."""
         by = self._inverse_weights
-        return x if by is None else _divide(self.c, x, by, stream)
+        return x if by is None else divide(self.c, x, by, stream)
 
     def divided(self, sums: Any, stream: int) -> Any:
         """Sums over what is seen, divided by its mass or by the number of particles."""
         if self._masses is not None:
-            return _divide(self.c, sums, self._masses, stream)
+            return divide(self.c, sums, self._masses, stream)
         if self._scale == 1.0:
             return sums
         return self.c.module.map_vector("affine", sums, a=self._scale, out=sums, stream=stream)
@@ -289,75 +287,6 @@ def _refuse(field: Any) -> None:
             f"mask: wanted None for sinkhorn attention on a device, got {field!r}: one bridge per position; "
             "this field runs on the CPU: pass a NumPy array"
         )
-
-
-# ---- rows and the sphere ----------------------------------------------------------------------------
-
-
-def _reduced(
-    c: Context,
-    like: Any,
-    weight: int,
-    values: Any,
-    stream: int,
-    dots: tuple[Any, ...],
-    distances: tuple[Any, ...] = (),
-    col_bias: tuple[Any, ...] = (),
-    masks: tuple[Any, ...] = (),
-    band: tuple[int, int] = _ALL,
-) -> Any:
-    n = like.shape[0]
-    spec = (like.dtype, c.device, (), n, n, dots, distances, (), (), col_bias, masks, *band)
-    return c.module.reduce_rows(spec, weight, values, False, stream=stream)[1]
-
-
-def _rows_times(c: Context, x: Any, y: Any, values: Any, stream: int) -> Any:
-    """<x_i, y_i> values_i: a linear kernel of which only the diagonal is looked at."""
-    return _reduced(c, x, _LINEAR, values, stream, ((x, y, 1.0),), band=(0, 0))
-
-
-def _divide(c: Context, x: Any, y: Any, stream: int) -> Any:
-    """x / |y|, entry by entry."""
-    return c.module.map_vector("relative", x, y, y, a=0.0, b=1.0, stream=stream)
-
-
-class Sphere:
-    """Rows of norm 1: velocities along the sphere, and states brought back to it."""
-
-    def __init__(self, c: Context, x: Any) -> None:
-        self.c = c
-        self._ones = c.upload(np.ones((x.shape[1], 1)), x.dtype)
-
-    def _squares(self, x: Any, stream: int) -> Any:
-        """|x_i|^2 in every coordinate of row i."""
-        dots = self.c.module.row_dots(x, x, stream=stream).expand()
-        return self.c.module.project(dots, self._ones, stream=stream)
-
-    def tangent(self, x: Any, v: Any, stream: int) -> None:
-        """v - <x, v> x / |x|^2 in place; a row at 0 stays as it is."""
-        module = self.c.module
-        along = _rows_times(self.c, x, v, x, stream)
-        square = self._squares(x, stream)
-        tiny = float(np.finfo(x.dtype).tiny)
-        off = module.map_vector("relative", along, square, square, a=tiny, b=1.0, stream=stream)
-        module.map_vector("affine", v, off, a=1.0, b=-1.0, out=v, stream=stream)
-
-    def normalise(self, x: Any, stream: int) -> None:
-        """Rows scaled to norm 1 in place: x exp(-log |x|^2 / 2), which is exact near 1."""
-        module = self.c.module
-        log = module.map_vector("log", self._squares(x, stream), stream=stream)
-        module.map_vector("tilt", x, log, a=-0.5, out=x, stream=stream)
-
-    def check(self, name: str, x: Any) -> None:
-        """Refuses rows that are not of norm 1."""
-        lengths = self.c.module.row_dots(x, x, stream=self.c.stream())
-        found = self.c.figures((name, lengths, None))[0]
-        off = max(abs(math.sqrt(found[which]) - 1) for which in ("smallest", "largest"))
-        if found["plus_inf"] or off > (1e-3 if x.dtype == "float32" else 1e-6):
-            raise ValueError(
-                f"{name}: wanted unit rows for a field on the sphere, got norms off by {off:.2g}; "
-                f"divide the rows of {name} by their norms"
-            )
 
 
 # ---- one velocity -----------------------------------------------------------------------------------
