@@ -116,6 +116,41 @@ def test_rates(xp: Library) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["forward, self", "backward", "distance"])
+def test_sinkhorn(xp: Library, kind: str, dtype: str) -> None:
+    """DAC-4, eqs 9-10: rows and columns sum to 1, products from both sides, the CPU's operator."""
+    X = rng().normal(size=(11, 3)).astype(dtype)
+    make = {
+        "forward, self": lambda x: qk.scores.forward(x, beta=0.3),
+        "backward": lambda x: qk.scores.backward(x, beta=0.3),
+        "distance": lambda x: qk.scores.distance(x, beta=0.3),
+    }[kind]
+    a, b = qk.sinkhorn(make(X)), qk.sinkhorn(make(xp.asarray(X)))
+    accuracy = 1e-4 if dtype == "float32" else 1e-8
+    P = b.to_numpy()
+    for axis in (0, 1):
+        np.testing.assert_allclose(P.sum(axis), 1, rtol=0, atol=11 * b.bridge.tol)
+    np.testing.assert_allclose(P, a.to_numpy(), rtol=0, atol=accuracy)
+    V = rng().normal(size=(11, 2)).astype(dtype)
+    np.testing.assert_allclose(xp.numpy(b @ xp.asarray(V)), P @ V, rtol=0, atol=accuracy)
+    np.testing.assert_allclose(xp.numpy(b.T @ xp.asarray(V)), P.T @ V, rtol=0, atol=accuracy)
+    np.testing.assert_allclose(
+        xp.numpy(b.entropy()), -(P * np.log(P)).sum(1), rtol=0, atol=accuracy
+    )
+    assert b.bistochastic and b.T.bistochastic and "bistochastic" in repr(b)
+
+
+def test_sinkhorn_that_does_not_converge(xp: Library) -> None:
+    X = xp.asarray(rng().normal(size=(5, 2)))
+    with pytest.raises(RuntimeError, match=r"sinkhorn: iteration limit after 1 iterations"):
+        qk.sinkhorn(qk.scores.forward(X, beta=2.0), max_iter=1)
+    with pytest.raises(ValueError, match=r"s: wanted square scores \(N, N\), got shape \(5, 4\)"):
+        qk.sinkhorn(qk.scores.dot(X, xp.asarray(np.zeros((4, 2)))))
+    with pytest.raises(ValueError, match=r"max_iter: wanted at least 1"):
+        qk.sinkhorn(qk.scores.distance(X), max_iter=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_semi_relaxed(xp: Library, dtype: str) -> None:
     """EOT-1: rows constrained, columns free, a reference with a 0; rows that see nothing are said."""
     cpu, device = cpu_and_device(xp, "causal", dtype)

@@ -323,7 +323,7 @@ def test_wrong_streams(stream: Any) -> None:
             r"init: wanted an earlier result",
         ),
         (
-            lambda: qk.sinkhorn(dot()),
+            lambda: qk.usable_entries(dot(), asarray(HALF), asarray(HALF)),
             TypeError,
             r"s: wanted scores of CPU arrays, got DeviceScores",
         ),

@@ -231,9 +231,13 @@ def sinkhorn(
     >>> B.to_numpy().sum(axis=0)
     array([1., 1., 1.])
     """
-    s = _scores_argument(s)
+    there = _device.is_scores(s)
+    if not there:
+        s = _scores_argument(s)
     if s.ndim != 2 or s.shape[0] != s.shape[1]:
         raise ValueError(f"s: wanted square scores (N, N), got shape {s.shape}; see qk.bridge")
+    if there:
+        return _sinkhorn_on_device(s, tol, max_iter, max_memory)
     if s._offsets is not None:
         raise ValueError("s: wanted one problem, got ragged blocks; see qk.bridge")
     n = s.shape[0]
@@ -241,17 +245,33 @@ def sinkhorn(
     found = bridge(
         s, uniform, uniform, tol=tol, max_iter=max_iter, max_memory=max_memory, n_threads=n_threads
     )
+    _require_converged(found)
+    if found.method.startswith("symmetric"):
+        half = (found.f + found.g + s.dtype.type(math.log(n))) / 2
+        return MarkovOperator(s.shift(rows=half, columns=half), 1, bridge=found)
+    rows = found.f + s.dtype.type(math.log(n))
+    return MarkovOperator(s.shift(rows=rows, columns=found.g), 1, bridge=found)
+
+
+def _require_converged(found: Any) -> None:
     if not found.converged:
         raise RuntimeError(
             f"sinkhorn: {found.status} after {found.n_iter} iterations, with a marginal error of "
             f"{found.error:.3g} (wanted {found.tol:.3g}); raise max_iter or tol, lower beta, or look "
             "at qk.bridge(s, mu, nu), which returns what it has"
         )
-    if found.method.startswith("symmetric"):
-        half = (found.f + found.g + s.dtype.type(math.log(n))) / 2
-        return MarkovOperator(s.shift(rows=half, columns=half), 1, bridge=found)
-    rows = found.f + s.dtype.type(math.log(n))
-    return MarkovOperator(s.shift(rows=rows, columns=found.g), 1, bridge=found)
+
+
+def _sinkhorn_on_device(
+    s: Any, tol: float | None, max_iter: int, max_memory: float | None
+) -> MarkovOperator:
+    from ._device._operators import bistochastic, uniform
+
+    law = uniform(s)
+    found = bridge(s, law, law, tol=tol, max_iter=max_iter, max_memory=max_memory)
+    _require_converged(found)
+    operator: Any = bistochastic(s, found)
+    return operator  # type: ignore[no-any-return]  # the same methods
 
 
 def semi_relaxed(

@@ -334,7 +334,7 @@ def _scores_argument(s: object) -> Scores:
     if _device.is_scores(s):
         raise TypeError(
             f"s: wanted scores of CPU arrays, got {s!r}; on a device there are scores, softmax, kernel, "
-            "bridge and flow: copy the arrays to the CPU for the rest"
+            "poe, sinkhorn, bridge, semi_relaxed and flow: copy the arrays to the CPU for the rest"
         )
     if not isinstance(s, Scores):
         raise TypeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from ._arrays import Context
 from ._moments import expected_rows
 from ._scores import SOFTMAX, DeviceScores
 
-__all__ = ["DeviceKernelOperator", "DeviceMarkovOperator"]
+__all__ = ["DeviceKernelOperator", "DeviceMarkovOperator", "bistochastic", "uniform"]
 
 WEIGHTS = ("softmax", "exp", "linear", "relu", "sigmoid")  # as in qk_cuda/api.hpp
 EXP = WEIGHTS.index("exp")
@@ -91,17 +92,24 @@ class _Operator:
 class DeviceMarkovOperator(_Operator):
     """A row- or column-stochastic matrix on the device; see :class:`qkcore.MarkovOperator`."""
 
-    __slots__ = ("_normalizer_cell", "axis")
+    __slots__ = ("_normalizer_cell", "axis", "bridge")
 
-    def __init__(self, scores: DeviceScores, axis: int) -> None:
+    def __init__(self, scores: DeviceScores, axis: int, *, bridge: Any = None) -> None:
         self._scores = scores
         self.axis = axis
+        self.bridge = bridge
+        """of :func:`qkcore.sinkhorn`, the solver's result: the scores are log weights already; else None"""
         self._normalizer_cell: list[Any] = []
+
+    @property
+    def bistochastic(self) -> bool:
+        """Whether rows and columns sum to 1, as :func:`qkcore.sinkhorn` makes them."""
+        return self.bridge is not None
 
     @property
     def T(self) -> DeviceMarkovOperator:
         """The transposed operator: column-stochastic if this one is row-stochastic."""
-        out = DeviceMarkovOperator(self._scores.T, 1 - self.axis)
+        out = DeviceMarkovOperator(self._scores.T, 1 - self.axis, bridge=self.bridge)
         out._normalizer_cell = self._normalizer_cell  # computed once, by whoever asks first
         return out
 
@@ -120,6 +128,8 @@ class DeviceMarkovOperator(_Operator):
     def _shifted(self, stream: int) -> DeviceScores:
         """Scores minus the normaliser, whose exp is the operator itself."""
         s = self._scores
+        if self.bridge is not None:
+            return s
         shift = s._context.module.map_vector(
             "minus_or_zero", self._normalizer(stream), stream=stream
         )
@@ -133,7 +143,7 @@ class DeviceMarkovOperator(_Operator):
         return self._shifted(self._scores._context.stream())
 
     def _product(self, values: Any, out: Any, stream: int) -> Any:
-        if self.axis == 1:  # the normaliser falls out of the same pass
+        if self.axis == 1 and self.bridge is None:  # the normaliser falls out of the same pass
             lse, product = self._scores._reduce(SOFTMAX, values, True, out=out, stream=stream)
             if not self._normalizer_cell:
                 self._normalizer_cell.append(lse)
@@ -171,11 +181,25 @@ class DeviceMarkovOperator(_Operator):
         return c.download(c.module.materialize(self._shifted(at)._spec, False, stream=at))
 
     def __repr__(self) -> str:
-        side = "row" if self.axis == 1 else "column"
+        side = "bi" if self.bridge is not None else "row-" if self.axis == 1 else "column-"
         return (
-            f"DeviceMarkovOperator(shape={self.shape}, dtype={self.dtype}, {side}-stochastic, "
+            f"DeviceMarkovOperator(shape={self.shape}, dtype={self.dtype}, {side}stochastic, "
             f"device={self.device!r})"
         )
+
+
+def uniform(s: DeviceScores) -> Any:
+    """The uniform law on the rows of square scores."""
+    return s._context.fill(1 / s.shape[0], s.shape[0], str(s.dtype))
+
+
+def bistochastic(s: DeviceScores, found: Any) -> DeviceMarkovOperator:
+    """The operator of a solved bridge between uniform laws, N times its coupling."""
+    c = s._context
+    f, g = c.take("f", found.f), c.take("g", found.g)
+    rows = c.module.map_vector("affine", f, c=math.log(s.shape[0]), stream=c.stream())
+    shifted = s._with(row_bias=(*s._row_bias, rows), col_bias=(*s._col_bias, g))
+    return DeviceMarkovOperator(shifted, 1, bridge=found)
 
 
 class DeviceKernelOperator(_Operator):
