@@ -59,16 +59,15 @@ def _logarithm(k: int, expert: object) -> Scores:
         return expert
     if isinstance(expert, MarkovOperator):
         return expert.log_weights
-    on_device = _device.scores_of(expert)
-    if isinstance(expert, KernelOperator) or on_device is not None:
+    logits: Any = expert.scores if isinstance(expert, KernelOperator) else _device.scores_of(expert)
+    if logits is not None:
         weight = getattr(expert, "weight", "exp")
         if weight != "exp":
             raise ValueError(
                 f'experts[{k}]: wanted a kernel with weight "exp", got {weight!r}; '
                 "its entries have no logarithm in closed form: wrap them with qk.scores.dense"
             )
-        # On a device: scores with the same algebra.
-        return on_device if on_device is not None else expert.scores  # type: ignore[no-any-return]
+        return logits  # type: ignore[no-any-return]  # on a device: scores with the same algebra
     raise TypeError(
         f"experts[{k}]: wanted scores or an operator, got {type(expert).__name__}; "
         "wrap an array of logarithms with qk.scores.dense(array)"

@@ -52,7 +52,7 @@ class Bistochastic:
         status = loop.run(self._tol, self.field._sinkhorn_visits, None)
         error = loop.errors[-1]
         if not math.isfinite(error):
-            self._potentials.pop()
+            self._potentials.clear()  # the next call starts from nothing
             raise Overflow
         near = status == "stagnated" and error <= _NEAR * self._tol
         if status != "converged" and not near:

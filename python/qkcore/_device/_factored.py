@@ -37,7 +37,7 @@ class DeviceFactored:
     @property
     def dtype(self) -> np.dtype[Any]:
         """float32 or float64, as the factors came."""
-        return np.dtype(self._left[0].dtype)
+        return np.dtype(str(self._left[0].dtype))
 
     @property
     def device(self) -> str:

@@ -57,9 +57,14 @@ class Steps(NamedTuple):
         def rows(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return x if len(x) == 1 < len(self.mean) else np.ascontiguousarray(x[chosen])
 
-        arrays = {name: rows(getattr(self, name)) for name in ("score", "query", "value")}
-        mean, cov = (np.ascontiguousarray(x[chosen]) for x in (self.mean, self.cov))
-        return self._replace(mean=mean, cov=cov, report=None, **arrays)
+        return self._replace(
+            mean=np.ascontiguousarray(self.mean[chosen]),
+            cov=np.ascontiguousarray(self.cov[chosen]),
+            score=rows(self.score),
+            query=rows(self.query),
+            value=rows(self.value),
+            report=None,
+        )
 
 
 class LawsOnDevice:
@@ -107,7 +112,7 @@ class LawsOnDevice:
         c, module, stream = self.c, self.c.module, self.c.stream()
         (n, d), dtype = p.mean.shape, p.mean.dtype.name
         mean, cov = c.upload(p.mean, dtype), c.upload(p.cov, dtype)
-        given = (p.score, p.query, p.value)
+        given: tuple[npt.NDArray[Any], ...] = (p.score, p.query, p.value)
         if all(len(x) == 1 for x in given):  # one field for all
             given = tuple(x[0] for x in given)
         else:
