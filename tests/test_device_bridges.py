@@ -10,6 +10,7 @@ import pytest
 
 import qkcore as qk
 from qkcore._device import _moments
+from tests import fake_cuda
 from tests.device_libraries import Library
 from tests.test_device import DTYPES, KINDS, close, cpu_and_device, laws, rng
 
@@ -214,6 +215,22 @@ def test_batches(xp: Library, dtype: str) -> None:
     again = qk.bridge(s, d(mu), d(nu), init=many)
     assert np.all(again.converged) and np.all(again.n_iter <= many.n_iter)
     assert np.max(again.n_iter) < np.max(many.n_iter)
+
+
+def test_one_transfer_per_check_of_a_batch(xp: Library) -> None:
+    """However many problems there are: the waits grow with the checks alone."""
+    if xp.is_real:
+        pytest.skip("waits are counted by the SIMT layer")
+    Z = rng().normal(size=(5, 4, 6))
+    mu, nu = (xp.asarray(w) for w in laws(4, 6, "float64"))
+    waits = []
+    for n in (1, 7):  # one check after 1 iteration; three after 1, 3 and 7
+        s = qk.scores.dense(xp.asarray(Z))
+        before = fake_cuda.module().simt_counts()["waits"]
+        b = qk.bridge(s, mu, nu, max_iter=n, tol=1e-15)
+        waits.append(fake_cuda.module().simt_counts()["waits"] - before)
+        assert b.n_iter.tolist() == [n] * 5
+    assert waits[1] - waits[0] == 2
 
 
 def test_a_batch_with_penalties_and_one_infeasible_problem(xp: Library) -> None:

@@ -497,3 +497,36 @@ def test_results_live_as_long_as_they_are_wanted(machine: Any) -> None:
     del importer
     gc.collect()
     assert machine.live_allocations() == alive
+
+
+def test_views_stay_inside(machine: Any) -> None:
+    """Parts and other shapes of an array: what is outside of it is refused."""
+    array = machine.asarray(asarray(X))
+    np.testing.assert_array_equal(to_numpy(FakeArray(array.cut(-2, 2, 5))), X[2:5])
+    np.testing.assert_array_equal(to_numpy(FakeArray(array.reshape((3, 7)))), X.reshape(3, 7))
+    for axis, first, last in ((-2, 0, 8), (-1, 2, 1), (-2, -1, 3), (0, 0, 1), (-3, 0, 1)):
+        with pytest.raises(IndexError, match=r"outside of the axis|axis: wanted -1"):
+            array.cut(axis, first, last)
+    with pytest.raises(ValueError, match=r"shape: wanted as many entries as .* \(7, 3\) has, got"):
+        array.reshape((7, 2))
+    with pytest.raises(ValueError, match=r"shape: wanted as many entries as a contiguous array"):
+        array.T.reshape((21,))
+
+
+def test_sweeps_of_many_problems_check_their_arguments(machine: Any) -> None:
+    room = asarray(np.zeros((1, 2)))
+    assert machine.sinkhorn_sweeps_many([], room, 1, False) == []
+    with pytest.raises(TypeError, match=r"problems: wanted tuples \(scores, g, mu"):
+        machine.sinkhorn_sweeps_many([()], room, 1, False)
+    vectors = [asarray(HALF) for _ in range(6)]
+    one = (dot()._spec, *vectors)
+    with pytest.raises(ValueError, match=r"residual: wanted shape \(1, 2\), got \(2"):
+        machine.sinkhorn_sweeps_many([one], asarray(np.zeros(2)), 1, False)
+    with pytest.raises(ValueError, match=r"n: wanted at least 1, got 0"):
+        machine.sinkhorn_sweeps_many([one], room, 0, False)
+    other = (
+        qk.scores.dot(asarray(X.astype("f")))._spec,
+        *(asarray(HALF.astype("f")) for _ in "123456"),
+    )
+    with pytest.raises(ValueError, match=r"problems: wanted one dtype and one device"):
+        machine.sinkhorn_sweeps_many([one, other], asarray(np.zeros((2, 2))), 1, False)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ._arrays import Context
-from ._bridge import Loop, keeps_weights
+from ._bridge import Loop, keeps_weights, run
 from ._errors import NoConvergence, Overflow
 from ._scores import SOFTMAX, DeviceScores
 
@@ -49,12 +49,12 @@ class Bistochastic:
         both = (self._weights, self._weights)
         start = g if warm else None
         loop = Loop(s, both, (f, g), start, (math.inf, math.inf), self._stored, stream)
-        status = loop.run(self._tol, self.field._sinkhorn_visits, None)
+        run([loop], self._tol, self.field._sinkhorn_visits)
         error = loop.errors[-1]
         if not math.isfinite(error):
             self._potentials.clear()  # the next call starts from nothing
             raise Overflow
-        near = status == "stagnated" and error <= _NEAR * self._tol
-        if status != "converged" and not near:
+        near = loop.status == "stagnated" and error <= _NEAR * self._tol
+        if loop.status != "converged" and not near:
             raise NoConvergence
         return s._with(col_bias=(g,))._reduce(SOFTMAX, x, False, stream=stream)[1]

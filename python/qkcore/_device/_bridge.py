@@ -12,7 +12,7 @@ from .. import _checks
 from ._bridge_result import DeviceBridge
 from ._scores import SOFTMAX, DeviceScores, one_of
 
-__all__ = ["DeviceBridge", "Loop", "bridge", "keeps_weights", "semi_relaxed"]
+__all__ = ["DeviceBridge", "Loop", "bridge", "keeps_weights", "run", "semi_relaxed"]
 
 _TOL = {4: 1e-5, 8: 1e-9}
 _SOLVERS = ("auto", "alternating")
@@ -58,9 +58,8 @@ def bridge(
     stored = keeps_weights((n, m), s.dtype.itemsize, max_memory)
     stream = c.stream()
     f, g = (c.module.empty((*s._batch, k), dtype, c.device, stream) for k in (n, m))
-    found = []
-    for p in problems:
-        loop = Loop(
+    loops = [
+        Loop(
             s._problem(p),
             (one_of(rows, p, 1), one_of(columns, p, 1)),
             (one_of(f, p, 1), one_of(g, p, 1)),
@@ -69,7 +68,10 @@ def bridge(
             stored,
             stream,
         )
-        found.append(loop.finish(tol, loop.run(0.5 * tol, max_iter, report)))
+        for p in problems
+    ]
+    run(loops, 0.5 * tol, max_iter, report)
+    found = [loop.finish(tol) for loop in loops]
     return DeviceBridge(
         scores=s,
         mu=mu,
@@ -162,6 +164,34 @@ def _over_batch(found: list[_Found], batch: tuple[int, ...]) -> dict[str, Any]:
     return out
 
 
+def run(loops: list[Loop], tol: float, max_iter: int, report: Any = None) -> None:
+    """Iterates all problems that have not ended, with one look at all of their errors at a time."""
+    one = loops[0]
+    module, stream = one.c.module, one.stream
+    residual = module.empty((len(loops), 2), "float64", one.c.device, stream)
+    active, done, every = loops, 0, _FIRST
+    while active and done < max_iter:
+        count = min(every, max_iter - done)
+        seen = module.sinkhorn_sweeps_many(
+            [loop.arrays for loop in active],
+            residual.cut(-2, 0, len(active)),
+            count,
+            done > 0,
+            *one.dampings,
+            one.stored,
+            stream,
+        )
+        done += count
+        for loop, (error, stuck) in zip(active, seen, strict=True):
+            if report is not None:
+                report(done, error)
+            loop.look(count, error, stuck, tol)
+        active = [loop for loop in active if not loop.status]
+        every = min(2 * every, _MOST)
+    for loop in active:
+        loop.status = "iteration limit"
+
+
 class Loop:
     """One problem; f and g are written in place."""
 
@@ -191,52 +221,35 @@ class Loop:
             module.map_vector("affine", self.g, a=-1.0, out=self.g, stream=stream)
         self.lse = module.empty((n,), dtype, device, stream)
         self.columns = module.empty((m,), dtype, device, stream)
-        self.residual = module.empty((2,), "float64", device, stream)
         self.errors: list[float] = []
         self.checked: list[int] = []
         self.n_iter = self.n_visits = 0
+        self.status = ""
+        self._best, self._since = math.inf, 0
 
-    # ---- the loop ------------------------------------------------------------------------------
+    @property
+    def arrays(self) -> tuple[Any, ...]:
+        """What the sweeps read and write."""
+        return self.s._spec, self.g, self.mu, self.nu, self.lse, self.f, self.columns
 
-    def run(self, tol: float, max_iter: int, report: Any) -> str:
-        best, since, every = math.inf, 0, _FIRST
-        while self.n_iter < max_iter:
-            count = min(every, max_iter - self.n_iter)
-            error, stuck = self.c.module.sinkhorn_sweeps(
-                self.s._spec,
-                self.g,
-                self.mu,
-                self.nu,
-                self.lse,
-                self.f,
-                self.columns,
-                self.residual,
-                count,
-                self.n_iter > 0,
-                *self.dampings,
-                self.stored,
-                self.stream,
-            )
-            self.n_iter += count
-            self.n_visits += count
-            self.errors.append(error)
-            self.checked.append(self.n_iter)
-            if report is not None:
-                report(self.n_iter, error)
-            if stuck and not self._exact_columns():
-                return "infeasible"
-            if not math.isfinite(error):
-                return "infeasible" if self._blind_rows() else "stagnated"
-            if error <= tol and not stuck:
-                return "converged"
-            if self.balanced is False and len(self.errors) > 1 and self._settled(tol):
-                return "converged"
-            since = 0 if error < best else since + 1
-            best = min(best, error)
-            if since >= _PATIENCE and self.balanced:
-                return "stagnated"
-            every = min(2 * every, _MOST)
-        return "iteration limit"
+    def look(self, count: int, error: float, stuck: float, tol: float) -> None:
+        """After ``count`` more iterations: whether to go on, which an empty status means."""
+        self.n_iter += count
+        self.n_visits += count
+        self.errors.append(error)
+        self.checked.append(self.n_iter)
+        self._since = 0 if error < self._best else self._since + 1
+        self._best = min(self._best, error)
+        if stuck and not self._exact_columns():
+            self.status = "infeasible"
+        elif not math.isfinite(error):
+            self.status = "infeasible" if self._blind_rows() else "stagnated"
+        elif (error <= tol and not stuck) or (
+            not self.balanced and len(self.errors) > 1 and self._settled(tol)
+        ):
+            self.status = "converged"
+        elif self._since >= _PATIENCE and self.balanced:
+            self.status = "stagnated"
 
     def _settled(self, tol: float) -> bool:
         """Penalised problems: the optimality conditions themselves, since no marginal is met."""
@@ -280,8 +293,8 @@ class Loop:
             return math.inf, math.inf
         return max(s["difference"] for s in figures), max(s["ratio"] for s in figures)
 
-    def finish(self, tol: float, status: str) -> _Found:
-        module = self.c.module
+    def finish(self, tol: float) -> _Found:
+        module, status = self.c.module, self.status
         if self.balanced and status != "infeasible":
             mean = self.c.figures(("g", self.g, self.nu))[0]
             shift = mean["dot"] / mean["weight"]
