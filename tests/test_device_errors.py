@@ -499,6 +499,24 @@ def test_results_live_as_long_as_they_are_wanted(machine: Any) -> None:
     assert machine.live_allocations() == alive
 
 
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda: qk.softmax(dot()), "doob"),
+        (lambda: dot(), "ragged"),
+        (lambda: LowRank(asarray(X), asarray(X.T)), "count_negative"),
+    ],
+)
+def test_methods_that_are_not_there(make: Callable[[], Any], name: str) -> None:
+    """The name is known, and where it works is said; other names are no attributes."""
+    with pytest.raises(
+        AttributeError, match=rf"{name}: wanted CPU arrays, .* copy them to the CPU"
+    ):
+        getattr(make(), name)
+    with pytest.raises(AttributeError, match=r"object has no attribute 'nonsense'"):
+        make().nonsense  # noqa: B018
+
+
 def test_views_stay_inside(machine: Any) -> None:
     """Parts and other shapes of an array: what is outside of it is refused."""
     array = machine.asarray(asarray(X))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from .._score_masks import UNBOUNDED
 from ._arrays import Context
+from ._missing import missing
 
 __all__ = ["DeviceFactored", "DeviceLowRank", "DeviceProductOfFactors"]
 
@@ -108,6 +109,11 @@ class DeviceFactored:
             for left, right in zip(self._left, self._right, strict=True)
         ]
         return ProductOfFactors(*experts) if len(experts) > 1 else experts[0]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        from .._factors import LowRank
+
+        missing(self, name, LowRank)
 
     def to_numpy(self) -> npt.NDArray[Any]:
         """The kernel as a NumPy array (N, M), computed on the host from the factors."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
 from ._arrays import Context
+from ._missing import missing
 from ._moments import expected_rows
 from ._scores import SOFTMAX, DeviceScores
 
@@ -180,6 +181,11 @@ class DeviceMarkovOperator(_Operator):
         at = c.stream()
         return c.download(c.module.materialize(self._shifted(at)._spec, False, stream=at))
 
+    def __getattr__(self, name: str) -> NoReturn:
+        from ..operators import MarkovOperator
+
+        missing(self, name, MarkovOperator)
+
     def __repr__(self) -> str:
         side = "bi" if self.bridge is not None else "row-" if self.axis == 1 else "column-"
         return (
@@ -219,6 +225,11 @@ class DeviceKernelOperator(_Operator):
     def _product(self, values: Any, out: Any, stream: int) -> Any:
         code = WEIGHTS.index(self.weight)
         return self._scores._reduce(code, values, False, out=out, stream=stream)[1]
+
+    def __getattr__(self, name: str) -> NoReturn:
+        from ..operators import KernelOperator
+
+        missing(self, name, KernelOperator)
 
     def __repr__(self) -> str:
         return (

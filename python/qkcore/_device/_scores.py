@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from .. import _checks
 from .._score_masks import UNBOUNDED, DiagonalMasks
 from ._arrays import Context, largest_score
+from ._missing import missing
 
 __all__ = ["DeviceScores", "one_of"]
 
@@ -313,6 +314,11 @@ class DeviceScores(DiagonalMasks):
         return self._context.download(
             self._context.module.materialize(self._spec, True, stream=self._context.stream())
         )
+
+    def __getattr__(self, name: str) -> NoReturn:
+        from .._lazy_scores import Scores
+
+        missing(self, name, Scores)
 
     def __repr__(self) -> str:
         return f"DeviceScores(shape={self.shape}, dtype={self.dtype}, device={self.device!r})"
