@@ -231,7 +231,8 @@ class _Seen:
         elif field.mask is not None and not causal:
             visible = field.mask[None, :] <= field.mask[:, None]
             self.masks = (c.upload(visible, "bool"),)
-        normalised = field.kind in _NORMALISED
+        # Sinkhorn attention has its weights in the marginals, and normalised rows.
+        normalised = field.kind in (*_NORMALISED, "sinkhorn")
         self.plain = (
             weights is None
             and not field.centred
