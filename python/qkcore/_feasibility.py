@@ -93,7 +93,7 @@ def usable_entries(s: Scores, mu: npt.ArrayLike, nu: npt.ArrayLike) -> npt.NDArr
            [False,  True, False],
            [False, False,  True]])
     """
-    from .bridges import _marginal
+    from ._bridge_problem import _marginal
     from .operators import _scores_argument
 
     s = _scores_argument(s)

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks
+from ._bridge_problem import _TOL, _at_least_one, _gauge, _marginal
 from ._lazy_scores import Real, Scores
-from .bridges import _TOL, _at_least_one, _gauge, _marginal
 from .operators import MarkovOperator, _scores_argument, softmax
 
 __all__ = ["BridgeChain", "bridge_chain"]

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, scores
+from ._bridge_problem import _at_least_one, _marginal
 from ._lazy_scores import Real, Scores
-from .bridges import _at_least_one, _marginal
 from .chains import _minus
 
 __all__ = ["AdaptiveIPF", "adaptive_ipf"]
