@@ -30,8 +30,12 @@ def plot(folder: Path) -> list[Path]:
         )
         axes.set_title(title, fontsize="medium")
         axes.set(xlabel="x", ylabel="y", zlabel="z", zlim=(-2, 2))
-        axes.tick_params(labelsize=6, pad=-2)
-        made.colorbar(drawn, ax=axes, label="t", shrink=0.6, pad=0.25)
+        axes.set(xticks=[-1, 0, 1], yticks=[-1, 0, 1], zticks=[-2, 0, 2])
+        axes.tick_params(labelsize=7, pad=-2)
+        for one in (axes.xaxis, axes.yaxis, axes.zaxis):
+            one.labelpad = -6
+        shown_at = [0, 0.25, 0.5, 0.75, 1]
+        made.colorbar(drawn, ax=axes, label="t", shrink=0.6, pad=0.15, ticks=shown_at)
     axes = made.add_subplot(grid[:, 1])
     axes.plot([0, 1], [0, 1], "--", color=figures.GREY, linewidth=1, label="identity")
     for name in ("dmap", "amap"):
