@@ -244,7 +244,9 @@ def _quality(models: dict[str, Row], metrics: Row) -> Claim:
     }
     # Kendall and Stuart's large-sample band of a rank correlation of none.
     band = 1.96 / max(metrics["passages"] - 1, 1) ** 0.5
-    passed = [m["rotation"]["rank_correlation_with_surprise"] > band for m in seen.values()]
+    # Within the band nothing is decided: so few passages cannot exclude a correlation of that size.
+    found = [m["rotation"]["rank_correlation_with_surprise"] for m in seen.values()]
+    decided = [rho > 0 for rho in found if abs(rho) > band]
     return Claim(
         "Prediction (iii): lower rotational energy goes with better generations",
         "abstract",
@@ -254,12 +256,12 @@ def _quality(models: dict[str, Row], metrics: Row) -> Claim:
             lambda m: (
                 "rank correlation of the share of rotation with the loss per token over "
                 f"{metrics['passages']} passages "
-                f"{number(m['rotation']['rank_correlation_with_surprise'], 2)} (chance: ± {band:.2f}), "
+                f"{number(m['rotation']['rank_correlation_with_surprise'], 2)} (undecided within ± {band:.2f}), "
                 f"loss {spread(m['rotation']['surprise'])} nats"
             ),
         )
         or "needs a model that predicts and at least 8 passages",
-        _verdict(passed),
+        _verdict(decided),
     )
 
 
