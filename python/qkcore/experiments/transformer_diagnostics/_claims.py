@@ -256,7 +256,8 @@ def _quality(models: dict[str, Row], metrics: Row) -> Claim:
             lambda m: (
                 "rank correlation of the share of rotation with the loss per token over "
                 f"{metrics['passages']} passages "
-                f"{number(m['rotation']['rank_correlation_with_surprise'], 2)} (undecided within ± {band:.2f}), "
+                f"{number(m['rotation']['rank_correlation_with_surprise'], 2)} "
+                f"(undecided within ± {band:.2f}), "
                 f"loss {spread(m['rotation']['surprise'])} nats"
             ),
         )
