@@ -1,4 +1,4 @@
-# make demo | test | race | asan | tsan | valgrind | fuzz | nightly | lint | format | docs | bench | bench-native | wheel | check-wheel | cuda | cuda-wheel | cuda-tests | dev | clean
+# make demo | test | race | asan | tsan | tsan-native | valgrind | fuzz | nightly | lint | format | docs | bench | bench-native | wheel | check-wheel | cuda | cuda-wheel | cuda-tests | dev | clean
 #
 # One wheel is built, and everything installs that wheel, so the sources are compiled once. Needs Python with venv and
 # its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments under .venv and build/.
@@ -23,7 +23,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .PHONY: demo test race simt simt-race lint lint-python lint-cpp format docs bench bench-native wheel check-wheel cuda cuda-objects \
-    cuda-wheel cuda-update cuda-tests asan tsan valgrind fuzz nightly dev clean
+    cuda-wheel cuda-update cuda-tests asan tsan tsan-native valgrind fuzz nightly dev clean
 
 PIP := -m pip --disable-pip-version-check -q
 TOOLS := $(BUILD)/tools
@@ -32,7 +32,7 @@ BENCH := $(BUILD)/bench
 DEMO := $(BUILD)/demo
 DOCS := $(BUILD)/docs
 
-CXX_SOURCES := $(shell find cpp cuda bench/native tests/simt -name build -prune -o '(' -name '*.[ch]pp' -o -name '*.cu' ')' -print)
+CXX_SOURCES := $(shell find cpp cuda bench/native tests/native tests/simt -name build -prune -o '(' -name '*.[ch]pp' -o -name '*.cu' ')' -print)
 BUILD_SOURCES := $(shell find cmake cpp python/qkcore -type f -not -path '*/__pycache__/*') \
     CMakeLists.txt pyproject.toml README.md LICENSE NOTICE
 
@@ -87,6 +87,14 @@ asan: $(SANITIZED)/.stamp
 tsan: $(SANITIZED)/.stamp
 	$(SANITIZE) thread $(TESTED) $(BY_FILE) --logs $(BUILD)/thread/logs $(TSAN_TESTS) -- $(ARGS)
 
+# The pool and the engine alone, in a program of their own: a minute, and nothing in it that is not instrumented.
+TSAN_NATIVE := $(addprefix cpp/src/,threads.cpp packed.cpp dense_output.cpp reduce_rows.cpp) tests/native/threads.cpp
+tsan-native:
+	mkdir -p $(BUILD)/thread
+	$(CXX) -std=c++20 -O1 -g1 -march=native -D_GLIBCXX_ASSERTIONS -fsanitize=thread -pthread -Icpp/include $(TSAN_NATIVE) \
+	    -o $(BUILD)/thread/threads
+	TSAN_OPTIONS=halt_on_error=1:exitcode=66 setarch $$(uname -m) -R $(BUILD)/thread/threads
+
 valgrind: $(VENV)/.stamp
 	PYTHONMALLOC=malloc valgrind --error-exitcode=9 --suppressions=tools/valgrind.supp $(VENV)/bin/python tools/smoke.py
 
@@ -100,7 +108,7 @@ $(SANITIZED)/.stamp: pyproject.toml tools/build_requires.py
 	$(SANITIZED)/bin/python tools/build_requires.py test | xargs -d '\n' $(SANITIZED)/bin/python $(PIP) install cmake ninja
 	touch $@
 
-nightly: asan tsan valgrind fuzz $(VENV)/.test-stamp
+nightly: asan tsan tsan-native valgrind fuzz $(VENV)/.test-stamp
 	$(TOOLS)/bin/python tools/build_requires.py | xargs $(VENV)/bin/python $(PIP) install
 	QKCORE_SDIST=1 $(VENV)/bin/python -m pytest tests/packaging
 
