@@ -67,7 +67,9 @@ def sinkhorn_w2(
             found = bridge(s, m, n, tol=tol, max_iter=1000, n_threads=n_threads)
             if not found.converged:  # slow at small epsilon: Newton starts where it stopped
                 found = bridge(s, m, n, tol=tol, solver="newton", init=found, n_threads=n_threads)
-            if not found.converged:  # few points that hardly see each other: from large epsilon down
+            if (
+                not found.converged
+            ):  # few points that hardly see each other: from large epsilon down
                 found = bridge(s, m, n, tol=tol, solver="annealed", n_threads=n_threads)
             if not found.converged:
                 raise ArithmeticError(
