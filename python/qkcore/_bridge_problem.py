@@ -94,11 +94,7 @@ def _marginal(name: str, value: npt.ArrayLike, s: Scores, side: int) -> Real:
     _checks.core_shape(name, array.shape, (length,), f"as the {what} of the kernel")
     if array.ndim > 1:
         _checks.into_batch(name, array.shape, array.shape[:-1], s._batch)
-    _checks.finite(name, array)
-    if (low := float(array.min())) < 0:
-        raise ValueError(f"{name}: wanted weights >= 0, got {low:.3g}; marginals are measures")
-    if not array.any():
-        raise ValueError(f"{name}: wanted some mass, got all zeros")
+    _checks.masses(name, array)
     return array
 
 

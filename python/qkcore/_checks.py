@@ -444,3 +444,12 @@ def time_span(name: str, value: object) -> tuple[float, float]:
             "and swap the times"
         )
     return first, last
+
+
+def masses(name: str, array: Real) -> None:
+    """Refuses weights that are not a measure: not finite, negative, or all zero."""
+    finite(name, array)
+    if (low := float(array.min())) < 0:
+        raise ValueError(f"{name}: wanted weights >= 0, got {low:.3g}; marginals are measures")
+    if not array.any():
+        raise ValueError(f"{name}: wanted some mass, got all zeros")

@@ -545,11 +545,7 @@ def _marginal(name: str, value: npt.ArrayLike, K: Factored, side: int) -> Real:
         raise ValueError(
             f"{name}: wanted shape ({K.shape[side]},) as the {what} of the kernel, got {array.shape}"
         )
-    _checks.finite(name, array)
-    if (low := float(array.min())) < 0:
-        raise ValueError(f"{name}: wanted weights >= 0, got {low:.3g}; marginals are measures")
-    if not array.any():
-        raise ValueError(f"{name}: wanted some mass, got all zeros")
+    _checks.masses(name, array)
     return array
 
 
