@@ -73,38 +73,44 @@ def _single(values: npt.NDArray[Any]) -> jax.Array:
 
 
 def markov_logits(q: jax.Array, k: jax.Array, a: Architecture) -> jax.Array:
-    """Logits (n, heads, 3, 3) of one block at temperature 1, from q and k (3, n, heads, d_head)."""
-    C = jnp.einsum("ibhc,jbhc->bhij", q, k)
+    """Logits (heads, 3, 3, n) of one block at temperature 1, from q and k (heads, d_head, 3, n)."""
+    C = (q[:, :, :, None] * k[:, :, None, :]).sum(1)
     if a.kind == "amap":
         scaled: jax.Array = C / np.sqrt(a.d_model // a.heads)
         return scaled
-    qq = jnp.moveaxis(jnp.square(q).sum(-1), 0, -1)  # (n, heads, 3)
-    kk = jnp.moveaxis(jnp.square(k).sum(-1), 0, -1)
+    qq, kk = jnp.square(q).sum(1), jnp.square(k).sum(1)  # (heads, 3, n)
     if a.symmetrized:
-        norms = (qq + kk) / 2
-        metric: jax.Array = C + jnp.swapaxes(C, -1, -2) - norms[..., :, None] - norms[..., None, :]
-        return metric
-    logits: jax.Array = C + jnp.swapaxes(C, -1, -2) - qq[..., :, None] - kk[..., None, :]
-    return logits
+        qq = kk = (qq + kk) / 2
+    metric: jax.Array = C + jnp.swapaxes(C, 1, 2) - qq[:, :, None] - kk[:, None]
+    return metric
 
 
 def predict(w: Tree, x: jax.Array, temperature: jax.Array, a: Architecture) -> jax.Array:
-    """The predicted noise (n, 3) for x (n, 3) at inverse temperatures (n,)."""
+    """The predicted noise (n, 3) for x (n, 3) at inverse temperatures (n,).
+
+    The points are the last axis throughout: everything between the matrix products then runs along
+    them, in whole vectors, where an axis of three tokens or four channels would not fill one.
+    """
     n, d = x.shape[0], a.d_model
-    head = (TOKENS, n, a.heads, d // a.heads)
-    h = x.T[:, :, None] * w["embed"]["w"][0] + w["embed"]["b"] + w["position"][:, None, :]
+    head = (a.heads, d // a.heads, TOKENS, n)
+    tokens = zip(x.T, w["embed"]["b"] + w["position"], strict=True)
+    slope = _column(w["embed"]["w"][0])
+    h = jnp.concatenate([slope * xi + _column(at) for xi, at in tokens], axis=1)  # (d, 3 n)
     for block in w["blocks"]:
-        centred = h - h.mean(-1, keepdims=True)
-        z = centred * jax.lax.rsqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-6)
-        z = z * block["norm"]["scale"] + block["norm"]["shift"]
-        qkv = z.reshape(TOKENS * n, d) @ block["qkv"]["w"] + block["qkv"]["b"]
-        q, k, v = (part.reshape(head) for part in jnp.split(qkv, 3, axis=-1))
-        logits = markov_logits(q, k, a) * temperature[:, None, None, None]
-        P = jax.nn.softmax(logits, axis=-1)
-        mixed = jnp.einsum("bhij,jbhc->ibhc", P, v).reshape(TOKENS * n, d)
-        h = h + (mixed @ block["out"]["w"] + block["out"]["b"]).reshape(TOKENS, n, d)
-    noise: jax.Array = h.reshape(TOKENS * n, d) @ w["read"]["w"] + w["read"]["b"]
+        centred = h - h.mean(0)
+        z = centred * jax.lax.rsqrt(jnp.square(centred).mean(0) + 1e-6)
+        z = z * _column(block["norm"]["scale"]) + _column(block["norm"]["shift"])
+        qkv = block["qkv"]["w"].T @ z + _column(block["qkv"]["b"])
+        q, k, v = (part.reshape(head) for part in jnp.split(qkv, 3))
+        P = jax.nn.softmax(markov_logits(q, k, a) * temperature, axis=2)
+        mixed = (P[:, None] * v[:, :, None]).sum(3).reshape(d, TOKENS * n)
+        h = h + block["out"]["w"].T @ mixed + _column(block["out"]["b"])
+    noise: jax.Array = w["read"]["w"][:, 0] @ h + w["read"]["b"]
     return noise.reshape(TOKENS, n).T
+
+
+def _column(x: jax.Array) -> jax.Array:
+    return x[:, None]
 
 
 class Noise(NamedTuple):
