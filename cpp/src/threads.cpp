@@ -62,6 +62,13 @@ bool spin_until(const Ready& ready) {
     return false;
 }
 
+// Locks a mutex that is held for nanoseconds at a time: a thread that slept on it would lose microseconds.
+std::unique_lock<std::mutex> lock_awake(std::mutex& mutex) {
+    std::unique_lock<std::mutex> lock(mutex, std::defer_lock);
+    if (!spin_until([&] { return lock.try_lock(); })) lock.lock();
+    return lock;
+}
+
 // Workers wait until a job is posted and join it if a place is free. The caller works too, then
 // closes the job and waits only for those who joined: a small job never waits for a sleeper.
 class Pool {
@@ -71,7 +78,7 @@ public:
         const std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
         if (!turn.owns_lock()) return false;
         {
-            const std::lock_guard<std::mutex> lock(mutex_);
+            const auto lock = lock_awake(mutex_);
             while (static_cast<int>(threads_.size()) < n_threads - 1)
                 threads_.emplace_back([this] { loop(); });
             job_ = &job;
@@ -82,11 +89,11 @@ public:
         wake_.notify_all();
         job.work(0);
         {
-            const std::lock_guard<std::mutex> lock(mutex_);
+            const auto lock = lock_awake(mutex_);
             job_ = nullptr;
         }
         spin_until([this] { return active_.load(std::memory_order_relaxed) == 0; });
-        std::unique_lock<std::mutex> lock(mutex_);
+        auto lock = lock_awake(mutex_);
         done_.wait(lock, [this] { return active_.load(std::memory_order_relaxed) == 0; });
         return true;
     }
@@ -103,12 +110,12 @@ private:
             const unsigned seen = posted_.load(std::memory_order_relaxed);
             lock.unlock();
             job.work(worker);
-            lock.lock();
+            lock = lock_awake(mutex_);
             if (--active_ == 0) done_.notify_one();
             // This worker must not join the same job twice: its place stays taken.
             lock.unlock();
             spin_until([&] { return posted_.load(std::memory_order_relaxed) != seen; });
-            lock.lock();
+            lock = lock_awake(mutex_);
         }
     }
 

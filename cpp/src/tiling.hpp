@@ -35,8 +35,8 @@ Tiling choose_tiling(const Problem<T>& problem, Index n_values) {
         feature_dim > 0 && feature_dim <= row_scores_max_dim && !matrix_work && problem.dense.empty();
     // One row at a time may be long, and then spreads the work that is done once per row and tile.
     t.tile_cols = t.row_by_row ? 1024 : 256;
-    // At least four blocks, so that threads share a small problem evenly.
-    t.block_rows = std::min(block_rows, round_up(std::max<Index>(1, (n_rows + 3) / 4), micro));
+    // At least sixteen blocks, so that threads share a small problem evenly.
+    t.block_rows = std::min(block_rows, round_up(std::max<Index>(1, (n_rows + 15) / 16), micro));
     // Microseconds of work: enough to be worth handing out, little enough to share evenly.
     const Index entries_per_task = (1 << 17) / (feature_dim + n_values + 32);
     const Index rows = std::max<Index>(1, entries_per_task / std::max<Index>(1, n_cols));
@@ -82,7 +82,7 @@ inline bool band_keeps_all(const Band& band, Index first_row, Index end_row, Ind
 // Waking another thread costs microseconds: below this many (rough) operations one thread does it all.
 inline Run scaled_run(const Run& run, double operations) {
     Run scaled = run;
-    if (operations < 2e5) scaled.n_threads = 1;
+    if (operations < 5e4) scaled.n_threads = 1;
     return scaled;
 }
 

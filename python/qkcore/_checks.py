@@ -171,6 +171,8 @@ def _float(value: object) -> float:
 
 
 def positive(name: str, value: object) -> float:
+    if type(value) is float and 0.0 < value < math.inf:
+        return value
     try:
         number = _float(value)
     except TypeError:
