@@ -1,4 +1,4 @@
-# make demo | test | race | asan | tsan | tsan-native | valgrind | fuzz | nightly | lint | format | docs | bench | bench-native | wheel | check-wheel | cuda | cuda-wheel | cuda-tests | dev | clean
+# make demo | test | race | asan | tsan | tsan-native | valgrind | fuzz | nightly | lint | format | docs | bench | bench-native | wheel | check-wheel | wheels | cuda | cuda-wheel | cuda-tests | dev | clean
 #
 # One wheel is built, and everything installs that wheel, so the sources are compiled once. Needs Python with venv and
 # its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments under .venv and build/.
@@ -16,13 +16,15 @@ ARGS ?=
 JOBS ?= 2
 # The folder of the wheel that is installed: build/wheel, or dist after make wheel, for the one that users get
 FROM ?= $(WHEEL)
+# Where the wheels for users go
+DIST ?= dist
 # Arguments for pytest in check-wheel, e.g. CHECK_ARGS="tests/packaging"
 CHECK_ARGS ?=
 
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: demo test race simt simt-race lint lint-python lint-cpp format docs bench bench-native wheel check-wheel cuda cuda-objects \
+.PHONY: demo test race simt simt-race lint lint-python lint-cpp format docs bench bench-native wheel check-wheel wheels cuda cuda-objects \
     cuda-wheel cuda-update cuda-tests asan tsan tsan-native valgrind fuzz nightly dev clean
 
 PIP := -m pip --disable-pip-version-check -q
@@ -184,12 +186,21 @@ $(WHEEL)/.stamp: $(TOOLS)/.stamp $(BUILD_SOURCES)
 
 wheel: $(BUILD)/dist.stamp
 $(BUILD)/dist.stamp: $(WHEEL)/.stamp
-	rm -f dist/qkcore-*.whl
-	PATH="$(abspath $(TOOLS))/bin:$$PATH" auditwheel repair --wheel-dir dist $(WHEEL)/qkcore-*.whl
+	rm -f $(DIST)/qkcore-*.whl
+	PATH="$(abspath $(TOOLS))/bin:$$PATH" auditwheel repair --wheel-dir $(DIST) $(WHEEL)/qkcore-*.whl
 	touch $@
 
 check-wheel: wheel
-	PYTHON=$(PYTHON) tools/check_wheel.sh dist/qkcore-*.whl $(CHECK_ARGS)
+	PYTHON=$(PYTHON) tools/check_wheel.sh $(DIST)/qkcore-*.whl $(CHECK_ARGS)
+
+# A wheel for every interpreter, each built and tested by itself: make wheels PYTHONS="python3.10 python3.12"
+PYTHONS ?= python3.10 python3.11 python3.12 python3.13
+wheels:
+	for python in $(PYTHONS); do \
+	    version=$$($$python -c "import sys; print('cp%d%d' % sys.version_info[:2])"); \
+	    $(MAKE) --no-print-directory check-wheel PYTHON=$$python BUILD=$(BUILD)/$$version DIST=dist/$$version; \
+	done
+	ls -l dist/cp*/qkcore-*.whl
 
 # The static gate of the kernels: warnings are errors on every architecture, no spills, no more registers and shared
 # memory than cuda/resources.csv allows, and a roofline page that follows from it. Nothing is run: that takes a GPU.

@@ -10,7 +10,15 @@ work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
 "${PYTHON:-python3}" -m venv "$work/venv"
-"$work/venv/bin/python" -m pip --disable-pip-version-check -q install "$wheel[test]"
+pip=("$work/venv/bin/python" -m pip --disable-pip-version-check -q install)
+# What a user who has NumPy and SciPy already waits for and stores: shown, not tested.
+"${pip[@]}" numpy scipy
+start=$(date +%s%N)
+"${pip[@]}" "$wheel"
+took=$((($(date +%s%N) - start) / 1000000))
+echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes, installed in $took ms," \
+    "$(du -sb "$work"/venv/lib/python*/site-packages/qkcore | cut -f1) bytes installed"
+"${pip[@]}" "$wheel[test]"
 
 cp "$root/pyproject.toml" "$work/" # the settings of pytest
 cp -r "$root/tests" "$root/docs" "$work/" # the guides are tests too
