@@ -11,11 +11,35 @@ py::array_t<double> to_array(const std::vector<double>& v) {
     return py::array_t<double>(static_cast<py::ssize_t>(v.size()), v.data());
 }
 
+// Whether entries in single precision, corrected, serve a problem of doubles: large enough to be worth it, weights
+// that single precision can tell from nothing, an error that exact visits can vouch for.
+bool single_serves(Index n_entries, const std::vector<double>& mu, const std::vector<double>& nu,
+                   const BridgeOptions& options) {
+    const auto ordinary = [](const std::vector<double>& weights) {
+        const double top = *std::ranges::max_element(weights);
+        return std::ranges::all_of(weights, [&](double w) { return w == 0 || w >= 1e-20 * top; });
+    };
+    return n_entries >= Index{1} << 20 && options.tol >= 1e-11 && options.row_damping == 1.0 &&
+           options.col_damping == 1.0 && options.method != BridgeMethod::symmetric && ordinary(mu) &&
+           ordinary(nu);
+}
+
+template <class T>
+std::unique_ptr<Sweep> sweep_for(const Problem<T>& problem, bool stored, const std::vector<double>& mu,
+                                 const std::vector<double>& nu, const BridgeOptions& options,
+                                 const Run& run) {
+    if (!stored) return sweep_on_the_fly(problem, run);
+    if constexpr (std::is_same_v<T, double>)
+        if (single_serves(problem.n_rows * problem.n_cols, mu, nu, options))
+            return sweep_stored_single(problem, run);
+    return sweep_stored(problem, run);
+}
+
 template <class T>
 void solve_one(const Problem<T>& problem, bool stored, const std::vector<double>& mu,
                const std::vector<double>& nu, const BridgeOptions& options, BridgeState& state,
                const Run& run) {
-    const auto sweep = stored ? sweep_stored(problem, run) : sweep_on_the_fly(problem, run);
+    const auto sweep = sweep_for(problem, stored, mu, nu, options, run);
     solve_bridge(*sweep, mu, nu, options, state, run);
 }
 

@@ -70,8 +70,21 @@ private:
 
     // ---- steps ------------------------------------------------------------------------------------------
 
-    // One visit at g: f by an update with the given relaxation, and the columns that follow. False ends it.
+    // One visit at g: f by an update with the given relaxation, and the columns that follow; again and exactly
+    // where what is not known of them would matter. False ends it.
     bool visit(double relaxation) {
+        constexpr double negligible = 0.03;
+        const Vector before = relaxation == 1.0 ? Vector() : f_;
+        if (!visit_once(relaxation)) return false;
+        if (sweep_.uncertainty() == 0) return true;
+        if (!columns_vanish() && sweep_.uncertainty() <= negligible * std::max(column_error(), options_.tol))
+            return true;
+        if (relaxation != 1.0) f_ = before;
+        sweep_.refine();
+        return visit_once(relaxation);
+    }
+
+    bool visit_once(double relaxation) {
         const double damping = options_.row_damping;
         const RowMass mass = [&](Index i, double lse) {
             if (log_mu_[i] == none) {

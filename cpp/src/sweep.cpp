@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <numeric>
 #include <vector>
 
 #include "row_kernels.hpp"
@@ -235,33 +236,118 @@ private:
     std::vector<RowBlock<T>> blocks_;
 };
 
-template <class T>
+// How much the sums over entries that were rounded to single precision are off, from one exact visit.
+class Corrections {
+public:
+    bool known() const { return known_; }
+    void forget() { known_ = false; }
+    double row(Index i) const { return known_ ? rows_[static_cast<std::size_t>(i)] : 1.0; }
+    double column(Index j) const { return known_ ? columns_[static_cast<std::size_t>(j)] : 1.0; }
+
+    void measured(std::vector<double> rows, std::vector<double> columns, std::vector<double> row_factors,
+                  std::vector<double> column_factors) {
+        rows_ = std::move(rows);
+        columns_ = std::move(columns);
+        row_factors_ = std::move(row_factors);
+        column_factors_ = std::move(column_factors);
+        known_ = true;
+    }
+
+    // The sums of a row are off by an average of its entries' errors, with weights that change by as much as
+    // the factors of the columns have since (a common factor does not matter); so for columns.
+    double doubt(const std::vector<double>& row_factors, const std::vector<double>& masses,
+                 const std::vector<double>& column_factors, const double* columns) const {
+        constexpr double rounding = 1.0 / (1 << 23);  // twice the half unit of an entry
+        if (!known_) return 2 * rounding * std::accumulate(masses.begin(), masses.end(), 0.0);
+        return rounding * (moved(row_factors, row_factors_, masses.data()) +
+                           moved(column_factors, column_factors_, columns));
+    }
+
+private:
+    // sum_k weight_k |now_k / (before_k scale) - 1|, at most 1 each
+    static double moved(const std::vector<double>& now, const std::vector<double>& before,
+                        const double* weights) {
+        double total = 0, scale = 0, sum = 0;
+        const std::size_t n = before.size();  // `now` may be padded
+        for (std::size_t k = 0; k < n; ++k)
+            if (before[k] > 0) {
+                total += weights[k];
+                scale += weights[k] * (now[k] / before[k]);
+            }
+        if (!(scale > 0)) return std::accumulate(weights, weights + n, 0.0);
+        scale /= total;
+        for (std::size_t k = 0; k < n; ++k)
+            sum += weights[k] *
+                   (before[k] > 0 ? std::min(1.0, std::abs(now[k] / (before[k] * scale) - 1)) : 1.0);
+        return sum;
+    }
+
+    std::vector<double> rows_, columns_, row_factors_, column_factors_;
+    bool known_ = false;
+};
+
+// Entries of type E for a problem of type T.
+template <class T, class E>
 class Stored final : public Sweep {
+    static constexpr bool rounded = sizeof(E) < sizeof(T);
+
 public:
     Stored(const Problem<T>& problem, const Run& run)
         : problem_(problem),
           walk_(problem, run),
-          ld_(round_up(problem.n_cols, 2 * SimdTraits<T>::width)),
+          ld_(round_up(problem.n_cols, 2 * SimdTraits<E>::width)),
           entries_(problem.n_rows * ld_),
-          scaled_(ld_),
+          scaled_(static_cast<std::size_t>(ld_), T(0)),
           at_g_(static_cast<std::size_t>(problem.n_cols), 0.0),
           tops_(static_cast<std::size_t>(problem.n_rows), 0.0),
-          sums_(static_cast<std::size_t>(problem.n_rows), 0.0) {}
+          sums_(static_cast<std::size_t>(problem.n_rows), 0.0) {
+        if (rounded) {
+            factors_.resize(sums_.size(), 0.0);
+            masses_.resize(sums_.size(), 0.0);
+        }
+    }
 
     Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
-        if (!taken_ || too_far(g)) {
-            const Status status = take(g, run);
+        if (full_) return full_->rows(g, mass, lse, columns, run);
+        if (!taken_ || too_far(g) || (refine_ && columns != nullptr)) {
+            // In double the entries are taken at g itself, and this is the visit as well.
+            const bool at_once = sizeof(T) == sizeof(double) && columns != nullptr;
+            const Status status = take(g, mass, lse, at_once ? columns : nullptr, run);
             if (status != Status::ok) return status;
+            if (at_once) return rounded ? measure(lse, columns, run) : status;
         }
-        for (Index j = 0; j < ld_; ++j) scaled_[j] = j < problem_.n_cols ? factor(g, j) : T(0);
-        const Status status = visit(entries_, ld_, scaled_.data(), columns, run, [&](Index i, double dot) {
-            sums_[static_cast<std::size_t>(i)] = dot;
-            lse[i] = dot > 0 ? tops_[static_cast<std::size_t>(i)] + std::log(dot) : -infinity<double>();
-            return columns != nullptr && dot > 0 ? mass(i, lse[i]) / dot : 0.0;
+        for (Index j = 0; j < problem_.n_cols; ++j) scaled_[static_cast<std::size_t>(j)] = factor(g, j);
+        const Status status = visit(entries_, ld_, scaled_.data(), columns, run, [&](Index i, double found) {
+            const auto at = static_cast<std::size_t>(i);
+            const double dot = rounded ? found * corrections_.row(i) : found;
+            sums_[at] = dot;
+            lse[i] = dot > 0 ? tops_[at] + std::log(dot) : -infinity<double>();
+            const double m = columns != nullptr && dot > 0 ? mass(i, lse[i]) : 0.0;
+            const double c = m == 0 ? 0.0 : m / dot;
+            if constexpr (rounded) {
+                masses_[at] = m;
+                factors_[at] = c;
+            }
+            return c;
         });
-        if (columns != nullptr && status == Status::ok)
-            for (Index j = 0; j < problem_.n_cols; ++j) columns[j] *= static_cast<double>(scaled_[j]);
+        if (columns == nullptr || status != Status::ok) return status;
+        for (Index j = 0; j < problem_.n_cols; ++j) {
+            columns[j] *= static_cast<double>(scaled_[static_cast<std::size_t>(j)]);
+            if (rounded) columns[j] *= corrections_.column(j);
+        }
+        if constexpr (rounded) uncertainty_ = corrections_.doubt(factors_, masses_, scaled_, columns);
         return status;
+    }
+
+    double uncertainty() const override { return full_ ? 0.0 : uncertainty_; }
+
+    // Where exact visits are asked for again and again the entries are better stored as they are.
+    void refine() override {
+        constexpr int most = 5;
+        if (++n_refined_ > most)
+            store_in_full();
+        else
+            refine_ = true;
     }
 
     Status columns(const double* f, double* lse, const Run& run) override {
@@ -269,26 +355,62 @@ public:
     }
 
     Status curvature(const double* x, const double* mass, double* out, bool rough, const Run& run) override {
-        if (rough && sizeof(T) > sizeof(float)) {
+        if (full_) return full_->curvature(x, mass, out, rough, run);
+        if constexpr (rounded) {
+            if (rough) return curvature_of(entries_, ld_, x, mass, out, run);
+            // Visits that follow are exact, this one's sums come from the last.
+            std::vector<double> g(at_g_), lse(sums_.size());
+            for (std::size_t j = 0; j < g.size(); ++j) g[j] += std::log(scaled_[j]);
+            store_in_full();
+            const Status status =
+                full_->rows(g.data(), [](Index, double) { return 0.0; }, lse.data(), nullptr, run);
+            return status == Status::ok ? full_->curvature(x, mass, out, rough, run) : status;
+        } else {
+            if (!rough || sizeof(T) == sizeof(float)) return curvature_of(entries_, ld_, x, mass, out, run);
             if (!halved_) halve(run);
             return curvature_of(single_, ld_single(), x, mass, out, run);
         }
-        return curvature_of(entries_, ld_, x, mass, out, run);
     }
 
 private:
-    template <class E>
-    Status curvature_of(const Buffer<E>& entries, Index ld, const double* x, const double* mass, double* out,
+    void store_in_full() {
+        full_ = std::make_unique<Stored<T, T>>(problem_, Run{});
+        entries_ = Buffer<E>();
+    }
+
+    // After an exact visit: what the stored entries say at the same potentials.
+    Status measure(const double* lse, const double* columns, const Run& run) {
+        std::vector<double> row_ratios(sums_.size(), 1.0), ratios(at_g_.size());
+        const Status status =
+            visit(entries_, ld_, scaled_.data(), ratios.data(), run, [&](Index i, double dot) {
+                const auto at = static_cast<std::size_t>(i);
+                if (dot > 0 && sums_[at] > 0) row_ratios[at] = sums_[at] / dot;
+                masses_[at] = factors_[at] * sums_[at];
+                return lse[i] == -infinity<double>() ? 0.0 : factors_[at];
+            });
+        for (std::size_t j = 0; j < ratios.size(); ++j)
+            ratios[j] = ratios[j] > 0 && columns[j] > 0 ? columns[j] / ratios[j] : 1.0;
+        corrections_.measured(std::move(row_ratios), std::move(ratios), factors_,
+                              {scaled_.begin(), scaled_.begin() + problem_.n_cols});
+        uncertainty_ = 0;
+        return status;
+    }
+
+    template <class A>
+    Status curvature_of(const Buffer<A>& entries, Index ld, const double* x, const double* mass, double* out,
                         const Run& run) {
-        Buffer<E> direction(ld);
+        Buffer<A> direction(ld);
         for (Index j = 0; j < ld; ++j)
             direction[j] =
-                j < problem_.n_cols ? static_cast<E>(static_cast<double>(scaled_[j]) * x[j]) : E(0);
+                j < problem_.n_cols
+                    ? static_cast<A>(static_cast<double>(scaled_[static_cast<std::size_t>(j)]) * x[j])
+                    : A(0);
         const Status status = visit(entries, ld, direction.data(), out, run, [&](Index i, double dot) {
             const double sum = sums_[static_cast<std::size_t>(i)];
             return sum > 0 ? mass[i] * dot / (sum * sum) : 0.0;
         });
-        for (Index j = 0; j < problem_.n_cols; ++j) out[j] *= static_cast<double>(scaled_[j]);
+        for (Index j = 0; j < problem_.n_cols; ++j)
+            out[j] *= static_cast<double>(scaled_[static_cast<std::size_t>(j)]);
         return status;
     }
 
@@ -307,7 +429,7 @@ private:
     }
 
     // Beyond this, factors exp(g - g0) times entries would leave the range in which sums are exact.
-    static constexpr double reach = sizeof(T) == 4 ? 8.0 : 60.0;
+    static constexpr double reach = rounded ? 20.0 : sizeof(T) == 4 ? 8.0 : 60.0;
 
     T factor(const double* g, Index j) const {
         if (g[j] == -infinity<double>()) return T(0);
@@ -321,59 +443,79 @@ private:
         return false;
     }
 
-    // Takes the entries exp(s_ij + g_j - max_k (s_ik + g_k)) anew.
-    Status take(const double* g, const Run& run) {
-        taken_ = halved_ = false;
+    // Takes the entries exp(s_ij + g_j - max_k (s_ik + g_k)) anew; with `columns`, as a visit.
+    Status take(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) {
+        taken_ = halved_ = refine_ = false;
+        corrections_.forget();
         walk_.set_potential(g);
         Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0));
         std::vector<RowBlock<T>> blocks(static_cast<std::size_t>(parts.count()));
         std::atomic<bool> overflow{false};
         const Index width = walk_.width();
         const bool done =
-            parts(width, nullptr, [&](Index first, Index end, ColumnSums<T>*, Index part, int worker) {
+            parts(width, columns, [&](Index first, Index end, ColumnSums<T>* sums, Index part, int worker) {
                 RowBlock<T>& block = blocks[static_cast<std::size_t>(part)];
                 walk_.each_block(first, end, block, parts.run(), worker, [&](const T* tops) {
+                    T factors[RowWalk<T>::most_rows] = {};
                     for (Index r = 0; r < block.n_rows; ++r) {
-                        T* s = block.scores.data() + r * width;
                         const Index i = block.first_row + r;
-                        T* to = entries_.data() + i * ld_;
-                        const bool seen = tops[r] != -infinity<T>();  // else every entry is 0
-                        tops_[static_cast<std::size_t>(i)] = seen ? static_cast<double>(tops[r]) : 0.0;
-                        if (seen) {
-                            if (!std::isfinite(walk_.weigh_all(s, tops[r], nullptr, nullptr)))
-                                overflow.store(true, std::memory_order_relaxed);
-                            std::copy(s, s + problem_.n_cols, to);
-                        } else {
-                            std::fill(to, to + problem_.n_cols, T(0));
-                        }
-                        std::fill(to + problem_.n_cols, to + ld_, T(0));
+                        const auto at = static_cast<std::size_t>(i);
+                        const double sum = take_row(i, block.scores.data() + r * width, tops[r]);
+                        if (!std::isfinite(sum)) overflow.store(true, std::memory_order_relaxed);
+                        sums_[at] = sum;
+                        if (sums == nullptr) continue;
+                        lse[i] = sum > 0 ? tops_[at] + std::log(sum) : -infinity<double>();
+                        const double c = sum > 0 ? mass(i, lse[i]) / sum : 0.0;
+                        factors[r] = static_cast<T>(c);
+                        if constexpr (rounded) factors_[at] = c;
                     }
+                    if (sums != nullptr)
+                        sums->add(static_cast<int>(block.n_rows), block.scores.data(), width, factors);
                 });
             });
         if (!done) return Status::interrupted;
         if (overflow.load()) return Status::overflow;
-        // Exactly what the entries were taken at.
-        for (Index j = 0; j < problem_.n_cols; ++j)
-            at_g_[static_cast<std::size_t>(j)] = static_cast<double>(static_cast<T>(g[j]));
+        for (Index j = 0; j < problem_.n_cols; ++j) {
+            const auto at = static_cast<std::size_t>(j);
+            at_g_[at] = static_cast<double>(static_cast<T>(g[j]));  // exactly what the entries were taken at
+            scaled_[at] = factor(g, j);
+        }
         taken_ = true;
         return Status::ok;
     }
 
-    // Each row dotted with z, weighed by what `weigh(i, dot)` says, and added to the columns.
-    template <class E, class Weigh>
-    Status visit(const Buffer<E>& entries, Index ld, const E* z, double* columns, const Run& run,
+    // Stores one row, whose scores become weights; their sum.
+    double take_row(Index i, T* s, T top) {
+        E* to = entries_.data() + i * ld_;
+        std::fill(to + problem_.n_cols, to + ld_, E(0));
+        const bool seen = top != -infinity<T>();  // else every entry is 0
+        tops_[static_cast<std::size_t>(i)] = seen ? static_cast<double>(top) : 0.0;
+        if (!seen) {
+            std::fill(s, s + walk_.width(), T(0));
+            std::fill(to, to + problem_.n_cols, E(0));
+            return 0.0;
+        }
+        const double sum = walk_.weigh_all(s, top, nullptr, nullptr);
+        for (Index j = 0; j < problem_.n_cols; ++j) to[j] = static_cast<E>(s[j]);
+        return sum;
+    }
+
+    // Each row dotted with z, weighed by what `weigh(i, dot)` says, and added to the columns; in the arithmetic
+    // of z.
+    template <class F, class A, class Weigh>
+    Status visit(const Buffer<F>& entries, Index ld, const A* z, double* columns, const Run& run,
                  const Weigh& weigh) {
-        Parts<E> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0) / 5);
+        Parts<A> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0) / 5);
         const bool done =
-            parts(ld, columns, [&](Index first, Index end, ColumnSums<E>* sums, Index, int worker) {
+            parts(ld, columns, [&](Index first, Index end, ColumnSums<A>* sums, Index, int worker) {
                 for (Index i = first; i < end; i += sweep_rows) {
                     if (should_stop(parts.run(), worker)) return;
                     const int n = static_cast<int>(std::min<Index>(sweep_rows, end - i));
-                    const E* w = entries.data() + i * ld;
+                    const F* w = entries.data() + i * ld;
                     double dots[sweep_rows];
-                    E factors[sweep_rows];
+                    A factors[sweep_rows];
                     dot_some_rows(n, w, ld, z, ld, dots);
-                    for (int r = 0; r < n; ++r) factors[r] = static_cast<E>(weigh(i + r, dots[r]));
+                    for (int r = 0; r < n; ++r) factors[r] = static_cast<A>(weigh(i + r, dots[r]));
                     if (sums != nullptr) sums->add(n, w, ld, factors);
                 }
             });
@@ -383,11 +525,20 @@ private:
     Problem<T> problem_;
     RowWalk<T> walk_;
     Index ld_;
-    Buffer<T> entries_, scaled_;
+    Buffer<E> entries_;
+    std::vector<T> scaled_;  // exp(g - at_g), zeros beyond the columns
     Buffer<float> single_;
     bool halved_ = false;
     std::vector<double> at_g_, tops_, sums_;  // tops: what the rows were divided by, as logarithms
     bool taken_ = false;
+
+    // Of rounded entries alone.
+    std::vector<double> factors_, masses_;
+    Corrections corrections_;
+    std::unique_ptr<Stored<T, T>> full_;
+    double uncertainty_ = 0;
+    int n_refined_ = 0;
+    bool refine_ = false;
 };
 
 }  // namespace
@@ -398,7 +549,10 @@ std::unique_ptr<Sweep> sweep_on_the_fly(const Problem<T>& problem, const Run& ru
 }
 template <class T>
 std::unique_ptr<Sweep> sweep_stored(const Problem<T>& problem, const Run& run) {
-    return std::make_unique<Stored<T>>(problem, run);
+    return std::make_unique<Stored<T, T>>(problem, run);
+}
+std::unique_ptr<Sweep> sweep_stored_single(const Problem<double>& problem, const Run& run) {
+    return std::make_unique<Stored<double, float>>(problem, run);
 }
 
 #define QK_INSTANTIATE(T)                                                            \

@@ -1,6 +1,9 @@
 // Row kernels of the sweeps: dot products with one vector, and rows added to column sums. Rows are padded
-// to whole pairs of packs.
+// to whole pairs of packs. Entries are of type E, everything else of type T: the same, or floats in double
+// arithmetic.
 #pragma once
+
+#include <type_traits>
 
 #include "qk/simd.hpp"
 #include "qk/views.hpp"
@@ -10,9 +13,17 @@ namespace qk {
 inline constexpr int sweep_rows = 4;        // rows that share one pass over the column sums
 inline constexpr Index sweep_chunk = 1024;  // longer sums go on in double
 
+template <class T, class E>
+QK_INLINE Pack<T> load_entries(const E* w) {
+    if constexpr (std::is_same_v<T, E>)
+        return load(w);
+    else
+        return load_as_doubles(w);
+}
+
 // dots[r] = sum_j w_rj z_j
-template <class T, int R>
-QK_INLINE void dot_rows(const T* w, Index ld, const T* z, Index n, double* dots) {
+template <class T, int R, class E>
+QK_INLINE void dot_rows(const E* w, Index ld, const T* z, Index n, double* dots) {
     constexpr int width = SimdTraits<T>::width;
     for (int r = 0; r < R; ++r) dots[r] = 0;
     for (Index first = 0; first < n; first += sweep_chunk) {
@@ -22,8 +33,8 @@ QK_INLINE void dot_rows(const T* w, Index ld, const T* z, Index n, double* dots)
             const Pack<T> z0 = load(z + j), z1 = load(z + j + width);
 #pragma GCC unroll 4
             for (int r = 0; r < R; ++r) {
-                acc[r][0] = fma(load(w + r * ld + j), z0, acc[r][0]);
-                acc[r][1] = fma(load(w + r * ld + j + width), z1, acc[r][1]);
+                acc[r][0] = fma(load_entries<T>(w + r * ld + j), z0, acc[r][0]);
+                acc[r][1] = fma(load_entries<T>(w + r * ld + j + width), z1, acc[r][1]);
             }
         }
         for (int r = 0; r < R; ++r) dots[r] += static_cast<double>(reduce_add<T>(acc[r][0] + acc[r][1]));
@@ -31,8 +42,8 @@ QK_INLINE void dot_rows(const T* w, Index ld, const T* z, Index n, double* dots)
 }
 
 // sums_j += sum_r c_r w_rj
-template <class T, int R>
-QK_INLINE void add_rows(const T* w, Index ld, const T* c, Index n, T* sums) {
+template <class T, int R, class E>
+QK_INLINE void add_rows(const E* w, Index ld, const T* c, Index n, T* sums) {
     constexpr int width = SimdTraits<T>::width;
     Pack<T> factor[R];
     for (int r = 0; r < R; ++r) factor[r] = broadcast(c[r]);
@@ -40,16 +51,16 @@ QK_INLINE void add_rows(const T* w, Index ld, const T* c, Index n, T* sums) {
         Pack<T> a0 = load(sums + j), a1 = load(sums + j + width);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
-            a0 = fma(load(w + r * ld + j), factor[r], a0);
-            a1 = fma(load(w + r * ld + j + width), factor[r], a1);
+            a0 = fma(load_entries<T>(w + r * ld + j), factor[r], a0);
+            a1 = fma(load_entries<T>(w + r * ld + j + width), factor[r], a1);
         }
         store(sums + j, a0);
         store(sums + j + width, a1);
     }
 }
 
-template <class T>
-void dot_some_rows(int n_rows, const T* w, Index ld, const T* z, Index n, double* dots) {
+template <class T, class E>
+void dot_some_rows(int n_rows, const E* w, Index ld, const T* z, Index n, double* dots) {
     switch (n_rows) {
         case 4:
             return dot_rows<T, 4>(w, ld, z, n, dots);
@@ -62,8 +73,8 @@ void dot_some_rows(int n_rows, const T* w, Index ld, const T* z, Index n, double
     }
 }
 
-template <class T>
-void add_some_rows(int n_rows, const T* w, Index ld, const T* c, Index n, T* sums) {
+template <class T, class E>
+void add_some_rows(int n_rows, const E* w, Index ld, const T* c, Index n, T* sums) {
     switch (n_rows) {
         case 4:
             return add_rows<T, 4>(w, ld, c, n, sums);
@@ -87,7 +98,8 @@ public:
         std::fill(pending_.data(), pending_.data() + n, T(0));
         total_.assign(static_cast<std::size_t>(n), 0.0);
     }
-    void add(int n_rows, const T* w, Index ld, const T* c) {
+    template <class E>
+    void add(int n_rows, const E* w, Index ld, const T* c) {
         for (int r = 0; r < n_rows; r += sweep_rows)
             add_some_rows(std::min(sweep_rows, n_rows - r), w + r * ld, ld, c + r, n_, pending_.data());
         pending_rows_ += n_rows;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -154,17 +155,22 @@ class SchrodingerBridge:
             )
 
     def __str__(self) -> str:
-        *batch, n, m = self.scores.shape
-        size = f"{n} x {m}" + (f", batch {tuple(batch)}" if batch else "")
-        if isinstance(self.status, str):
-            state = "converged" if self.converged else f"not converged ({self.status})"
-        else:
-            state = f"{int(np.sum(self.converged))} of {np.size(self.converged)} converged"
-        return (
-            f"Schrödinger bridge {size}, {self.scores.dtype}: {state}\n"
-            f"  {np.max(self.n_iter)} iterations ({self.method}), "
-            f"marginal error {np.max(self.error):.3g} (tolerance {self.tol:.3g})"
-        )
+        return summary(self)
+
+
+def summary(result: Any, place: str = "") -> str:
+    """What ``print`` shows of a solved problem, or of a batch of them; ``place`` follows the dtype."""
+    *batch, n, m = result.scores.shape
+    size = f"{n} x {m}" + (f", batch {tuple(batch)}" if batch else "")
+    if isinstance(result.status, str):
+        state = "converged" if result.converged else f"not converged ({result.status})"
+    else:
+        state = f"{int(np.sum(result.converged))} of {np.size(result.converged)} converged"
+    return (
+        f"Schrödinger bridge {size}, {result.scores.dtype}{place}: {state}\n"
+        f"  {np.max(result.n_iter)} iterations ({result.method}), "
+        f"marginal error {np.max(result.error):.3g} (tolerance {result.tol:.3g})"
+    )
 
 
 _EXACT_BELOW = 10**7  # entries of the three-fold product that the exact diameter looks at

@@ -25,6 +25,11 @@ public:
     virtual Status rows(const double* g, const RowMass& mass, double* lse, double* columns,
                         const Run& run) = 0;
 
+    // A bound on the L1 error of the columns of the last rows(), beyond the rounding of the type; the next
+    // rows() after refine() has none.
+    virtual double uncertainty() const { return 0; }
+    virtual void refine() {}
+
     // lse_j = log sum_i exp(f_i + s_ij), exactly, for columns whose mass underflows in rows().
     virtual Status columns(const double* f, double* lse, const Run& run) = 0;
 
@@ -41,5 +46,10 @@ std::unique_ptr<Sweep> sweep_on_the_fly(const Problem<T>& problem, const Run& ru
 // taken anew when the potentials have moved too far for the type.
 template <class T>
 std::unique_ptr<Sweep> sweep_stored(const Problem<T>& problem, const Run& run);
+
+// Stores the entries in single precision, half to read, and computes in double. What the rounding of the
+// entries has done to the sums is measured by an exact visit (refine()) and divided out from then on: it stays
+// what it was but for second order as the potentials move. Not for weights below 1e-20 of the total.
+std::unique_ptr<Sweep> sweep_stored_single(const Problem<double>& problem, const Run& run);
 
 }  // namespace qk

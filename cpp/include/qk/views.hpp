@@ -8,6 +8,10 @@
 #include <memory>
 #include <new>
 
+#if defined(__linux__)
+#include <sys/mman.h>
+#endif
+
 namespace qk {
 
 using Index = std::int64_t;
@@ -35,6 +39,22 @@ bool column_major(const MatrixView<T>& m) {
     return m.row_stride == 1 && m.col_stride != 1;
 }
 
+// Memory aligned to a cache line; null when there is none. Large pieces ask for large pages, since a fault for every
+// 4 KB takes as long as filling them does.
+inline void* allocate_aligned(std::size_t bytes) {
+    constexpr std::size_t line = 64;
+#if defined(__linux__)
+    constexpr std::size_t page = std::size_t{2} << 20;
+    if (bytes >= 2 * page) {
+        const std::size_t whole = (bytes + page - 1) / page * page;
+        void* memory = std::aligned_alloc(page, whole);
+        if (memory != nullptr) (void)madvise(memory, whole, MADV_HUGEPAGE);  // advice: small pages will do
+        return memory;
+    }
+#endif
+    return std::aligned_alloc(line, (bytes + line - 1) / line * line);
+}
+
 // Memory aligned to a cache line, uninitialised. Grows, never shrinks: scratch is reused.
 template <class T>
 class Buffer {
@@ -44,10 +64,9 @@ public:
 
     void reserve(Index size) {
         if (size <= capacity_) return;
-        if (static_cast<std::uint64_t>(size) > std::numeric_limits<std::size_t>::max() / sizeof(T) - 64)
-            throw std::bad_alloc();
-        const std::size_t bytes = (static_cast<std::size_t>(size) * sizeof(T) + 63) / 64 * 64;
-        data_.reset(static_cast<T*>(std::aligned_alloc(64, bytes)));
+        constexpr std::size_t most = std::numeric_limits<std::size_t>::max() / 2;
+        if (static_cast<std::uint64_t>(size) > most / sizeof(T)) throw std::bad_alloc();
+        data_.reset(static_cast<T*>(allocate_aligned(static_cast<std::size_t>(size) * sizeof(T))));
         if (!data_) {
             capacity_ = 0;
             throw std::bad_alloc();

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from .._bridge_result import _birkhoff_rate
+from .._bridge_result import _birkhoff_rate, summary
 from ._moments import totals
 from ._operators import DeviceMarkovOperator
 from ._scores import DeviceScores
@@ -148,14 +148,4 @@ class DeviceBridge:
             )
 
     def __str__(self) -> str:
-        *batch, n, m = self.scores.shape
-        size = f"{n} x {m}" + (f", batch {tuple(batch)}" if batch else "")
-        if isinstance(self.status, str):
-            state = "converged" if self.converged else f"not converged ({self.status})"
-        else:
-            state = f"{int(np.sum(self.converged))} of {np.size(self.converged)} converged"
-        return (
-            f"Schrödinger bridge {size}, {self.scores.dtype}, on {self.scores.device}: {state}\n"
-            f"  {np.max(self.n_iter)} iterations ({self.method}), "
-            f"marginal error {np.max(self.error):.3g} (tolerance {self.tol:.3g})"
-        )
+        return summary(self, f", on {self.scores.device}")
