@@ -56,7 +56,7 @@ def test_small_temperatures(epsilon: float) -> None:
 
 @pytest.mark.parametrize("tol", [1e-5, 1e-9, 1e-11, 1e-13])
 def test_tolerances(tol: float) -> None:
-    """Met by single precision itself, met with corrections, and left to doubles."""
+    """Met by single precision itself, met with corrections, and met by doubles in the end."""
     s, mu, nu = clouds(N, M, 0.1)
     stored, exact = both(s, mu, nu, tol=tol)
     same(stored, exact, 2 * tol)

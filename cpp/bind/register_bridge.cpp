@@ -12,16 +12,15 @@ py::array_t<double> to_array(const std::vector<double>& v) {
 }
 
 // Whether entries in single precision, corrected, serve a problem of doubles: large enough to be worth it, weights
-// that single precision can tell from nothing, an error that exact visits can vouch for.
+// that single precision can tell from nothing.
 bool single_serves(Index n_entries, const std::vector<double>& mu, const std::vector<double>& nu,
                    const BridgeOptions& options) {
     const auto ordinary = [](const std::vector<double>& weights) {
         const double top = *std::ranges::max_element(weights);
         return std::ranges::all_of(weights, [&](double w) { return w == 0 || w >= 1e-20 * top; });
     };
-    return n_entries >= Index{1} << 20 && options.tol >= 1e-11 && options.row_damping == 1.0 &&
-           options.col_damping == 1.0 && options.method != BridgeMethod::symmetric && ordinary(mu) &&
-           ordinary(nu);
+    return n_entries >= Index{1} << 20 && options.row_damping == 1.0 && options.col_damping == 1.0 &&
+           options.method != BridgeMethod::symmetric && ordinary(mu) && ordinary(nu);
 }
 
 template <class T>

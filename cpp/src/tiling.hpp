@@ -82,7 +82,7 @@ inline bool band_keeps_all(const Band& band, Index first_row, Index end_row, Ind
 // Waking another thread costs microseconds: below this many (rough) operations one thread does it all.
 inline Run scaled_run(const Run& run, double operations) {
     Run scaled = run;
-    if (operations < 5e4) scaled.n_threads = 1;
+    if (operations < 2e5) scaled.n_threads = 1;
     return scaled;
 }
 
