@@ -39,12 +39,14 @@ def _curves(folder: Path) -> Path:
                 _one_curve(
                     axes, rows.where(variant=variant, model=model), measure, model, variant, lines
                 )
-        level = max(abs(floor[measure]), 1e-6)
-        axes.axhline(level, color=figures.GREY, linewidth=1, linestyle=":")
-        axes.text(0.98, level, "fresh data", color=figures.GREY, fontsize="small", ha="right",
+        axes.axhline(floor[measure], color=figures.GREY, linewidth=1, linestyle=":")
+        axes.text(0.02, floor[measure], "fresh data", color=figures.GREY, fontsize="small",
                   va="bottom", transform=axes.get_yaxis_transform())  # fmt: skip
         axes.set_xscale("log")
-        axes.set_yscale("log")
+        if measure == "mmd2":  # unbiased, so it may be negative
+            axes.set_yscale("symlog", linthresh=5e-4)
+        else:
+            axes.set_yscale("log")
         if k == 0:
             axes.legend(fontsize="small", frameon=False)
         figures.tidy(axes, "training steps", NAMES[measure], f"{NAMES[measure]} of samples")
@@ -64,7 +66,7 @@ def _one_curve(
     if not len(rows):
         return
     steps = np.unique(rows["step"])
-    values = [np.maximum(rows[measure][rows["step"] == s], 1e-6) for s in steps]
+    values = [rows[measure][rows["step"] == s] for s in steps]
     colour = figures.COLOURS[model]
     label = f"{model.upper()}, {variant}"
     means = [float(np.mean(v)) for v in values]
