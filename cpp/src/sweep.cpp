@@ -88,7 +88,8 @@ public:
         const Index row_bytes = std::max<Index>(1, columns_.n_padded) * static_cast<Index>(sizeof(T));
         const Index fits = (Index{256} << 10) / row_bytes;
         const Index least = by_rows_ ? 1 : MicroTile<T>::rows;
-        block_rows_ = std::clamp(fits, least, most_rows);
+        // Whole micro-tiles: two rows take more than half as long as six.
+        block_rows_ = std::clamp(fits / least * least, least, most_rows);
     }
 
     Index width() const { return columns_.n_padded; }
