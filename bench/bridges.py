@@ -90,7 +90,7 @@ def iteration_of_a_solve(
         ends.clear()
         solve(note)
         spans += list(np.diff(ends))
-    return {name: Timing((statistics.median(spans),))}
+    return {name: Timing((float(statistics.median(spans)),))}
 
 
 def dense_case(group: Group, options: Options, n: int, dtype: str) -> None:

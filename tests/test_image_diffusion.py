@@ -112,7 +112,7 @@ def test_missing_images_name_the_command(
         ("data=cifar", "unknown data 'cifar'"),
         ("schemes=[eular]", "unknown scheme 'eular'; did you mean euler"),
         ("weak_steps=[8, 12]", "weak_steps: wanted growing numbers that divide the largest"),
-        ("checkpoints=[100000]", "checkpoints: wanted at most steps = 1500"),
+        ("checkpoints=[100000]", "checkpoints: wanted at most steps = 1200"),
         ("t_end=0.9", "t_end: wanted a time between 0 and 0.5"),
         ("beta_max=0.01", "beta_max: wanted more than beta_min"),
         ("ema=1.0", "ema: wanted a number from 0 to below 1"),
@@ -167,7 +167,7 @@ def test_files_and_schema(done: experiments.Outcome) -> None:
         for found in metrics["weak"][name].values():
             assert set(found) == {"brightness", "square"}
         assert metrics["rotation"][name]["n_times"] == 20
-    assert [r["step"] for r in metrics["checkpoints"]] == [100, 500, 1500]
+    assert [r["step"] for r in metrics["checkpoints"]] == [100, 500, 1200]
     table = Table.read(done.folder / "parity.csv")
     assert len(table) == 3 * 3 * 50
     assert len(Table.read(done.folder / "rotation.csv")) == 20 * 5
