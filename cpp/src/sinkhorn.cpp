@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <deque>
 #include <limits>
 
 #include <Eigen/Core>
@@ -17,6 +16,46 @@ using Vector = Eigen::VectorXd;
 using Map = Eigen::Map<Vector>;
 
 constexpr double none = -std::numeric_limits<double>::infinity();
+
+// Anderson's extrapolation: from the last steps of Sinkhorn's iteration, the point at which a linear iteration
+// would have none left. Columns without weight stay where they are.
+class Extrapolation {
+public:
+    explicit Extrapolation(const Vector& nu)
+        : weight_(nu.cwiseSqrt()), changes_(nu.size(), memory), moves_(nu.size(), memory) {}
+
+    bool empty() const { return n_seen_ == 0; }
+    void forget() { n_seen_ = 0; }
+
+    // The next point, having stepped from `point` by `step`.
+    Vector next(const Vector& point, const Vector& step) {
+        if (n_seen_ > 0) {
+            const Index k = (n_seen_ - 1) % memory;  // the oldest goes
+            for (Index j = 0; j < step.size(); ++j) {
+                const double change = step[j] - last_step_[j];
+                changes_(j, k) = weight_[j] * change;
+                moves_(j, k) = weight_[j] > 0 ? point[j] - last_point_[j] + change : 0.0;
+            }
+        }
+        last_point_ = point;
+        last_step_ = step;
+        Vector to = point + step;
+        const Index m = std::min(n_seen_++, memory);
+        if (m > 0) {
+            const Vector gamma =
+                changes_.leftCols(m).colPivHouseholderQr().solve(step.cwiseProduct(weight_));
+            if (gamma.allFinite()) to.noalias() -= moves_.leftCols(m) * gamma;
+        }
+        return to;
+    }
+
+private:
+    static constexpr Index memory = 5;
+
+    Vector weight_, last_point_, last_step_;
+    Eigen::MatrixXd changes_, moves_;  // of the step, weighted; of the point that it leads to
+    Index n_seen_ = 0;
+};
 
 class Solver {
 public:
@@ -228,14 +267,13 @@ private:
 
     // With `may_give_up`, true says that it is slow; g is then the best that was found.
     bool anderson(bool may_give_up) {
-        constexpr std::size_t memory = 5;
-        std::deque<Vector> steps, points;
-        Vector best_g = g_;
+        Extrapolation extrapolation(nu_);
+        Vector best_g = g_, step(nu_.size());
         auto best = infinity<double>();
         Index since_best = 0;
         while (visit(1.0)) {
             const bool vanish = columns_vanish();
-            if (vanish && points.empty()) {
+            if (vanish && extrapolation.empty()) {
                 if (!recover_columns()) return false;
                 continue;
             }
@@ -248,8 +286,7 @@ private:
             if (out_of_visits()) return false;
             if (error > 2 * best) {  // a bad extrapolation: go back, and forget what led to it
                 g_ = best_g;
-                steps.clear();
-                points.clear();
+                extrapolation.forget();
                 best = infinity<double>();
                 continue;
             }
@@ -266,33 +303,8 @@ private:
                 end(BridgeStatus::stagnated);
                 return false;
             }
-            Vector step(nu_.size());
             for (Index j = 0; j < nu_.size(); ++j) step[j] = column_step(j);
-            steps.push_back(step);
-            points.push_back(g_);
-            if (steps.size() > memory + 1) {
-                steps.pop_front();
-                points.pop_front();
-            }
-            Vector next = g_ + step;
-            if (const auto m = static_cast<Index>(steps.size()) - 1; m > 0) {
-                Eigen::MatrixXd change(nu_.size(), m);
-                const Vector weight = nu_.cwiseSqrt();
-                for (Index k = 0; k < m; ++k) {
-                    const auto at = static_cast<std::size_t>(k);
-                    change.col(k) = (steps[at + 1] - steps[at]).cwiseProduct(weight);
-                }
-                const Vector gamma = change.colPivHouseholderQr().solve(step.cwiseProduct(weight));
-                if (gamma.allFinite())
-                    for (Index k = 0; k < m; ++k) {
-                        const auto at = static_cast<std::size_t>(k);
-                        for (Index j = 0; j < nu_.size(); ++j)
-                            if (nu_[j] > 0)
-                                next[j] -= gamma[k] * (points[at + 1][j] - points[at][j] + steps[at + 1][j] -
-                                                       steps[at][j]);
-                    }
-            }
-            g_ = next;
+            g_ = extrapolation.next(g_, step);
         }
         return false;
     }

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <numeric>
+#include <tuple>
 #include <vector>
 
 #include "row_kernels.hpp"
@@ -19,12 +20,17 @@ namespace {
 template <class T>
 class Parts {
 public:
-    Parts(Index n_rows, Index n_cols, const Run& run, double work)
+    using Sums = std::vector<ColumnSums<T>>;
+
+    // `sums`: memory that is kept from visit to visit
+    Parts(Index n_rows, Index n_cols, const Run& run, double work, Sums& sums)
         : run_(scaled_run(run, work)),
           n_rows_(n_rows),
           n_cols_(n_cols),
           n_parts_(std::max<Index>(1, std::min<Index>(run_.n_threads, (n_rows + granule - 1) / granule))),
-          sums_(static_cast<std::size_t>(n_parts_)) {}
+          sums_(sums) {
+        sums_.resize(static_cast<std::size_t>(n_parts_));
+    }
 
     // body(first_row, end_row, sums or null, worker)
     template <class Body>
@@ -55,7 +61,7 @@ private:
 
     Run run_;
     Index n_rows_, n_cols_, n_parts_;
-    std::vector<ColumnSums<T>> sums_;
+    Sums& sums_;
 };
 
 template <class T>
@@ -161,7 +167,7 @@ public:
 
     Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
         walk_.set_potential(g);
-        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0));
+        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0), sums_);
         blocks_.resize(static_cast<std::size_t>(parts.count()));
         std::atomic<bool> overflow{false};
         const bool done = parts(walk_.width(), columns,
@@ -204,7 +210,7 @@ public:
         Buffer<T> direction(walk_.width());
         for (Index j = 0; j < walk_.width(); ++j)
             direction[j] = j < problem_.n_cols ? static_cast<T>(x[j]) : T(0);
-        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0));
+        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0), sums_);
         blocks_.resize(static_cast<std::size_t>(parts.count()));
         const bool done = parts(
             walk_.width(), out, [&](Index first, Index end, ColumnSums<T>* sums, Index part, int worker) {
@@ -235,6 +241,7 @@ private:
     RowWalk<T> walk_;
     std::vector<double> lse_;
     std::vector<RowBlock<T>> blocks_;
+    typename Parts<T>::Sums sums_;
 };
 
 // How much the sums over entries that were rounded to single precision are off, from one exact visit.
@@ -449,7 +456,7 @@ private:
         taken_ = halved_ = refine_ = false;
         corrections_.forget();
         walk_.set_potential(g);
-        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0));
+        Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0), parts_of<T>());
         std::vector<RowBlock<T>> blocks(static_cast<std::size_t>(parts.count()));
         std::atomic<bool> overflow{false};
         const Index width = walk_.width();
@@ -501,16 +508,24 @@ private:
         return sum;
     }
 
+    // Asking whether to stop looks at the clock, which takes as long as four short rows.
+    static constexpr Index poll_rows = 64;
+
+    template <class A>
+    typename Parts<A>::Sums& parts_of() {
+        return std::get<typename Parts<A>::Sums>(part_sums_);
+    }
+
     // Each row dotted with z, weighed by what `weigh(i, dot)` says, and added to the columns; in the arithmetic
     // of z.
     template <class F, class A, class Weigh>
     Status visit(const Buffer<F>& entries, Index ld, const A* z, double* columns, const Run& run,
                  const Weigh& weigh) {
-        Parts<A> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0) / 5);
+        Parts<A> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0) / 5, parts_of<A>());
         const bool done =
             parts(ld, columns, [&](Index first, Index end, ColumnSums<A>* sums, Index, int worker) {
                 for (Index i = first; i < end; i += sweep_rows) {
-                    if (should_stop(parts.run(), worker)) return;
+                    if ((i - first) % poll_rows == 0 && should_stop(parts.run(), worker)) return;
                     const int n = static_cast<int>(std::min<Index>(sweep_rows, end - i));
                     const F* w = entries.data() + i * ld;
                     double dots[sweep_rows];
@@ -525,6 +540,7 @@ private:
 
     Problem<T> problem_;
     RowWalk<T> walk_;
+    std::tuple<Parts<float>::Sums, Parts<double>::Sums> part_sums_;
     Index ld_;
     Buffer<E> entries_;
     std::vector<T> scaled_;  // exp(g - at_g), zeros beyond the columns
