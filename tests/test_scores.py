@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -190,3 +192,34 @@ def test_repr_shows_shape_and_dtype() -> None:
     assert "4" in text
     assert "3" in text
     assert "float32" in text
+
+
+@pytest.mark.parametrize("ragged", [False, True])
+def test_one_problem_of_many(ragged: bool) -> None:
+    """Every kind of term, broadcast or not: problem k alone has the scores that it has among the others."""
+    rng = np.random.default_rng(0)
+    if ragged:
+        cuts = np.array([0, 3, 3, 8, 9])
+        batch: tuple[int, ...] = ()
+        n, m = 9, 9
+    else:
+        batch, n, m = (2, 3), 5, 4
+    X, Y = rng.normal(size=(*batch, n, 2)), rng.normal(size=(*batch[1:], m, 2))
+    s = (
+        qk.scores.distance(X, Y, beta=0.5)
+        + qk.scores.dot(rng.normal(size=(n, 3)), rng.normal(size=(*batch, m, 3)))
+        + qk.scores.dense(rng.normal(size=(*(1 for _ in batch), n, m)))
+    ).shift(rows=rng.normal(size=(*batch, n)), columns=rng.normal(size=m))
+    s = s.masked(rng.random((*batch[1:], n, m)) < 0.8).window(2, 1)
+    if not ragged:
+        for k, at in enumerate(np.ndindex(*batch)):
+            one = s._problem(k)
+            assert one.shape == (n, m)
+            np.testing.assert_array_equal(one.to_numpy(), s.to_numpy()[at])
+        return
+    r = s.ragged(cuts)
+    whole = r.to_numpy()
+    for k, (first, end) in enumerate(pairwise(cuts)):
+        one = r._problem(k)
+        assert one.shape == (end - first, end - first)
+        np.testing.assert_array_equal(one.to_numpy(), whole[first:end, first:end])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -351,6 +352,78 @@ def test_batches_solve_every_problem_for_itself(dtype: str) -> None:
         _ = b.cost
     with pytest.raises(ValueError, match="one problem for a callback"):
         qk.bridge(qk.scores.distance(X, Y), mu, nu, progress=True)
+
+
+def same_as_alone(b: Any, k: Any, alone: qk.SchrodingerBridge) -> None:
+    assert b.status[k] == alone.status
+    assert b.converged[k] == alone.converged
+    if alone.converged:
+        np.testing.assert_allclose(b.f[k], alone.f, atol=1e-6)
+        np.testing.assert_allclose(b.g[k], alone.g, atol=1e-6)
+
+
+@pytest.mark.parametrize("solver", ["auto", "alternating", "newton"])
+def test_batches_judge_every_mask_for_itself(solver: str) -> None:
+    """Problems without a bridge are called so, and the others solved, as each would be alone."""
+    rng = np.random.default_rng(3)
+    n = 6
+    X = rng.normal(size=(2, 2, n, 2))
+    uniform = np.full(n, 1 / n)
+    late = law(rng, n) * np.arange(1, n + 1) ** 2  # rows that see many columns have the mass
+    mu = np.stack([[uniform, late / late.sum()], [uniform[::-1], late[::-1] / late.sum()]])
+    # no total support, feasible, no total support, infeasible
+    s = qk.scores.distance(X, beta=0.3).causal()
+    b = qk.bridge(s, mu, uniform, solver=solver, max_iter=300)
+    for k in np.ndindex(2, 2):
+        alone = qk.bridge(
+            qk.scores.distance(X[k], beta=0.3).causal(), mu[k], uniform, solver=solver, max_iter=300
+        )
+        same_as_alone(b, k, alone)
+    assert b.status.tolist() == [["no total support", "converged"], ["no total support", "infeasible"]]
+
+
+def test_ragged_batches_judge_every_mask_for_itself() -> None:
+    rng = np.random.default_rng(4)
+    sizes = (4, 1, 5)
+    cuts = np.concatenate([[0], np.cumsum(sizes)])
+    X = rng.normal(size=(cuts[-1], 2))
+    keep = np.ones((cuts[-1], cuts[-1]), bool)
+    keep[:4, :4] = np.tri(4)  # one coupling only
+    keep[5:7, 5:] = [True, False, False, False, False]  # two rows for one column
+    weights = np.concatenate([np.full(n, 1 / n) for n in sizes])
+    s = qk.scores.distance(X, beta=0.3).masked(keep)
+    b = qk.bridge(s.ragged(cuts), weights, weights, max_iter=300)
+    assert b.status.tolist() == ["no total support", "converged", "infeasible"]
+    assert b.converged.tolist() == [False, True, False]
+    for (first, end), status in zip(pairwise(cuts), b.status, strict=True):
+        block = slice(first, end)
+        alone = qk.bridge(
+            qk.scores.distance(X[block], beta=0.3).masked(keep[block, block]),
+            weights[block],
+            weights[block],
+            max_iter=300,
+        )
+        assert alone.status == status
+
+
+def test_batches_have_the_gauge_of_one_problem() -> None:
+    """sum_j nu_j g_j = 0 in every problem, ragged ones and weights of 0 included."""
+    rng = np.random.default_rng(5)
+    X, Y = rng.normal(size=(3, 8, 2)), rng.normal(size=(3, 5, 2)) + 2
+    mu, nu = np.stack([law(rng, 8) for _ in range(3)]), np.stack([law(rng, 5) for _ in range(3)])
+    nu[1, 2] = 0
+    nu[1] /= nu[1].sum()
+    b = qk.bridge(qk.scores.distance(X, Y), mu, nu)
+    assert b.converged.all()
+    live = np.where(nu > 0, b.g, 0.0)
+    np.testing.assert_allclose(np.sum(nu * live, axis=-1), 0, atol=1e-13)
+    for k in range(3):
+        same_as_alone(b, k, qk.bridge(qk.scores.distance(X[k], Y[k]), mu[k], nu[k]))
+    rows, cols = np.array([0, 8, 16, 24]), np.array([0, 5, 10, 15])
+    flat = qk.scores.distance(X.reshape(24, 2), Y.reshape(15, 2)).ragged(rows, cols)
+    r = qk.bridge(flat, mu.reshape(-1), nu.reshape(-1))
+    np.testing.assert_allclose(r.g.reshape(3, 5), b.g, atol=1e-7)
+    np.testing.assert_allclose(r.f.reshape(3, 8), b.f, atol=1e-7)
 
 
 @pytest.mark.parametrize(

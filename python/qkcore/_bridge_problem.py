@@ -32,6 +32,10 @@ class _Problem(NamedTuple):
     stored: bool
     n_threads: int
 
+    @property
+    def balanced(self) -> bool:
+        return math.isinf(self.row_penalty) and math.isinf(self.col_penalty)
+
     def dampings(self) -> tuple[float, float]:
         """The fraction of a full update that a KL penalty leaves: p / (1 + p)."""
         return tuple(  # type: ignore[return-value]
@@ -124,8 +128,7 @@ def _same_mass(p: _Problem) -> None:
 
 
 def _is_symmetric(p: _Problem) -> bool:
-    balanced = math.isinf(p.row_penalty) and math.isinf(p.col_penalty)
-    return balanced and p.s._symmetric and np.array_equal(p.mu, p.nu)
+    return p.balanced and p.s._symmetric and np.array_equal(p.mu, p.nu)
 
 
 def _band_only(s: Scores) -> bool:

@@ -220,6 +220,43 @@ class Scores(DiagonalMasks):
             top=self._top,
         )
 
+    def _problem(self, k: int) -> Scores:
+        """Problem k of a batch, its axes counted as one, or block k of ragged scores, lazily."""
+        if self._offsets is None:
+            at = np.unravel_index(k, self._batch)
+            rows = cols = slice(None)
+        else:
+            at = ()
+            rows, cols = (slice(*cuts[k : k + 2].tolist()) for cuts in self._offsets)
+        n_rows, n_cols = (
+            len(range(*cut.indices(n)))
+            for cut, n in ((rows, self._n_rows), (cols, self._n_cols))
+        )
+
+        def one(x: Any, *core: slice) -> Any:  # axes of length 1 broadcast
+            lead = x.ndim - len(core)
+            index = [0 if n == 1 else i for i, n in zip(at[len(at) - lead :], x.shape, strict=False)]
+            own = (slice(None) if n == 1 else cut for cut, n in zip(core, x.shape[lead:], strict=True))
+            return x[(*index, *own)]
+
+        every = slice(None)
+        return Scores(
+            self.dtype,
+            (),
+            n_rows,
+            n_cols,
+            dots=tuple((one(x, rows, every), one(y, cols, every), c) for x, y, c in self._dots),
+            distances=tuple(
+                (one(x, rows, every), one(y, cols, every), c, m) for x, y, c, m in self._distances
+            ),
+            dense=tuple((one(z, rows, cols), c) for z, c in self._dense),
+            row_bias=tuple(one(r, rows) for r in self._row_bias),
+            col_bias=tuple(one(c, cols) for c in self._col_bias),
+            masks=tuple(one(m, rows, cols) for m in self._masks),
+            band=self._band,
+            top=self._top,
+        )
+
     # ---- algebra ------------------------------------------------------------------------------
 
     def __add__(self, other: object) -> Scores:

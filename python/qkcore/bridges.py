@@ -7,7 +7,6 @@ column sums that follow from it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple, overload
@@ -15,39 +14,31 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _device, _feasibility
+from . import _checks, _device
+from ._bridge_batch import solve_batch
 from ._bridge_problem import (
     _TOL,
     Init,
     _at_least_one,
-    _band_only,
-    _check,
-    _gauge,
     _is_symmetric,
     _marginal,
-    _marginal_errors,
     _penalties,
     _Problem,
     _same_mass,
     _start,
     _stored,
-    _wanted,
 )
 from ._bridge_result import SchrodingerBridge
+from ._bridge_solve import METHODS, Callback, anneal, solve_one
 from ._config import resolve_threads
 from ._factored_bridge import FactoredBridge, bridge_factored
 from ._factors import Factored
-from ._lazy_scores import Real, Scores
-from ._native import cpu
+from ._lazy_scores import Scores
 from .operators import MarkovOperator, _scores_argument
 
 __all__ = ["SchrodingerBridge", "bridge", "semi_relaxed", "sinkhorn"]
 
-_METHODS = {name: code for code, name in enumerate(cpu.BRIDGE_METHODS)}
-_SOLVERS = ("auto", *_METHODS, "annealed")
-_CREEP = 200  # iterations spent on a problem that is known to converge like 1/k
-
-Callback = Callable[[int, float], object]
+_SOLVERS = ("auto", *METHODS, "annealed")
 
 
 @overload
@@ -120,9 +111,11 @@ def bridge(
     A masked kernel that cannot carry the marginals ends with status "infeasible"; one that can, but not
     on all of its entries (a causal mask with uniform marginals: only the diagonal), with "no total
     support": the iteration creeps to its limit like 1/k. :func:`usable_entries` then gives the smaller
-    mask on which it converges, :func:`semi_relaxed` leaves the columns free.
+    mask on which it converges, :func:`semi_relaxed` leaves the columns free. Every problem of a batch is
+    judged for itself.
 
-    ``tol`` bounds the L1 error of both marginals (default 1e-9, in float32 1e-5). ``penalty``: KL
+    ``tol`` bounds the L1 error of both marginals (default 1e-9, in float32 1e-5), ``max_iter`` the visits
+    of all entries, those of inner solves included. ``penalty``: KL
     penalties on the marginals instead of constraints (unbalanced), one weight or (rows, columns), in
     units of the kernel's own temperature; inf for a constraint. ``init``: an earlier result or
     potentials (f, g). ``max_memory``: bytes for storing the kernel's entries (default: as much as a
@@ -174,7 +167,7 @@ def bridge(
     if solver not in _SOLVERS:
         names = ", ".join(f'"{name}"' for name in _SOLVERS)
         raise ValueError(f"solver: wanted one of {names}, got {solver!r}")
-    balanced = math.isinf(problem.row_penalty) and math.isinf(problem.col_penalty)
+    balanced = problem.balanced
     if balanced:
         _same_mass(problem)
     symmetric = _is_symmetric(problem)
@@ -196,28 +189,12 @@ def bridge(
             raise ValueError(
                 "kernel: wanted one problem for a callback, a progress bar or annealing, got a batch"
             )
-        return _solve_batch(problem, solver, f, g)
-    if balanced and _band_only(s):
-        # Cheap to know beforehand, and the iteration would creep for ever.
-        verdict = _feasibility.diagnose(s, problem.mu, problem.nu)
-        if verdict == _feasibility.NO_TOTAL_SUPPORT:
-            problem = problem._replace(max_iter=min(problem.max_iter, _CREEP))
+        return solve_batch(problem, solver, fall_back, f, g)
     report = _reporter(callback, progress, problem.tol)
     try:
         if solver == "annealed":
-            return _anneal(problem, f, g, report.call)
-        found = _solve(problem, solver, f, g, report.call)
-        if fall_back is not None and found.status == "stagnated":
-            again = _solve(problem, fall_back, found.f, found.g, report.call)
-            found = again if again.error < found.error else found
-        # Newton's steps may meet the marginals of a problem without total support to any tolerance, with
-        # potentials that have no limit: that is said, and not called converged.
-        doubtful = not found.converged or _potentials_run_away(found)
-        if balanced and doubtful and found.status != "infeasible":
-            verdict = _feasibility.diagnose(s, problem.mu, problem.nu)
-            if verdict in (_feasibility.INFEASIBLE, _feasibility.NO_TOTAL_SUPPORT):
-                found = dataclasses.replace(found, status=verdict, converged=False)
-        return found
+            return anneal(problem, f, g, report.call)
+        return solve_one(problem, solver, fall_back, f, g, report.call)
     finally:
         report.close()
 
@@ -337,184 +314,6 @@ def semi_relaxed(
         method="one row update",
         tol=_TOL[s.dtype.itemsize],
         penalty=(math.inf, 0.0),
-    )
-
-
-# ---- one problem --------------------------------------------------------------------------------
-
-
-def _solve(
-    p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
-) -> SchrodingerBridge:
-    if solver == "symmetric":  # f = g is the gauge that the averaged update keeps
-        f = g = (f + g) / 2
-    errors: list[Real] = []
-    visits = 0
-    # The final check rounds the potentials to the dtype and looks at both marginals: leave it room.
-    for inner in (0.5 * p.tol, 0.05 * p.tol):
-        f, g, new, used, relaxation, code = cpu.solve_bridge(
-            p.s._spec,
-            p.mu,
-            p.nu,
-            f,
-            g,
-            _METHODS[solver],
-            inner,
-            p.max_iter - visits,
-            *p.dampings(),
-            p.stored,
-            report,
-            p.n_threads,
-        )
-        errors.append(new)
-        visits += used
-        status = cpu.BRIDGE_STATUS[code]
-        if status == "overflow":
-            raise OverflowError("kernel: scores overflow while solving; scale them or use float64")
-        found = _finish(p, f, g, np.concatenate(errors), visits, status, solver, relaxation)
-        if found.converged or found.status != "stagnated" or visits >= p.max_iter:
-            break
-    return found
-
-
-def _finish(
-    p: _Problem,
-    f: Real,
-    g: Real,
-    errors: Real,
-    visits: int,
-    status: str,
-    solver: str,
-    relaxation: float = 1.0,
-) -> SchrodingerBridge:
-    balanced = math.isinf(p.row_penalty) and math.isinf(p.col_penalty)
-    if balanced:
-        f, g = _gauge(f, g, p.nu)
-    f, g = f.astype(p.s.dtype), g.astype(p.s.dtype)
-    error, worst = _check(p, f, g)
-    converged = error <= p.tol and status != "infeasible"
-    if converged:
-        status = "converged"
-    elif status == "converged":
-        status = "stagnated"
-    return SchrodingerBridge(
-        scores=p.s,
-        mu=p.mu,
-        nu=p.nu,
-        f=f,
-        g=g,
-        status=status,
-        converged=converged,
-        n_iter=len(errors),
-        n_visits=visits,
-        errors=np.asarray(errors),
-        error=error,
-        worst=worst,
-        method=f"{solver}, {'stored' if p.stored else 'on the fly'}",
-        tol=p.tol,
-        penalty=(p.row_penalty, p.col_penalty),
-        relaxation=relaxation,
-    )
-
-
-def _potentials_run_away(b: SchrodingerBridge) -> bool:
-    """Whether potentials of masked scores differ by more than scores and weights account for."""
-
-    def spread(values: Real, weights: Real) -> float:
-        live = values[weights > 0]
-        return float(live.max() - live.min()) if live.size else 0.0
-
-    with np.errstate(divide="ignore"):
-        allowed = sum(spread(np.log(w), w) for w in (b.mu, b.nu))
-    seen = spread(b.f, b.mu) + spread(b.g, b.nu)
-    return seen > allowed + 4 * b.scores._top + 15 and _feasibility.may_be_masked(b.scores)
-
-
-def _anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> SchrodingerBridge:
-    """Scores times 1/64, 1/16, 1/4, 1: each stage to a rough tolerance, the last to the full one."""
-    errors: list[Real] = []
-    visits = 0
-    scale = 1.0 / 64
-    while scale < 1:
-        stage = p._replace(
-            s=p.s * scale, tol=max(p.tol, 1e-3), max_iter=max(1, p.max_iter - visits)
-        )
-        found = _solve(stage, "relaxed", f * scale, g * scale, report)
-        visits += found.n_visits
-        errors.append(found.errors)
-        if found.status == "infeasible" or visits >= p.max_iter:
-            break
-        f, g = (np.where(np.isfinite(x), x / scale, 0.0) for x in (found.f, found.g))
-        scale *= 4
-    last = _solve(p._replace(max_iter=max(1, p.max_iter - visits)), "relaxed", f, g, report)
-    errors.append(last.errors)
-    return _finish(
-        p,
-        last.f,
-        last.g,
-        np.concatenate(errors),
-        visits + last.n_visits,
-        last.status,
-        "annealed",
-        last.relaxation,
-    )
-
-
-# ---- many problems ------------------------------------------------------------------------------
-
-
-def _solve_batch(p: _Problem, solver: str, f: Real, g: Real) -> SchrodingerBridge:
-    s = p.s
-    ragged = s._offsets is not None
-    rows, cols = (*s._batch, s.shape[-2]), (*s._batch, s.shape[-1])
-    mu, nu = np.broadcast_to(p.mu, rows), np.broadcast_to(p.nu, cols)
-    f, g = np.broadcast_to(f, rows), np.broadcast_to(g, cols)
-    if solver == "symmetric":
-        f = g = (f + g) / 2
-    found = cpu.solve_bridges(
-        s._spec,
-        mu.reshape(-1),
-        nu.reshape(-1),
-        f.reshape(-1),
-        g.reshape(-1),
-        _METHODS[solver],
-        0.5 * p.tol,
-        p.max_iter,
-        *p.dampings(),
-        p.stored,
-        p.n_threads,
-    )
-    f, g = found[0].reshape(rows), found[1].reshape(cols)
-    f, g = f.astype(s.dtype), g.astype(s.dtype)
-    got = s.marginals(f, g, n_threads=p.n_threads)
-    cuts = s._offsets if s._offsets is not None else (None, None)
-    error, worst = np.maximum(
-        _marginal_errors(got[0], _wanted(f, mu, p.row_penalty), cuts[0]),
-        _marginal_errors(got[1], _wanted(g, nu, p.col_penalty), cuts[1]),
-    )
-    names = np.array(cpu.BRIDGE_STATUS)[found[4]]
-    converged = (error <= p.tol) & (names != "infeasible")
-    names = np.where(converged, "converged", np.where(names == "converged", "stagnated", names))
-    shape = (len(error),) if ragged else s._batch
-    batch: Any = {
-        "status": names.reshape(shape),
-        "converged": converged.reshape(shape),
-        "n_iter": found[3].reshape(shape),
-        "n_visits": found[3].reshape(shape),
-        "errors": found[2].reshape(shape),
-        "error": error.reshape(shape),
-        "worst": worst.reshape(shape),
-    }
-    return SchrodingerBridge(
-        scores=s,
-        mu=mu,
-        nu=nu,
-        f=f,
-        g=g,
-        method=f"{solver}, {'stored' if p.stored else 'on the fly'}",
-        tol=p.tol,
-        penalty=(p.row_penalty, p.col_penalty),
-        **batch,
     )
 
 

@@ -1,0 +1,163 @@
+"""One bridge, solved: the native iteration, what to try when it stagnates, and the final verdict."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+
+from . import _feasibility
+from ._bridge_problem import _band_only, _check, _gauge, _Problem
+from ._bridge_result import SchrodingerBridge
+from ._lazy_scores import Real
+from ._native import cpu
+
+METHODS = {name: code for code, name in enumerate(cpu.BRIDGE_METHODS)}
+_CREEP = 200  # iterations spent on a problem that is known to converge like 1/k
+
+Callback = Callable[[int, float], object]
+
+
+def solve_one(
+    p: _Problem, solver: str, fall_back: str | None, f: Real, g: Real, report: Callback | None
+) -> SchrodingerBridge:
+    if p.balanced and _band_only(p.s):
+        # Cheap to know beforehand, and the iteration would creep for ever.
+        if _feasibility.diagnose(p.s, p.mu, p.nu) == _feasibility.NO_TOTAL_SUPPORT:
+            p = p._replace(max_iter=min(p.max_iter, _CREEP))
+    found = _solve(p, solver, f, g, report)
+    if fall_back is not None and found.status == "stagnated":
+        again = _solve(p, fall_back, found.f, found.g, report)
+        found = again if again.error < found.error else found
+    status = verdict(p, found.f, found.g, found.status)
+    return dataclasses.replace(found, status=status, converged=status == "converged")
+
+
+def _solve(
+    p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
+) -> SchrodingerBridge:
+    if solver == "symmetric":  # f = g is the gauge that the averaged update keeps
+        f = g = (f + g) / 2
+    errors: list[Real] = []
+    visits = 0
+    # The final check rounds the potentials to the dtype and looks at both marginals: leave it room.
+    for inner in (0.5 * p.tol, 0.05 * p.tol):
+        f, g, new, used, relaxation, code = cpu.solve_bridge(
+            p.s._spec,
+            p.mu,
+            p.nu,
+            f,
+            g,
+            METHODS[solver],
+            inner,
+            p.max_iter - visits,
+            *p.dampings(),
+            p.stored,
+            report,
+            p.n_threads,
+        )
+        errors.append(new)
+        visits += used
+        status = cpu.BRIDGE_STATUS[code]
+        if status == "overflow":
+            raise OverflowError("kernel: scores overflow while solving; scale them or use float64")
+        found = _finish(p, f, g, np.concatenate(errors), visits, status, solver, relaxation)
+        if found.converged or found.status != "stagnated" or visits >= p.max_iter:
+            break
+    return found
+
+
+def _finish(
+    p: _Problem,
+    f: Real,
+    g: Real,
+    errors: Real,
+    visits: int,
+    status: str,
+    solver: str,
+    relaxation: float = 1.0,
+) -> SchrodingerBridge:
+    if p.balanced:
+        f, g = _gauge(f, g, p.nu)
+    f, g = f.astype(p.s.dtype), g.astype(p.s.dtype)
+    error, worst = _check(p, f, g)
+    converged = error <= p.tol and status != "infeasible"
+    if converged:
+        status = "converged"
+    elif status == "converged":
+        status = "stagnated"
+    return SchrodingerBridge(
+        scores=p.s,
+        mu=p.mu,
+        nu=p.nu,
+        f=f,
+        g=g,
+        status=status,
+        converged=converged,
+        n_iter=len(errors),
+        n_visits=visits,
+        errors=np.asarray(errors),
+        error=error,
+        worst=worst,
+        method=f"{solver}, {'stored' if p.stored else 'on the fly'}",
+        tol=p.tol,
+        penalty=(p.row_penalty, p.col_penalty),
+        relaxation=relaxation,
+    )
+
+
+def verdict(p: _Problem, f: Real, g: Real, status: str) -> str:
+    """What the marginals of a masked kernel allow, where the iteration's own word is in doubt.
+
+    Newton's steps may meet the marginals of a problem without total support to any tolerance, with
+    potentials that have no limit: that is said, and not called converged.
+    """
+    doubtful = status != "converged" or _potentials_run_away(p, f, g)
+    if not p.balanced or not doubtful or status == _feasibility.INFEASIBLE:
+        return status
+    found = _feasibility.diagnose(p.s, p.mu, p.nu)
+    return found if found in (_feasibility.INFEASIBLE, _feasibility.NO_TOTAL_SUPPORT) else status
+
+
+def _potentials_run_away(p: _Problem, f: Real, g: Real) -> bool:
+    """Whether potentials of masked scores differ by more than scores and weights account for."""
+
+    def spread(values: Real, weights: Real) -> float:
+        live = values[weights > 0]
+        return float(live.max() - live.min()) if live.size else 0.0
+
+    with np.errstate(divide="ignore"):
+        allowed = sum(spread(np.log(w), w) for w in (p.mu, p.nu))
+    seen = spread(f, p.mu) + spread(g, p.nu)
+    return seen > allowed + 4 * p.s._top + 15 and _feasibility.may_be_masked(p.s)
+
+
+def anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> SchrodingerBridge:
+    """Scores times 1/64, 1/16, 1/4, 1: each stage to a rough tolerance, the last to the full one."""
+    errors: list[Real] = []
+    visits = 0
+    scale = 1.0 / 64
+    while scale < 1:
+        stage = p._replace(
+            s=p.s * scale, tol=max(p.tol, 1e-3), max_iter=max(1, p.max_iter - visits)
+        )
+        found = _solve(stage, "relaxed", f * scale, g * scale, report)
+        visits += found.n_visits
+        errors.append(found.errors)
+        if found.status == "infeasible" or visits >= p.max_iter:
+            break
+        f, g = (np.where(np.isfinite(x), x / scale, 0.0) for x in (found.f, found.g))
+        scale *= 4
+    last = _solve(p._replace(max_iter=max(1, p.max_iter - visits)), "relaxed", f, g, report)
+    errors.append(last.errors)
+    return _finish(
+        p,
+        last.f,
+        last.g,
+        np.concatenate(errors),
+        visits + last.n_visits,
+        last.status,
+        "annealed",
+        last.relaxation,
+    )
