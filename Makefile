@@ -1,4 +1,4 @@
-# make demo | test | race | asan | tsan | tsan-native | valgrind | fuzz | nightly | lint | format | docs | bench | bench-native | wheel | check-wheel | wheels | cuda | cuda-wheel | cuda-tests | dev | clean
+# make demo | test | race | asan | asan-native | tsan | tsan-native | valgrind | fuzz | fuzz-guided | nightly | lint | format | docs | bench | bench-native | wheel | check-wheel | wheels | cuda | cuda-wheel | cuda-tests | dev | clean
 #
 # One wheel is built, and everything installs that wheel, so the sources are compiled once. Needs Python with venv and
 # its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments under .venv and build/.
@@ -25,7 +25,7 @@ SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
 .PHONY: demo test race simt simt-race lint lint-python lint-cpp format docs bench bench-native wheel check-wheel wheels cuda cuda-objects \
-    cuda-wheel cuda-update cuda-tests asan tsan tsan-native valgrind fuzz nightly dev clean
+    cuda-wheel cuda-update cuda-tests asan asan-native tsan tsan-native valgrind fuzz fuzz-guided nightly dev clean
 
 PIP := -m pip --disable-pip-version-check -q
 TOOLS := $(BUILD)/tools
@@ -89,13 +89,20 @@ asan: $(SANITIZED)/.stamp
 tsan: $(SANITIZED)/.stamp
 	$(SANITIZE) thread $(TESTED) $(BY_FILE) --logs $(BUILD)/thread/logs $(TSAN_TESTS) -- $(ARGS)
 
-# The pool and the engine alone, in a program of their own: a minute, and nothing in it that is not instrumented.
-TSAN_NATIVE := $(addprefix cpp/src/,threads.cpp packed.cpp dense_output.cpp reduce_rows.cpp) tests/native/threads.cpp
+# The pool and the engine alone, in a program of their own: a minute each, and nothing in it that is not instrumented.
+NATIVE_TEST := $(addprefix cpp/src/,threads.cpp packed.cpp dense_output.cpp reduce_rows.cpp) tests/native/threads.cpp
+SANITIZE_NATIVE := $(CXX) -std=c++20 -O1 -g1 -march=native -D_GLIBCXX_ASSERTIONS -pthread -Icpp/include $(NATIVE_TEST)
 tsan-native:
 	mkdir -p $(BUILD)/thread
-	$(CXX) -std=c++20 -O1 -g1 -march=native -D_GLIBCXX_ASSERTIONS -fsanitize=thread -pthread -Icpp/include $(TSAN_NATIVE) \
-	    -o $(BUILD)/thread/threads
+	$(SANITIZE_NATIVE) -fsanitize=thread -o $(BUILD)/thread/threads
 	TSAN_OPTIONS=halt_on_error=1:exitcode=66 setarch $$(uname -m) -R $(BUILD)/thread/threads
+
+# Leaks too, which runs under CPython cannot look for. (The pool is never destroyed, and still reachable.)
+asan-native:
+	mkdir -p $(BUILD)/address-undefined
+	$(SANITIZE_NATIVE) -fsanitize=address,undefined -fno-sanitize=null,alignment,object-size,pointer-overflow \
+	    -fno-sanitize-recover=all -o $(BUILD)/address-undefined/threads
+	$(BUILD)/address-undefined/threads
 
 valgrind: $(VENV)/.stamp
 	PYTHONMALLOC=malloc valgrind --error-exitcode=9 --suppressions=tools/valgrind.supp $(VENV)/bin/python tools/smoke.py
@@ -105,12 +112,17 @@ FUZZ_ARGS ?=
 fuzz: $(SANITIZED)/.stamp
 	$(SANITIZE) address,undefined $(TESTED) $(TESTED) -m tests.fuzzing --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
+# By libFuzzer, which looks for calls that reach new code of the Python side; atheris has wheels for CPython 3.11 and later.
+fuzz-guided: $(VENV)/.test-stamp
+	$(VENV)/bin/python $(PIP) install "atheris>=3"
+	$(VENV)/bin/python -m tests.fuzzing_guided --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
+
 $(SANITIZED)/.stamp: pyproject.toml tools/build_requires.py
 	test -x $(SANITIZED)/bin/python || $(PYTHON) -m venv $(SANITIZED)
 	$(SANITIZED)/bin/python tools/build_requires.py test | xargs -d '\n' $(SANITIZED)/bin/python $(PIP) install cmake ninja
 	touch $@
 
-nightly: asan tsan tsan-native valgrind fuzz $(VENV)/.test-stamp
+nightly: asan asan-native tsan tsan-native valgrind fuzz fuzz-guided $(VENV)/.test-stamp
 	$(TOOLS)/bin/python tools/build_requires.py | xargs $(VENV)/bin/python $(PIP) install
 	QKCORE_SDIST=1 $(VENV)/bin/python -m pytest tests/packaging
 
@@ -144,6 +156,7 @@ bench: $(BENCH)/.stamp
 
 # The C++ core alone at every level that the processor has (needs Google Benchmark: apt install libbenchmark-dev), with
 # the machine's limits from the same program. ARGS="--quick" for small sizes, NATIVE_LEVELS="v3" for one level.
+# `python bench/run.py native` does this, and makes a table of it.
 NATIVE := $(BUILD)/native
 NATIVE_LEVELS ?= v2 v3 v4
 bench-native: $(TOOLS)/.stamp
@@ -151,11 +164,14 @@ bench-native: $(TOOLS)/.stamp
 	    -DCMAKE_MAKE_PROGRAM=$(abspath $(TOOLS))/bin/ninja -DPython_EXECUTABLE=$(abspath $(TOOLS))/bin/python
 	$(TOOLS)/bin/cmake --build $(NATIVE) --target qk_bench
 	mkdir -p bench/results
+	failed=; \
 	for level in $(NATIVE_LEVELS); do \
 	    $(PYTHON) -c "import sys; sys.path[:0] = ['bench']; import environment; sys.exit(not environment.cpu_has('$$level'))" \
 	        || { echo "$$level: not run, the processor lacks it"; continue; }; \
-	    $(NATIVE)/qk_bench_$$level $(ARGS) --benchmark_out=bench/results/native_$$level.json --benchmark_out_format=json; \
-	done
+	    $(NATIVE)/qk_bench_$$level $(ARGS) --benchmark_out=bench/results/native_$$level.json --benchmark_out_format=json \
+	        || failed="$$failed $$level"; \
+	done; \
+	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
 $(VENV)/.stamp: $(WHEEL)/.stamp
 	$(call install,$(VENV),experiments)

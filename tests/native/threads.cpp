@@ -1,5 +1,5 @@
-// The pool and the engine without Python, for ThreadSanitizer (make tsan-native): several threads that call at the same
-// time, exceptions, stops, nested calls; and reductions, whose results must be the same bits however they were computed.
+// The pool and the engine without Python, under sanitizers (make tsan-native, asan-native): several threads that call at
+// the same time, exceptions, stops, nested calls; and reductions, whose results must be the same bits however they were computed.
 #include "qk/threads.hpp"
 
 #include <cstdio>
