@@ -26,10 +26,22 @@ ACCENTED = re.compile(
     r"\\(?:dot|ddot|bar|hat|tilde|vec|widehat|widetilde|overline)\s*(?:\{[^{}]*\}|\\[A-Za-z]+|[A-Za-z])(?=\s*[_^])"
 )
 
+# So do the bars of a norm: a power of the closing bar alone leaves two heights, plain bars a gap.
+NORM = re.compile(
+    r"(\\lVert|\\lvert|\\Vert|\\vert|\\\||(?<!\\)\|)((?:(?!\1).)+?)(\\rVert|\\rvert|\1)(?=\s*[_^])"
+)
+
+SIDES = {"|": (r"\lvert ", r"\rvert "), r"\|": (r"\lVert ", r"\rVert ")}
+
+
+def norm(found: re.Match[str]) -> str:
+    left, right = SIDES.get(found[1], (found[1], found[3]))
+    return f"{{{left}{found[2]}{right}}}"
+
 
 def convert(tex: str, node: nodes.Element, *, block: bool) -> str:
     known = re.sub(r"\\[A-Za-z]+", lambda m: SAME.get(m[0], m[0]), " ".join(tex.split()))
-    known = ACCENTED.sub(r"{\g<0>{}}", known)
+    known = NORM.sub(norm, ACCENTED.sub(r"{\g<0>{}}", known))
     try:
         return tex2mathml(known, as_block=block)
     except Exception as error:  # what it cannot read it reports in many ways
