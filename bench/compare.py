@@ -1,8 +1,8 @@
 """What got faster or slower: ``python bench/compare.py OLD NEW [--factor 1.25] [--noise 1.05]``.
 
 OLD and NEW are files written by ``bench/run.py``, or folders of them. Rows are matched by group, case and
-contender, and compared by their minima. What others did on the machine moves every time, so a change counts
-only
+contender, and compared by their minima, or by medians where they are times per iteration. What others did
+on the machine moves every time, so a change counts only
 
 - beyond the noise: where a row has several samples, also beyond their spread in both runs, and
 - as seen from the peers: when the same case has contenders that are not qkcore, their median change is that
@@ -52,20 +52,25 @@ class Run:
     """Every row of one or more result files."""
 
     environment: dict[str, Any]
-    samples: dict[Key, list[float]]
+    times: dict[Key, float]
+    spreads: dict[Key, float]
     failures: set[str]
 
 
 def load(path: Path) -> Run:
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    run = Run({}, {}, set())
+    files = [file for file in files if not file.name.startswith("native_")]  # Google Benchmark's
+    run = Run({}, {}, {}, set())
     for file in files:
         try:
             data = json.loads(file.read_text())
             group = data["name"]
             for row in data["rows"]:
+                key = (group, row["case"], row["contender"])
                 samples = [float(s) for s in row["timing"]["samples"]]
-                run.samples[group, row["case"], row["contender"]] = samples
+                middle = bool(row["timing"].get("per_iteration"))
+                run.times[key] = statistics.median(samples) if middle else min(samples)
+                run.spreads[key] = spread(samples)
         except (KeyError, TypeError, ValueError) as problem:
             raise ValueError(f"{file} is no result of bench/run.py ({problem!r})") from problem
         run.environment = data.get("environment", {})
@@ -89,8 +94,8 @@ def spread(samples: list[float]) -> float:
 
 def changes(old: Run, new: Run, *, noise: float = 1.05, raw: bool = False) -> list[Change]:
     """Rows that both runs have, qkcore's only, the largest slow-down first."""
-    common = [key for key in new.samples if key in old.samples]
-    ratios = {key: min(new.samples[key]) / min(old.samples[key]) for key in common}
+    common = [key for key in new.times if key in old.times]
+    ratios = {key: new.times[key] / old.times[key] for key in common}
     peers: dict[tuple[str, str], list[float]] = {}
     for key in common:
         if not ours(key[2]) and not yardstick(key[2]):
@@ -99,8 +104,8 @@ def changes(old: Run, new: Run, *, noise: float = 1.05, raw: bool = False) -> li
     for key in common:
         if ours(key[2]):
             machine = 1.0 if raw else statistics.median(peers.get(key[:2], [1.0]))
-            wide = max(noise, spread(old.samples[key]), spread(new.samples[key]))
-            found.append(Change(key, min(old.samples[key]), min(new.samples[key]), machine, wide))
+            wide = max(noise, old.spreads[key], new.spreads[key])
+            found.append(Change(key, old.times[key], new.times[key], machine, wide))
     return sorted(found, key=lambda change: -change.ratio)
 
 
@@ -157,7 +162,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 2
     print("\n".join(differences(old, new)), end="\n" if differences(old, new) else "")
     print(report(found, everything=asked.all))
-    gone = [key for key in old.samples if ours(key[2]) and key not in new.samples]
+    gone = [key for key in old.times if ours(key[2]) and key not in new.times]
     if gone:
         print(f"{len(gone)} rows of the old run are not in the new one, e.g. {' / '.join(gone[0])}")
     broken = sorted(new.failures - old.failures)

@@ -12,7 +12,7 @@ from typing import Any
 
 PEERS = (
     "numpy", "scipy", "torch", "threadpoolctl", "POT", "ott-jax", "jax", "diffrax",
-    "pykeops", "regot",
+    "pykeops", "geomloss", "regot",
 )  # fmt: skip
 THREAD_VARIABLES = (
     "OPENBLAS_NUM_THREADS",

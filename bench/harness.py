@@ -2,7 +2,8 @@
 
 Timings on a shared machine are noisy and drift, so contenders take turns in one run (round-robin,
 the order rotating) and are compared as ratios of what that run saw. Noise only ever adds time: the
-minimum is the headline, the median stands beside it.
+minimum is the headline, the median stands beside it. Times per iteration are differences of two runs, to
+which noise adds or from which it takes: there the median is the headline, and ratios are the rounds' own.
 """
 
 from __future__ import annotations
@@ -10,14 +11,16 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import math
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +29,7 @@ from environment import OtherLoad
 
 BENCH = Path(__file__).resolve().parent
 
+MOST_ITERATIONS = 20_000  # of a long run: whoever needs more to be seen does not iterate
 QUIET = 0.1  # of the processors taken by others, at most, for a round to count as undisturbed
 
 Call = Callable[[], object]
@@ -93,9 +97,12 @@ recorder = Recorder()  # one for the process, as patience
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call, one sample per round."""
+    """Seconds per call, or per iteration, one sample per round."""
 
     samples: tuple[float, ...]
+    per_iteration: bool = (
+        False  # differences of runs: their minimum is the luckiest error, not a time
+    )
 
     @property
     def minimum(self) -> float:
@@ -104,6 +111,10 @@ class Timing:
     @property
     def median(self) -> float:
         return statistics.median(self.samples)
+
+    @property
+    def headline(self) -> float:
+        return self.median if self.per_iteration else self.minimum
 
 
 @dataclass(frozen=True)
@@ -114,7 +125,7 @@ class Row:
     contender: str
     timing: Timing
     entries: int | None = None  # matrix entries visited by a call
-    ratio: float | None = None  # time over qkcore's time, minima of the same run
+    ratio: float | None = None  # time over qkcore's time in the same run
     error: float | None = None
     memory_mb: float | None = None
 
@@ -149,7 +160,7 @@ class Group:
         if recorder.calls is not None:
             recorder.label(row.case, row.contender, row.error)
             return
-        print(f"  {row.case}: {row.contender} {row.timing.minimum * 1e3:.4g} ms", flush=True)
+        print(f"  {row.case}: {row.contender} {row.timing.headline * 1e3:.4g} ms", flush=True)
 
     def at_least(
         self, claim: str, value: float, wanted: float, unit: str = "×", why: str = ""
@@ -216,20 +227,8 @@ def interleave(
         time.sleep(settle)
         counts[name] = repeats_for(contenders[name], sample)
     samples: dict[str, list[float]] = {name: [] for name in names}
-    began = time.perf_counter()
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        quiet = 0
-        for k in itertools.count():
-            spent = time.perf_counter() - began
-            if k >= 3 and (spent > 2 * budget or (quiet >= 3 and (k >= rounds or spent > budget))):
-                break
-            if k > quiet:  # there was a disturbed round
-                waiting = time.perf_counter()
-                patience.wait()
-                began += time.perf_counter() - waiting
-            load = OtherLoad()
+    with no_collection():
+        for k in rounds_in(rounds, budget):
             turn = k % len(names)
             for name in names[turn:] + names[:turn]:
                 call, count = contenders[name], counts[name]
@@ -244,11 +243,210 @@ def interleave(
             if probe is not None:
                 time.sleep(settle)
                 probe()
-            quiet += (load.fraction() or 0.0) < QUIET
+    return {name: Timing(tuple(values)) for name, values in samples.items()}
+
+
+def rounds_in(rounds: int, budget: float) -> Iterator[int]:
+    """Numbers of 3 to ``rounds`` rounds, for about ``budget`` seconds; up to twice that in a busy machine."""
+    began, quiet = time.perf_counter(), 0
+    for k in itertools.count():
+        spent = time.perf_counter() - began
+        if k >= 3 and (spent > 2 * budget or (quiet >= 3 and (k >= rounds or spent > budget))):
+            return
+        if k > quiet:  # there was a disturbed round
+            waiting = time.perf_counter()
+            patience.wait()
+            began += time.perf_counter() - waiting
+        load = OtherLoad()
+        yield k
+        quiet += (load.fraction() or 0.0) < QUIET
+
+
+@contextmanager
+def no_collection() -> Iterator[None]:
+    """No garbage is collected inside."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
     finally:
         if collecting:
             gc.enable()
-    return {name: Timing(tuple(values)) for name, values in samples.items()}
+
+
+class Iterated(Protocol):
+    """A contender whose time is that of one of its iterations."""
+
+    def prepare(self, settle: float) -> None:
+        """Warm up, and find out how many iterations make a sample."""
+
+    def sample(self, settle: float) -> float:
+        """Seconds per iteration, in a sample of its own."""
+
+    def whole(self) -> Call:
+        """A run of some iterations, for those who time whole calls."""
+
+
+def seconds_of(call: Call, settle: float) -> float:
+    """One call after a pause, for the threads of whoever ran before to come to rest."""
+    time.sleep(settle)
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+class LongAndShort:
+    """Seconds per iteration as the difference of a long and a short run: set-up drops out.
+
+    ``run(count)`` does so many iterations. The short run has ``few``, the long one as many more, by multiples
+    of ``step``, as it takes for the two to differ by ``target`` seconds and by half of the short one, whose
+    set-up varies too. Where the short one alone lasts longer than ``slow`` seconds, one step is added and
+    nothing tried out. ``ready(count)`` does off the clock what a first run of so many would do on it, e.g.
+    compile.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[int], object],
+        few: int = 1,
+        step: int = 1,
+        target: float = 0.3,
+        slow: float = 4.0,
+        ready: Callable[[int], object] = int,
+    ) -> None:
+        self.run, self.few, self.step, self.target, self.slow = run, few, step, target, slow
+        self.ready, self.many = ready, few + step
+
+    def prepare(self, settle: float) -> None:
+        self.ready(self.few)
+        self.ready(self.many)
+        if seconds_of(lambda: self.run(self.few), settle) > self.slow:
+            return
+        short = seconds_of(lambda: self.run(self.few), settle)
+        target = max(self.target, 0.5 * short)
+        while True:
+            longer = seconds_of(lambda: self.run(self.many), settle) - short
+            if longer >= target or self.many >= MOST_ITERATIONS:
+                return
+            # A small difference is mostly noise, so that no more than a factor of 8 is believed at once.
+            factor = min(8.0, 1.3 * target / max(longer, 1e-9))
+            steps = (self.many - self.few) // self.step
+            self.many = self.few + self.step * max(steps + 1, math.ceil(steps * factor))
+            self.ready(self.many)
+
+    def sample(self, settle: float) -> float:
+        short = seconds_of(lambda: self.run(self.few), settle)
+        longer = seconds_of(lambda: self.run(self.many), settle) - short
+        return longer / (self.many - self.few)
+
+    def whole(self) -> Call:
+        return lambda: self.run(self.few + self.step)
+
+
+class IterationsOfSolves:
+    """Seconds per iteration by the times at which whole solves report the ends of their iterations.
+
+    For a solver whose iterations differ from those of a longer solve. ``solve(callback)`` calls back after
+    each; the first is left out, set-up being in it. Solves are repeated until a sample has ``target``
+    seconds. A sample is the mean iteration: the few that do more count too.
+    """
+
+    def __init__(
+        self, solve: Callable[[Callable[[int, float], None]], object], target: float = 0.3
+    ) -> None:
+        self.solve, self.target, self.repeats = solve, target, 1
+
+    def spans(self, settle: float) -> list[float]:
+        ends: list[float] = []
+        time.sleep(settle)
+        self.solve(lambda *_: ends.append(time.perf_counter()))
+        return [end - start for start, end in itertools.pairwise(ends)]
+
+    def prepare(self, settle: float) -> None:
+        self.spans(settle)
+        self.repeats = min(20, math.ceil(self.target / sum(self.spans(settle))))
+
+    def sample(self, settle: float) -> float:
+        return statistics.mean(span for _ in range(self.repeats) for span in self.spans(settle))
+
+    def whole(self) -> Call:
+        return lambda: self.solve(lambda *_: None)
+
+
+@dataclass(frozen=True)
+class Turns:
+    """What each round saw, by contender; one that is slow sat out some."""
+
+    rounds: tuple[Mapping[str, float], ...]
+    missing: tuple[str, ...] = ()  # contenders no sample of which was a time
+
+    def timings(self) -> dict[str, Timing]:
+        names = dict.fromkeys(name for seen in self.rounds for name in seen)
+        return {
+            name: Timing(tuple(seen[name] for seen in self.rounds if name in seen), True)
+            for name in names
+        }
+
+    def ratio(self, name: str, over: str) -> float:
+        """The median of the rounds' own ratios, in which the drift of the machine is no part."""
+        both = [seen[name] / seen[over] for seen in self.rounds if name in seen and over in seen]
+        if both:
+            return statistics.median(both)
+        found = self.timings()
+        return found[name].median / found[over].median
+
+
+def take_turns(
+    contenders: Mapping[str, Iterated],
+    *,
+    rounds: int = 7,
+    budget: float = 20.0,
+    share: float = 8.0,
+    shares: Mapping[str, float] | None = None,
+    limit: float = 75.0,
+    settle: float = 0.04,
+) -> Turns:
+    """Seconds per iteration of each contender in each round, as ``interleave`` does it for whole calls.
+
+    A contender whose samples have taken ``share`` seconds in all (``shares`` has exceptions), or would with
+    one more, sits out the rest: the slowest are seen once. A sample that is no time (a long run that was over
+    before the short one) is dropped, and taken again in the next round. When all has taken ``limit`` seconds,
+    trials included, only those who have no sample yet take one.
+    """
+    if recorder.calls is not None:
+        recorder.keep({name: one.whole() for name, one in contenders.items()}, {})
+        return Turns((dict.fromkeys(contenders, 1.0),))
+    names = list(contenders)
+    began = time.perf_counter()
+    for one in contenders.values():
+        one.prepare(settle)
+    allowed = dict.fromkeys(names, share) | dict(shares or {})
+    spent = dict.fromkeys(names, 0.0)
+    latest = dict.fromkeys(names, 0.0)
+    tried = dict.fromkeys(names, 0)
+    found: list[dict[str, float]] = []
+    with no_collection():
+        for k in rounds_in(rounds, budget):
+            turn = k % len(names)
+            seen: dict[str, float] = {}
+            before = sum(tried.values())
+            for name in names[turn:] + names[:turn]:
+                start = time.perf_counter()
+                late = start - began > limit
+                enough = spent[name] > 0 and spent[name] + latest[name] > allowed[name]
+                if enough or (late and tried[name]):
+                    continue
+                tried[name] += 1
+                value = contenders[name].sample(settle)
+                latest[name] = time.perf_counter() - start
+                if value > 0:
+                    spent[name] += latest[name]
+                    seen[name] = value
+            if sum(tried.values()) == before:  # all sit out
+                break
+            found.append(seen)
+    missing = (name for name in names if not any(name in seen for seen in found))
+    return Turns(tuple(found), tuple(missing))
 
 
 def best_of(timings: Mapping[str, Timing], names: list[str]) -> str:

@@ -114,14 +114,15 @@ def diffrax_rk4(options: Options, n: int, d: int, dtype: str, steps: int = STEPS
 
     jax.config.update("jax_enable_x64", True)
     X, Q, K, V = (jax.numpy.asarray(a) for a in inputs(n, d, dtype))
-    h = SPAN[1] / STEPS
+    # Times of the data's type: doubles would turn the whole flow into doubles.
+    start, end, h = (X.dtype.type(t) for t in (0.0, SPAN[1] / STEPS * steps, SPAN[1] / STEPS))
 
     class RK4(diffrax.AbstractERK):  # type: ignore[misc]
         tableau = diffrax.ButcherTableau(
-            c=np.array([0.5, 0.5, 1.0]),
-            b_sol=np.array([1, 2, 2, 1]) / 6,
-            b_error=np.zeros(4),  # nothing adapts to it
-            a_lower=(np.array([0.5]), np.array([0.0, 0.5]), np.array([0.0, 0.0, 1.0])),
+            c=np.array([0.5, 0.5, 1.0], dtype),
+            b_sol=(np.array([1, 2, 2, 1]) / 6).astype(dtype),
+            b_error=np.zeros(4, dtype),  # nothing adapts to it
+            a_lower=tuple(np.array(a, dtype) for a in ([0.5], [0.0, 0.5], [0.0, 0.0, 1.0])),
         )
         interpolation_cls = diffrax.ThirdOrderHermitePolynomialInterpolation.from_k
 
@@ -136,8 +137,8 @@ def diffrax_rk4(options: Options, n: int, d: int, dtype: str, steps: int = STEPS
         return diffrax.diffeqsolve(
             diffrax.ODETerm(velocity),
             RK4(),
-            t0=0.0,
-            t1=h * steps,
+            t0=start,
+            t1=end,
             dt0=h,
             y0=x,
             max_steps=steps + 1,

@@ -18,6 +18,7 @@ WANTED = {
     "optax": "optax",
     "diffrax": "diffrax",
     "pykeops": "pykeops",
+    "geomloss": "geomloss pykeops",
     "regot": "regot",
 }
 

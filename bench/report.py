@@ -31,12 +31,15 @@ def seconds(value: float) -> str:
 
 
 def row_cells(row: Row) -> list[str]:
-    per_entry = f"{row.timing.minimum * 1e9 / row.entries:.3g}" if row.entries else "–"
+    timing = row.timing
+    per_entry = f"{timing.headline * 1e9 / row.entries:.3g}" if row.entries else "–"
+    several = timing.per_iteration and len(timing.samples) > 1
     return [
         row.case,
         row.contender,
-        seconds(row.timing.minimum),
-        seconds(row.timing.median),
+        seconds(timing.minimum) if not timing.per_iteration else "–",
+        seconds(timing.median),
+        f"{seconds(timing.minimum)} – {seconds(max(timing.samples))}" if several else "–",
         per_entry,
         f"{row.ratio:.2f}" if row.ratio is not None else "–",
         f"{row.error:.1e}" if row.error is not None else "–",
@@ -93,8 +96,8 @@ def markdown(group: Group) -> str:
         lines += [group.extra["table"], ""]
     if group.rows:
         head = [
-            "case", "contender", "min", "median", "ns/entry", "time / qkcore", "max error",
-            "peak MB",
+            "case", "contender", "min", "median", "range of rounds", "ns/entry", "time / qkcore",
+            "max error", "peak MB",
         ]  # fmt: skip
         lines += [*table(head, [row_cells(row) for row in group.rows], 2), ""]
     if group.targets:

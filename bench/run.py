@@ -32,6 +32,7 @@ GROUPS = (
     "scores",
     "isa",
     "stages",
+    "native",
     "growth",
 )
 

@@ -27,7 +27,7 @@ pytest.importorskip("pytest_benchmark", reason="pip install 'qkcore[bench]'")
 pytestmark = pytest.mark.filterwarnings("ignore")  # what peers warn of is theirs
 
 # Their steps time themselves (whole flows, training, native programs, other processes).
-WITHOUT_CALLS = ("limits", "isb", "scores", "isa", "stages", "growth")
+WITHOUT_CALLS = ("limits", "isb", "scores", "isa", "stages", "native", "growth")
 GROUPS = tuple(name for name in run.GROUPS if name not in WITHOUT_CALLS)
 
 

@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -164,3 +165,159 @@ def test_fitted_exponents_are_those_of_power_laws() -> None:
     assert growth.exponent(n, 3e-9 * n**2.0) == pytest.approx(2)
     assert growth.exponent(n, 5.0 * n) == pytest.approx(1)
     assert growth.exponent(n[:1], n[:1]) is None
+
+
+class Clock:
+    """Time that passes only when somebody works."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    fake = SimpleNamespace(perf_counter=lambda: found.now, sleep=lambda _: None)
+    monkeypatch.setattr(tool("harness"), "time", fake)
+    alone = SimpleNamespace(fraction=lambda: 0.0)
+    monkeypatch.setattr(tool("harness"), "OtherLoad", lambda: alone)
+    return found
+
+
+def test_time_per_iteration_is_free_of_set_up_and_the_long_run_is_clearly_longer(
+    clock: Clock,
+) -> None:
+    harness = tool("harness")
+    ready: list[int] = []
+    fast = harness.LongAndShort(lambda n: clock.advance(0.1 + 1e-4 * n), ready=ready.append)
+    fast.prepare(0.0)
+    assert (fast.many - fast.few) * 1e-4 >= 0.3
+    assert ready[:2] == [1, 2] and ready[-1] == fast.many
+    assert fast.sample(0.0) == pytest.approx(1e-4)
+    heavy = harness.LongAndShort(lambda n: clock.advance(4.0 + 0.1 * n), slow=10, step=10)
+    heavy.prepare(0.0)  # by half of the short run at least
+    assert (heavy.many - heavy.few) % 10 == 0 and (heavy.many - heavy.few) * 0.1 >= 2.05
+    slow = harness.LongAndShort(lambda n: clock.advance(5.0 * n))
+    slow.prepare(0.0)
+    assert (slow.few, slow.many) == (1, 2) and clock.now > 0
+
+
+def test_a_run_that_takes_no_time_does_not_hang(clock: Clock) -> None:
+    harness = tool("harness")
+    nothing = harness.LongAndShort(lambda n: None)
+    nothing.prepare(0.0)
+    assert nothing.many >= harness.MOST_ITERATIONS
+    turns = harness.take_turns({"a": nothing}, rounds=3, budget=1.0)
+    assert turns.missing == ("a",) and turns.timings() == {}
+
+
+def test_iterations_of_a_solve_leave_the_first_out_and_keep_the_mean(clock: Clock) -> None:
+    harness = tool("harness")
+
+    def solve(callback: Any) -> None:
+        for seconds in (9.0, 0.1, 0.1, 0.1, 0.5):  # set-up, iterations, one that does more
+            clock.advance(seconds)
+            callback(0, 0.0)
+
+    one = harness.IterationsOfSolves(solve)
+    one.prepare(0.0)
+    assert one.repeats == 1
+    assert one.sample(0.0) == pytest.approx(0.2)
+
+
+def test_slow_contenders_sit_out_once_they_had_their_share(clock: Clock) -> None:
+    harness = tool("harness")
+
+    def work(seconds: float) -> Any:
+        return harness.LongAndShort(lambda n: clock.advance(seconds * n), 0, 1)
+
+    contenders = {"fast": work(0.5), "slow": work(3.0), "slowest": work(20.0)}
+    turns = harness.take_turns(contenders, rounds=4, budget=1e9, share=8.0, settle=0.0)
+    seen = [sum(name in one for one in turns.rounds) for name in contenders]
+    assert seen == [4, 2, 1] and turns.missing == ()
+    assert turns.timings()["slow"] == harness.Timing((pytest.approx(3.0),) * 2, True)
+    late = harness.take_turns(contenders, rounds=4, budget=1e9, limit=1.0, settle=0.0)
+    assert [dict.fromkeys(one, 1) for one in late.rounds] == [dict.fromkeys(contenders, 1)]
+
+
+def test_ratios_within_rounds_do_not_see_the_machine_drift() -> None:
+    turns = tool("harness").Turns(
+        ({"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 6.0}, {"a": 9.0}, {"a": 9.0, "b": 90.0})
+    )
+    assert turns.ratio("b", "a") == 2.0
+    apart = tool("harness").Turns(({"a": 1.0}, {"b": 2.0}))  # no round in common: medians
+    assert apart.ratio("b", "a") == 2.0
+
+
+def test_times_per_iteration_are_reported_by_median_and_range() -> None:
+    harness, report = tool("harness"), tool("report")
+    group = harness.Group("bridges", "Bridges")
+    times = harness.Timing((1e-3, 3e-3, 2e-3), True)
+    group.rows.append(harness.Row("case", "qkcore", times, 1000, 1.0))
+    group.rows.append(harness.Row("other", "qkcore", harness.Timing((4e-3, 5e-3)), 1000, 1.0))
+    text = report.markdown(group)
+    assert "| case | qkcore | – | 2 ms | 1 ms – 3 ms | 2e+03 | 1.00 |" in text
+    assert "| other | qkcore | 4 ms | 4.5 ms | – | 4e+03 | 1.00 |" in text
+
+
+def test_compare_takes_medians_of_times_per_iteration(tmp_path: Path) -> None:
+    found = []
+    for name, lucky in (("old", 1.0), ("new", 0.1)):
+        (tmp_path / name).mkdir()
+        path = write(tmp_path / name / "group.json", {("case", "qkcore"): [lucky, 1.0, 1.0]})
+        data = json.loads(path.read_text())
+        data["rows"][0]["timing"]["per_iteration"] = True
+        path.write_text(json.dumps(data))
+        (tmp_path / name / "native_v3.json").write_text("{}")  # Google Benchmark's, passed over
+        found.append(tool("compare").load(tmp_path / name))
+    (change,) = tool("compare").changes(*found)
+    assert change.verdict == "same" and change.ratio == pytest.approx(1.0)
+
+
+def native_file(path: Path, factor: float, *, failing: bool = False) -> None:
+    name = "attention/N:4000/d:64/float32/threads:2/min_time:0.200/repeats:3/real_time"
+    run: dict[str, Any] = {"run_name": name, "label": "FMA + exp"}
+    runs = [
+        {**run, "aggregate_name": "mean", "real_time": 9.0, "x_limit": 9.0},
+        {**run, "aggregate_name": "median", "real_time": 30.0 * factor, "x_limit": 1.5},
+        {**run, "aggregate_name": "cv", "real_time": 0.04, "x_limit": 0.04},
+        {"run_name": "limits/float32/threads:2/iterations:1", "GFLOP_s": 200.0, "Gexp_s": 7.0,
+         "GB_s": 30.0},
+    ]  # fmt: skip
+    if failing:
+        runs.append(
+            {**run, "error_occurred": True, "error_message": "wrong answer", "real_time": 0.0}
+        )
+    path.write_text(json.dumps({"context": {}, "benchmarks": runs}))
+
+
+def test_native_results_become_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native, harness = tool("native"), tool("harness")
+    (tmp_path / "results").mkdir()
+    native_file(tmp_path / "results" / "native_v2.json", 3.0)
+    native_file(tmp_path / "results" / "native_v3.json", 1.0, failing=True)
+    monkeypatch.setattr(native, "BENCH", tmp_path)
+    monkeypatch.setattr(native, "build_and_run", lambda *_: None)
+    monkeypatch.setattr(native.environment, "cpu_has", lambda level: level != "v4")
+    group = native.run(harness.Options())
+    row = (
+        "| attention, N = 4000, d = 64 | float32 | 2 | FMA + exp | 90 ms | 1.50 | 30 ms | 1.50 | "
+        "not run: the processor lacks it |"
+    )
+    assert row in group.extra["table"].splitlines()
+    assert "| FMA, GFLOP/s | v3 | 200 |" in group.extra["table"]
+    assert group.failures == [
+        "v3: attention/N:4000/d:64/float32/threads:2/min_time:0.200/repeats:3/real_time: wrong answer"
+    ]
+    assert "v4: not run: the processor lacks it" in group.notes
+
+
+def test_native_without_its_programs_leaves_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    native, harness = tool("native"), tool("harness")
+    monkeypatch.setattr(native.environment, "cpu_has", lambda level: level == "v2")
+    monkeypatch.setattr(native, "build_and_run", lambda *_: "skipped: no make")
+    group = native.run(harness.Options())
+    assert group.notes == ["skipped: no make"] and not group.extra

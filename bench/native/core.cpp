@@ -1,311 +1,335 @@
-// The C++ core at one instruction-set level, by Google Benchmark, without Python: log-sum-exp, attention, one sweep
-// of a bridge on the fly and stored. The limits of the machine (FMA, exp, read from memory) are measured first, by
-// the same program at the same level and number of threads, and every figure is also a multiple of them:
-//   ns_entry   time of one matrix entry          x_limit   time over what the limits allow
+// The C++ core at one instruction-set level, by Google Benchmark, without Python: log-sum-exp, attention, iterations of a
+// bridge (from points, from a matrix, stored), products with low-rank and symmetric kernels, velocities of particles,
+// flows of Gaussian laws. The limits of the machine (FMA, exp, read from memory) are measured beside each of them, by the
+// same program at the same level and number of threads, and every figure is also a multiple of them:
+//   ns_entry   time of one matrix entry (low rank: of one point; Gaussian flow: of one law and step)
+//   x_limit    time over what the limits allow; the label says which one that is
 //   qk_bench_<level> [--quick] [--benchmark_filter=REGEX] [--benchmark_out=FILE ...]
 // Every answer is compared with a plain loop in double precision; a wrong one is an error and exit status 1.
-#include <algorithm>
-#include <chrono>
-#include <cmath>
+#include "core.hpp"
+
 #include <cstdio>
-#include <cstring>
-#include <map>
 #include <memory>
-#include <string>
-#include <utility>
-#include <vector>
 
-#include <benchmark/benchmark.h>
-#include <qk/engine.hpp>
+#include <qk/gaussian.hpp>
+#include <qk/low_rank.hpp>
 #include <qk/sweep.hpp>
-#include <qk/vector_math.hpp>
+#include <qk/symmetric.hpp>
+#include <qk/velocity.hpp>
 
+namespace bench {
 namespace {
 
-using qk::Index;
-using Clock = std::chrono::steady_clock;
-
-bool wrong_answer = false;
-
-template <class T>
-constexpr const char* name_of() {
-    return sizeof(T) == 4 ? "float32" : "float64";
-}
-
-// ---- limits ------------------------------------------------------------------------------------
-
-// Best rate of many short slices, in units per second; `work(worker)` returns the units it did.
-template <class Work>
-double best_rate(int threads, double seconds, const Work& work) {
-    const qk::Run run{threads, nullptr};
-    std::vector<double> units(static_cast<std::size_t>(threads));
-    double best = 0;
-    const auto end = Clock::now() + std::chrono::duration<double>(seconds);
-    while (Clock::now() < end) {
-        const auto begin = Clock::now();
-        qk::parallel_for(run, threads,
-                         [&](Index task, int) { units[static_cast<std::size_t>(task)] = work(task); });
-        const double spent = std::chrono::duration<double>(Clock::now() - begin).count();
-        double total = 0;
-        for (const double u : units) total += u;
-        best = std::max(best, total / spent);
-    }
-    return best;
-}
-
-template <class T>
-double fma_work(Index) {
-    constexpr int chains = 10, steps = 1 << 17;
-    qk::Pack<T> acc[chains];
-    const auto a = qk::broadcast(T(0.999)), b = qk::broadcast(T(1e-3));
-    for (int c = 0; c < chains; ++c) acc[c] = qk::broadcast(T(c));
-    for (int s = 0; s < steps; ++s)
-        for (int c = 0; c < chains; ++c) acc[c] = qk::fma(acc[c], a, b);
-    for (int c = 0; c < chains; ++c) benchmark::DoNotOptimize(acc[c]);
-    return 2.0 * chains * steps * qk::SimdTraits<T>::width;
-}
-
-template <class T>
-double exp_work(Index) {
-    constexpr int width = qk::SimdTraits<T>::width;
-    constexpr int packs = 2048 / static_cast<int>(sizeof(T)) / width;
-    alignas(64) T x[packs * width], y[packs * width];
-    for (int i = 0; i < packs * width; ++i) x[i] = T(-20) * T(i) / T(packs * width);
-    constexpr int rounds = 1000;
-    for (int r = 0; r < rounds; ++r) {
-        for (int p = 0; p < packs; p += 2) {
-            qk::Pack<T> e[2] = {qk::load<T>(x + p * width), qk::load<T>(x + (p + 1) * width)};
-            qk::detail::exp_nonpos_packs<T, 2>(e);
-            qk::store<T>(y + p * width, e[0]);
-            qk::store<T>(y + (p + 1) * width, e[1]);
-        }
-        benchmark::DoNotOptimize(y);
-        benchmark::ClobberMemory();
-    }
-    return 1.0 * rounds * packs * width;
-}
-
-struct Limits {
-    double flops = 0, exps = 0, bytes = 0;  // per second
-};
-
-double limit_seconds = 0.5;
-
-template <class T>
-const Limits& limits(int threads) {
-    static std::map<int, Limits> known;
-    const auto found = known.find(threads);
-    if (found != known.end()) return found->second;
-    Limits out;
-    out.flops = best_rate(threads, limit_seconds, fma_work<T>);
-    out.exps = best_rate(threads, limit_seconds, exp_work<T>);
-    constexpr Index count = Index{128} << 20;  // bytes, beyond the caches
-    const auto memory = std::make_unique<std::vector<T>>(static_cast<std::size_t>(count) / sizeof(T), T(1));
-    const auto share = static_cast<Index>(memory->size()) / threads;
-    out.bytes = best_rate(threads, limit_seconds, [&](Index task) {
-        constexpr int width = qk::SimdTraits<T>::width;
-        const T* p = memory->data() + task * share;
-        qk::Pack<T> sum[4] = {};
-        for (Index i = 0; i + 4 * width <= share; i += 4 * width)
-            for (int k = 0; k < 4; ++k) {
-                qk::Pack<T> x;
-                std::memcpy(&x, p + i + k * width, sizeof(x));
-                sum[k] += x;
-            }
-        for (auto& s : sum) benchmark::DoNotOptimize(s);
-        return static_cast<double>(share * static_cast<Index>(sizeof(T)));
-    });
-    return known[threads] = out;
-}
+std::size_t at(Index i) { return static_cast<std::size_t>(i); }
+double number(Index i) { return static_cast<double>(i); }
 
 template <class T>
 void limits_of_the_machine(benchmark::State& state, int threads) {
     for (auto _ : state) benchmark::DoNotOptimize(limits<T>(threads).flops);
-    const auto& l = limits<T>(threads);
-    state.counters["GFLOP_s"] = l.flops * 1e-9;
-    state.counters["Gexp_s"] = l.exps * 1e-9;
-    state.counters["GB_s"] = l.bytes * 1e-9;
+    auto all = measured<T>(threads);
+    const auto median = [&](double Limits::* rate) {
+        std::sort(all.begin(), all.end(),
+                  [=](const Limits& a, const Limits& b) { return a.*rate < b.*rate; });
+        return all[all.size() / 2].*rate * 1e-9;
+    };
+    state.counters["GFLOP_s"] = median(&Limits::flops);
+    state.counters["Gexp_s"] = median(&Limits::exps);
+    state.counters["GB_s"] = median(&Limits::bytes);
 }
-
-// ---- problems ----------------------------------------------------------------------------------
-
-template <class T>
-std::vector<T> points(Index n, unsigned seed) {
-    std::vector<T> out(static_cast<std::size_t>(n));
-    for (auto& x : out) {
-        seed = seed * 1664525U + 1013904223U;
-        x = static_cast<T>(static_cast<double>(seed >> 8) / (1 << 24) - 0.5) * T(3);
-    }
-    return out;
-}
-
-template <class T>
-struct Cloud {
-    Index n, d;
-    T scale;
-    bool distance;
-    std::vector<T> x, y, v;
-
-    Cloud(Index n_, Index d_, bool distance_)
-        : n(n_),
-          d(d_),
-          scale(T(1) / static_cast<T>(std::sqrt(static_cast<double>(d_)))),
-          distance(distance_),
-          x(points<T>(n_ * d_, 1)),
-          y(points<T>(n_ * d_, 2)),
-          v(points<T>(n_ * d_, 3)) {}
-
-    qk::Problem<T> problem() const {
-        qk::Problem<T> p;
-        p.n_rows = p.n_cols = n;
-        qk::FeatureTerm<T> term;
-        term.rows = {x.data(), d, 1};
-        term.cols = {y.data(), d, 1};
-        term.dim = d;
-        term.scale = scale;
-        (distance ? p.distances : p.dots).push_back(term);
-        return p;
-    }
-
-    // Row i by a plain loop: log-sum-exp and the mean of v.
-    double row(Index i, std::vector<double>& mean) const {
-        std::vector<double> s(static_cast<std::size_t>(n));
-        for (Index j = 0; j < n; ++j) {
-            double total = 0;
-            for (Index k = 0; k < d; ++k) {
-                const double a = x[static_cast<std::size_t>(i * d + k)],
-                             b = y[static_cast<std::size_t>(j * d + k)];
-                total += distance ? -(a - b) * (a - b) : a * b;
-            }
-            s[static_cast<std::size_t>(j)] = total * static_cast<double>(scale);
-        }
-        const double top = *std::max_element(s.begin(), s.end());
-        double sum = 0;
-        mean.assign(static_cast<std::size_t>(d), 0);
-        for (Index j = 0; j < n; ++j) {
-            const double e = std::exp(s[static_cast<std::size_t>(j)] - top);
-            sum += e;
-            for (Index k = 0; k < d; ++k)
-                mean[static_cast<std::size_t>(k)] +=
-                    e * static_cast<double>(v[static_cast<std::size_t>(j * d + k)]);
-        }
-        for (auto& m : mean) m /= sum;
-        return top + std::log(sum);
-    }
-};
-
-template <class T>
-bool close(double got, double want) {
-    return std::abs(got - want) <= (sizeof(T) == 4 ? 2e-5 : 1e-12) * std::max(1.0, std::abs(want));
-}
-
-void fail(benchmark::State& state, const char* what) {
-    wrong_answer = true;
-    state.SkipWithError(what);
-}
-
-void count(benchmark::State& state, double entries, double floor_seconds) {
-    const auto total = entries * static_cast<double>(state.iterations());
-    state.counters["ns_entry"] =
-        benchmark::Counter(total * 1e-9, benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
-    // kIsRate divides by the time, kInvert turns it over: time / (iterations * floor).
-    state.counters["x_limit"] = benchmark::Counter(floor_seconds * static_cast<double>(state.iterations()),
-                                                   benchmark::Counter::kIsRate | benchmark::Counter::kInvert);
-}
-
-// ---- benchmarks --------------------------------------------------------------------------------
 
 template <class T>
 void log_sum_exp(benchmark::State& state, Index n, Index d, int threads) {
     const Cloud<T> cloud(n, d, true);
-    std::vector<T> out(static_cast<std::size_t>(n));
+    std::vector<T> out(at(n));
     qk::RowTask<T> task;
     task.problem = cloud.problem();
     task.log_sum_exp = out.data();
     const std::vector<qk::RowTask<T>> tasks{task};
     const qk::Run run{threads, nullptr};
-    for (auto _ : state) qk::reduce_rows(tasks, qk::Weight::softmax, 0, run);
+    const double seconds = time_of(state, [&] { qk::reduce_rows(tasks, qk::Weight::softmax, 0, run); });
     std::vector<double> mean;
     for (const Index i : {Index{0}, n / 2, n - 1})
-        if (!close<T>(out[static_cast<std::size_t>(i)], cloud.row(i, mean)))
-            return fail(state, "wrong answer");
-    const auto& l = limits<T>(threads);
-    const double entries = static_cast<double>(n) * static_cast<double>(n);
-    count(state, entries, entries * (2.0 * static_cast<double>(d) / l.flops + 1 / l.exps));
+        if (!close<T>(out[at(i)], cloud.row(i, mean))) return fail(state, "wrong answer");
+    const double entries = number(n) * number(n);
+    count(state, seconds, entries, arithmetic(limits<T>(threads), 2 * number(d) * entries, entries));
 }
 
 template <class T>
 void attention(benchmark::State& state, Index n, Index d, int threads) {
     const Cloud<T> cloud(n, d, false);
-    std::vector<T> out(static_cast<std::size_t>(n * d));
+    std::vector<T> out(at(n * d));
     qk::RowTask<T> task;
     task.problem = cloud.problem();
     task.values = {cloud.v.data(), d, 1};
     task.product = out.data();
     const std::vector<qk::RowTask<T>> tasks{task};
     const qk::Run run{threads, nullptr};
-    for (auto _ : state) qk::reduce_rows(tasks, qk::Weight::softmax, d, run);
+    const double seconds = time_of(state, [&] { qk::reduce_rows(tasks, qk::Weight::softmax, d, run); });
     std::vector<double> mean;
     for (const Index i : {Index{0}, n / 2, n - 1}) {
         cloud.row(i, mean);
         for (Index k = 0; k < d; ++k)
-            if (!close<T>(out[static_cast<std::size_t>(i * d + k)], mean[static_cast<std::size_t>(k)]))
-                return fail(state, "wrong answer");
+            if (!close<T>(out[at(i * d + k)], mean[at(k)])) return fail(state, "wrong answer");
     }
-    const auto& l = limits<T>(threads);
-    const double entries = static_cast<double>(n) * static_cast<double>(n);
-    count(state, entries, entries * (4.0 * static_cast<double>(d) / l.flops + 1 / l.exps));
+    const double entries = number(n) * number(n);
+    count(state, seconds, entries, arithmetic(limits<T>(threads), 4 * number(d) * entries, entries));
+}
+
+enum class Kernel { points, dense, stored, stored_single };
+
+template <class T>
+std::unique_ptr<qk::Sweep> sweep_of(Kernel kind, const qk::Problem<T>& problem, const qk::Run& run) {
+    if (kind == Kernel::stored) return qk::sweep_stored<T>(problem, run);
+    if constexpr (sizeof(T) == sizeof(double))
+        if (kind == Kernel::stored_single) return qk::sweep_stored_single(problem, run);
+    return qk::sweep_on_the_fly<T>(problem, run);
 }
 
 // Row log-sum-exps and column sums in one visit: a full iteration of a bridge but for O(n) work.
 template <class T>
-void sweep(benchmark::State& state, Index n, bool stored, int threads) {
+void sweep(benchmark::State& state, Index n, Kernel kind, int threads) {
     const Cloud<T> cloud(n, 3, true);
     const qk::Run run{threads, nullptr};
-    const auto kernel =
-        stored ? qk::sweep_stored<T>(cloud.problem(), run) : qk::sweep_on_the_fly<T>(cloud.problem(), run);
-    std::vector<double> g(static_cast<std::size_t>(n)), lse(g), columns(g);
-    const double mass = 1 / static_cast<double>(n);
+    qk::Problem<T> problem = cloud.problem();
+    std::vector<T> matrix;
+    if (kind == Kernel::dense) {
+        matrix.resize(at(n * n));
+        qk::materialize<T>({{problem, matrix.data(), n}}, true, qk::Weight::exp, run);
+        problem = qk::Problem<T>{};
+        problem.n_rows = problem.n_cols = n;
+        problem.dense.push_back({{matrix.data(), n, 1}, T(1)});
+    }
+    const auto kernel = sweep_of<T>(kind, problem, run);
+    std::vector<double> g(at(n)), lse(g), columns(g);
+    const double mass = 1 / number(n);
     const qk::RowMass uniform = [mass](Index, double) { return mass; };
-    for (auto _ : state) kernel->rows(g.data(), uniform, lse.data(), columns.data(), run);
+    const auto visit = [&] { kernel->rows(g.data(), uniform, lse.data(), columns.data(), run); };
+    visit();  // the first one fills the store
+    const double seconds = time_of(state, visit);
     std::vector<double> mean;
     for (const Index i : {Index{0}, n / 2, n - 1})
-        if (!close<T>(lse[static_cast<std::size_t>(i)], cloud.row(i, mean)))
-            return fail(state, "wrong answer");
+        if (!close<T>(lse[at(i)], cloud.row(i, mean))) return fail(state, "wrong answer");
     double total = 0;
     for (const double c : columns) total += c;
     if (!close<T>(total, 1)) return fail(state, "the columns do not sum to the mass of the rows");
     const auto& l = limits<T>(threads);
-    const double entries = static_cast<double>(n) * static_cast<double>(n);
-    count(state, entries, stored ? entries * sizeof(T) / l.bytes : entries * (6 / l.flops + 1 / l.exps));
+    const double entries = number(n) * number(n);
+    const Floor read = reading(l, entries * (kind == Kernel::stored_single ? sizeof(float) : sizeof(T)));
+    if (kind == Kernel::points)
+        count(state, seconds, entries, arithmetic(l, 6 * entries, entries));
+    else if (kind == Kernel::dense)
+        count(state, seconds, entries, longer(read, {entries / l.exps, "exp"}));
+    else
+        count(state, seconds, entries, read);
+}
+
+// Two experts: K_ij = (sum_c L0(c, i) R0(c, j)) (sum_c L1(c, i) R1(c, j)), times one vector.
+template <class T>
+void low_rank(benchmark::State& state, Index n, Index rank, int threads) {
+    const std::vector<T> l0 = points<T>(rank * n, 1), r0 = points<T>(rank * n, 2),
+                         l1 = points<T>(rank * n, 3), r1 = points<T>(rank * n, 4), z = points<T>(n, 5);
+    const qk::FactorSide<T> left{{{l0.data(), rank, n}, {l1.data(), rank, n}}, n};
+    const qk::FactorSide<T> right{{{r0.data(), rank, n}, {r1.data(), rank, n}}, n};
+    std::vector<T> out(at(n));
+    const qk::Run run{threads, nullptr};
+    const double seconds =
+        time_of(state, [&] { qk::factored_product(left, right, z.data(), 1, out.data(), run); });
+    for (const Index i : {Index{0}, n / 2, n - 1}) {
+        double sum = 0, size = 0;
+        for (Index j = 0; j < n; ++j) {
+            double a = 0, b = 0;
+            for (Index c = 0; c < rank; ++c) {
+                a += static_cast<double>(l0[at(c * n + i)]) * static_cast<double>(r0[at(c * n + j)]);
+                b += static_cast<double>(l1[at(c * n + i)]) * static_cast<double>(r1[at(c * n + j)]);
+            }
+            sum += a * b * static_cast<double>(z[at(j)]);
+            size += std::abs(a * b * static_cast<double>(z[at(j)]));
+        }
+        if (!close<T>(static_cast<double>(out[at(i)]) / size, sum / size)) return fail(state, "wrong answer");
+    }
+    const auto& l = limits<T>(threads);
+    const double square = number(rank * rank);
+    // Both passes take a product of all pairs of components; the factors, the vector and the result go by once.
+    count(
+        state, seconds, number(n),
+        longer(arithmetic(l, 4 * square * number(n), 0), reading(l, number((4 * rank + 2) * n) * sizeof(T))));
+}
+
+// Half of a symmetric matrix: its weights taken, or its product with k vectors.
+template <class T>
+void symmetric(benchmark::State& state, Index n, Index k, int threads) {
+    const Cloud<T> cloud = Cloud<T>::alone(n, 3, true);
+    const qk::Run run{threads, nullptr};
+    qk::Buffer<T> tiles(qk::symmetric_tile_count(n) * qk::symmetric_tile * qk::symmetric_tile);
+    const auto pack = [&] { qk::pack_symmetric(cloud.problem(), tiles.data(), run); };
+    pack();
+    const std::vector<T> x = points<T>(n * std::max<Index>(k, 1), 6);
+    std::vector<T> out(x.size());
+    const auto product = [&] {
+        qk::symmetric_product(n, tiles.data(), std::max<Index>(k, 1), x.data(), out.data(), run);
+    };
+    const double seconds = k == 0 ? time_of(state, pack) : time_of(state, product);
+    product();
+    for (const Index i : {Index{0}, n / 2, n - 1}) {
+        double sum = 0, size = 0;
+        for (Index j = 0; j < n; ++j) {
+            double square = 0;
+            for (Index c = 0; c < 3; ++c) {
+                const double step = static_cast<double>(cloud.x[at(i * 3 + c)] - cloud.x[at(j * 3 + c)]);
+                square += step * step;
+            }
+            sum += std::exp(-square) * static_cast<double>(x[at(j)]);
+            size += std::exp(-square) * std::abs(static_cast<double>(x[at(j)]));
+        }
+        if (!close<T>(static_cast<double>(out[at(i)]) / size, sum / size)) return fail(state, "wrong answer");
+    }
+    const auto& l = limits<T>(threads);
+    const double half = number(n) * number(n) / 2;
+    if (k == 0)
+        count(state, seconds, half, arithmetic(l, 6 * half, half));
+    else  // an entry serves its row and its column
+        count(state, seconds, half,
+              longer(arithmetic(l, 4 * number(k) * half, 0), reading(l, half * sizeof(T))));
+}
+
+// Velocities of particles with softmax weights: x_i' = sum_j p_ij x_j.
+template <class T>
+void velocity(benchmark::State& state, Index n, Index d, int threads) {
+    Cloud<T> cloud = Cloud<T>::alone(n, d, false);
+    std::vector<double> unit(at(d * d), 0.0);
+    for (Index k = 0; k < d; ++k) unit[at(k * d + k)] = 1;
+    qk::AttentionSpec spec;
+    spec.n = n;
+    spec.d = spec.k = d;
+    spec.layers = {{0.0, unit, unit, unit}};
+    const auto field = qk::attention_velocity<T>(spec);
+    std::vector<T> out(at(n * d));
+    const qk::Run run{threads, nullptr};
+    const double seconds = time_of(state, [&] { (*field)(0.0, cloud.x.data(), out.data(), run); });
+    std::vector<double> mean;
+    for (const Index i : {Index{0}, n / 2, n - 1}) {
+        cloud.row(i, mean);
+        for (Index k = 0; k < d; ++k)
+            if (!close<T>(out[at(i * d + k)], mean[at(k)])) return fail(state, "wrong answer");
+    }
+    const double entries = number(n) * number(n);
+    count(state, seconds, entries, arithmetic(limits<T>(threads), 4 * number(d) * entries, entries));
+}
+
+// One Euler step of mean' = V (I + S A) mean, S' = M S + S M^T with M = V S A, by plain loops.
+void plain_step(Index d, double h, const std::vector<double>& A, const std::vector<double>& V,
+                std::vector<double>& mean, std::vector<double>& S) {
+    const auto times = [d](const std::vector<double>& a, const std::vector<double>& b) {
+        std::vector<double> out(at(d * d), 0.0);
+        for (Index i = 0; i < d; ++i)
+            for (Index j = 0; j < d; ++j)
+                for (Index k = 0; k < d; ++k) out[at(i * d + j)] += a[at(i * d + k)] * b[at(k * d + j)];
+        return out;
+    };
+    const auto M = times(times(V, S), A), MS = times(M, S);
+    std::vector<double> next(mean);
+    for (Index i = 0; i < d; ++i)
+        for (Index k = 0; k < d; ++k) next[at(i)] += h * (V[at(i * d + k)] + M[at(i * d + k)]) * mean[at(k)];
+    mean = next;
+    for (Index i = 0; i < d; ++i)
+        for (Index j = 0; j < d; ++j) S[at(i * d + j)] += h * (MS[at(i * d + j)] + MS[at(j * d + i)]);
+}
+
+// Euler steps of n Gaussian laws under softmax attention.
+template <class T>
+void gaussian_flow(benchmark::State& state, Index n, Index d, int threads) {
+    constexpr Index steps = 20;
+    const double h = 0.05;
+    const std::vector<T> mean = points<T>(n * d, 1), X = points<T>(n * d * d, 2), noise = points<T>(d * d, 3);
+    std::vector<T> cov(X.size(), T(0)), A(at(d * d)), V(A);
+    for (Index e = 0; e < d * d; ++e) {  // scores that contract
+        const bool diagonal = e % (d + 1) == 0;
+        A[at(e)] = (diagonal ? T(-0.3) : T(0)) + T(0.02) * noise[at(e)];
+        V[at(e)] = diagonal ? T(1) : T(0);
+    }
+    for (Index law = 0; law < n; ++law)
+        for (Index i = 0; i < d; ++i)
+            for (Index j = 0; j < d; ++j) {
+                const T *a = &X[at((law * d + i) * d)], *b = &X[at((law * d + j) * d)];
+                T& entry = cov[at((law * d + i) * d + j)];
+                for (Index k = 0; k < d; ++k) entry += a[k] * b[k] / static_cast<T>(d);
+            }
+    qk::GaussianProblem<T> problem;
+    problem.d = d;
+    problem.n = n;
+    problem.score.data = A.data();
+    problem.value.data = V.data();
+    problem.mean = mean.data();
+    problem.cov = cov.data();
+    qk::GaussianOptions options;
+    options.t1 = h * number(steps);
+    options.n_steps = options.store_every = steps;
+    std::vector<T> means(at(2 * n * d)), covs(at(2 * n * d * d)), mean_rate(at(n * d)),
+        cov_rate(at(n * d * d));
+    std::vector<qk::GaussianOutcome> outcome(at(n));
+    const qk::GaussianResult<T> result{means.data(), covs.data(), mean_rate.data(), cov_rate.data(),
+                                       outcome.data()};
+    const qk::Run run{threads, nullptr};
+    const double seconds = time_of(state, [&] { qk::gaussian_flow(problem, options, result, run); });
+    for (const Index law : {Index{0}, n / 2, n - 1}) {
+        const auto whole = [&](const std::vector<T>& from, Index size) {
+            return std::vector<double>(from.begin() + law * size, from.begin() + (law + 1) * size);
+        };
+        std::vector<double> m = whole(mean, d), S = whole(cov, d * d);
+        const std::vector<double> scores(A.begin(), A.end()), values(V.begin(), V.end());
+        for (Index s = 0; s < steps; ++s) plain_step(d, h, scores, values, m, S);
+        for (Index e = 0; e < d * d; ++e)
+            if (!close<T>(covs[at((n + law) * d * d + e)], S[at(e)])) return fail(state, "wrong answer");
+        for (Index e = 0; e < d; ++e)
+            if (!close<T>(means[at((n + law) * d + e)], m[at(e)])) return fail(state, "wrong answer");
+    }
+    // Three products of matrices and two of a matrix with the mean in each step.
+    const double flops = 2 * (3 * number(d * d * d) + 2 * number(d * d)), laws = number(n * steps);
+    count(state, seconds, laws, arithmetic(limits<T>(threads), flops * laws, 0));
 }
 
 template <class T>
 void add_all(bool quick) {
-    const Index n = quick ? 200 : 4000;
+    const Index n = quick ? 200 : 4000, points = quick ? 2000 : 100000, particles = quick ? 200 : 2000,
+                laws = quick ? 64 : 10000;
     const std::string type = name_of<T>();
-    const auto add = [](const std::string& name, const auto& body) {
-        benchmark::RegisterBenchmark(name.c_str(), body)->UseRealTime()->Unit(benchmark::kMillisecond);
+    const auto add = [&](const std::string& name, Index size, Index d, int threads, const auto& body) {
+        const std::string full = name + "/N:" + std::to_string(size) + (d ? "/d:" + std::to_string(d) : "") +
+                                 "/" + type + "/threads:" + std::to_string(threads);
+        auto* one = benchmark::RegisterBenchmark(full.c_str(), body);
+        one->UseRealTime()->Unit(benchmark::kMillisecond);
+        if (quick)
+            one->MinTime(0.02);
+        else
+            one->MinTime(0.2)->Repetitions(3)->ReportAggregatesOnly(true);
     };
+    using State = benchmark::State;
     for (const int threads : {1, 2}) {
+        const int t = threads;
+        for (const Index d : {Index{3}, Index{64}})
+            add("log_sum_exp", n, d, t, [=](State& s) { log_sum_exp<T>(s, n, d, t); });
+        add("attention", n, 64, t, [=](State& s) { attention<T>(s, n, 64, t); });
+        add("sweep_points", n, 3, t, [=](State& s) { sweep<T>(s, n, Kernel::points, t); });
+        add("sweep_dense", n, 0, t, [=](State& s) { sweep<T>(s, n, Kernel::dense, t); });
+        add("sweep_stored", n, 0, t, [=](State& s) { sweep<T>(s, n, Kernel::stored, t); });
+        if (sizeof(T) == sizeof(double))
+            add("sweep_stored_single", n, 0, t, [=](State& s) { sweep<T>(s, n, Kernel::stored_single, t); });
+        add("low_rank_14x14", points, 0, t, [=](State& s) { low_rank<T>(s, points, 14, t); });
+        add("symmetric_pack", n, 3, t, [=](State& s) { symmetric<T>(s, n, 0, t); });
+        for (const Index k : {Index{1}, Index{8}})
+            add("symmetric_times_" + std::to_string(k), n, 0, t, [=](State& s) { symmetric<T>(s, n, k, t); });
+        for (const Index d : {Index{2}, Index{16}})
+            add("velocity", particles, d, t, [=](State& s) { velocity<T>(s, particles, d, t); });
+        add("gaussian_flow", laws, 5, t, [=](State& s) { gaussian_flow<T>(s, laws, 5, t); });
         const std::string end = "/" + type + "/threads:" + std::to_string(threads);
-        add("limits" + end, [=](benchmark::State& s) { limits_of_the_machine<T>(s, threads); });
-        const std::string size = "/N:" + std::to_string(n);
-        for (const Index d : {Index{3}, Index{64}}) {
-            const std::string dim = "/d:" + std::to_string(d);
-            add("log_sum_exp" + size + dim + end,
-                [=](benchmark::State& s) { log_sum_exp<T>(s, n, d, threads); });
-        }
-        add("attention" + size + "/d:64" + end,
-            [=](benchmark::State& s) { attention<T>(s, n, 64, threads); });
-        add("sweep_on_the_fly" + size + "/d:3" + end,
-            [=](benchmark::State& s) { sweep<T>(s, n, false, threads); });
-        add("sweep_stored" + size + "/d:3" + end,
-            [=](benchmark::State& s) { sweep<T>(s, n, true, threads); });
+        benchmark::RegisterBenchmark(("limits" + end).c_str(), [=](State& s) {
+            limits_of_the_machine<T>(s, t);
+        })->Iterations(1);
     }
 }
 
 }  // namespace
+}  // namespace bench
 
 int main(int argc, char** argv) {
     bool quick = false;
@@ -316,17 +340,18 @@ int main(int argc, char** argv) {
         else
             words.push_back(argv[i]);
     }
-    if (quick) limit_seconds = 0.02;
+    if (quick) bench::limit_seconds = 0.02;
     int count = static_cast<int>(words.size());
     words.push_back(nullptr);
     benchmark::Initialize(&count, words.data());
     if (benchmark::ReportUnrecognizedArguments(count, words.data())) return 2;
     benchmark::AddCustomContext("isa", QK_ISA_NAME);
     benchmark::AddCustomContext("simd_bits", std::to_string(8 * sizeof(qk::Pack<float>)));
-    add_all<float>(quick);
-    add_all<double>(quick);
+    benchmark::AddCustomContext("quick", quick ? "yes" : "no");
+    bench::add_all<float>(quick);
+    bench::add_all<double>(quick);
     benchmark::RunSpecifiedBenchmarks();
     benchmark::Shutdown();
-    if (wrong_answer) std::fprintf(stderr, "qk_bench: WRONG ANSWER\n");
-    return wrong_answer ? 1 : 0;
+    if (bench::wrong_answer) std::fprintf(stderr, "qk_bench: WRONG ANSWER\n");
+    return bench::wrong_answer ? 1 : 0;
 }
