@@ -2,11 +2,11 @@
 
     python -m tests.fuzzing_guided --seconds 300 [--keep]      # make fuzz-guided
 
-An input is the bytes of one `Entry`; what reaches new lines or branches of qkcore's Python, which stands between
-the caller and the compiled modules, is kept and mutated further. It begins with the calls of the corpus and stops
-at the first finding, whose call it prints. With --keep the finding is added to the corpus, and so are calls that
-ended in a way no call of the corpus did. The compiled modules are run but not instrumented: `make fuzz` runs
-them under a sanitizer.
+An input is the bytes of one `Entry`; what reaches new lines or branches of qkcore's Python, which stands
+between the caller and the compiled modules, is kept and mutated further. It begins with the calls of the
+corpus and stops at the first finding, whose call it prints. With --keep the finding is added to the corpus,
+and so are calls that ended in a way no call of the corpus did. The compiled modules are run but not
+instrumented: `make fuzz` runs them under a sanitizer.
 """
 
 from __future__ import annotations

@@ -379,7 +379,10 @@ def test_batches_judge_every_mask_for_itself(solver: str) -> None:
             qk.scores.distance(X[k], beta=0.3).causal(), mu[k], uniform, solver=solver, max_iter=300
         )
         same_as_alone(b, k, alone)
-    assert b.status.tolist() == [["no total support", "converged"], ["no total support", "infeasible"]]
+    assert b.status.tolist() == [
+        ["no total support", "converged"],
+        ["no total support", "infeasible"],
+    ]
 
 
 def test_ragged_batches_judge_every_mask_for_itself() -> None:

@@ -155,8 +155,8 @@ def table(text: str) -> str:
             *lines,
             "",
             f"Best of several runs (iterations: the median) on {environment(text)}. "
-            "Errors are largest ones, against float64 or LAPACK; of a bridge, the L1 error of its worse marginal, and of an "
-            "iteration, of its potentials.",
+            "Errors are largest ones, against float64 or LAPACK; of a bridge, the L1 error of its worse "
+            "marginal, and of an iteration, of its potentials.",
         ]
     )
 

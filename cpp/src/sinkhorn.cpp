@@ -42,8 +42,7 @@ public:
         Vector to = point + step;
         const Index m = std::min(n_seen_++, memory);
         if (m > 0) {
-            const Vector gamma =
-                changes_.leftCols(m).colPivHouseholderQr().solve(step.cwiseProduct(weight_));
+            const Vector gamma = changes_.leftCols(m).colPivHouseholderQr().solve(step.cwiseProduct(weight_));
             if (gamma.allFinite()) to.noalias() -= moves_.leftCols(m) * gamma;
         }
         return to;

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ._bridge_problem import _block_sums, _marginal_errors, _Problem, _wanted
 from ._bridge_result import SchrodingerBridge
@@ -54,7 +53,7 @@ def solve_batch(
 
     # What is in doubt is looked at alone: masks that have no bridge, and problems that stagnated.
     doubtful = np.ones_like(converged) if may_be_masked(s) else ~converged
-    for k in np.flatnonzero(doubtful):
+    for k in np.flatnonzero(doubtful).tolist():
         here, there = _place(s, k, 0), _place(s, k, 1)
         one = p._replace(s=s._problem(k), mu=mu[here], nu=nu[there])
         if names[k] != "stagnated":
@@ -105,6 +104,8 @@ def _gauge_each(f: Real, g: Real, nu: Real, cuts: Any) -> tuple[Real, Real]:
         mean = np.where(np.isfinite(mean), mean, 0.0)
         return f + mean, g - mean
     masses = _block_sums(nu, cuts[1])
-    mean = np.divide(_block_sums(moments, cuts[1]), masses, out=np.zeros_like(masses), where=masses > 0)
+    mean = np.divide(
+        _block_sums(moments, cuts[1]), masses, out=np.zeros_like(masses), where=masses > 0
+    )
     mean = np.where(np.isfinite(mean), mean, 0.0)
     return f + np.repeat(mean, np.diff(cuts[0])), g - np.repeat(mean, np.diff(cuts[1]))

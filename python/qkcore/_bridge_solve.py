@@ -22,10 +22,10 @@ Callback = Callable[[int, float], object]
 def solve_one(
     p: _Problem, solver: str, fall_back: str | None, f: Real, g: Real, report: Callback | None
 ) -> SchrodingerBridge:
-    if p.balanced and _band_only(p.s):
-        # Cheap to know beforehand, and the iteration would creep for ever.
-        if _feasibility.diagnose(p.s, p.mu, p.nu) == _feasibility.NO_TOTAL_SUPPORT:
-            p = p._replace(max_iter=min(p.max_iter, _CREEP))
+    # Cheap to know of bands beforehand, and the iteration would creep for ever.
+    cheap = p.balanced and _band_only(p.s)
+    if cheap and _feasibility.diagnose(p.s, p.mu, p.nu) == _feasibility.NO_TOTAL_SUPPORT:
+        p = p._replace(max_iter=min(p.max_iter, _CREEP))
     found = _solve(p, solver, f, g, report)
     if fall_back is not None and found.status == "stagnated":
         again = _solve(p, fall_back, found.f, found.g, report)

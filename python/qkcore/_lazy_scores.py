@@ -229,14 +229,17 @@ class Scores(DiagonalMasks):
             at = ()
             rows, cols = (slice(*cuts[k : k + 2].tolist()) for cuts in self._offsets)
         n_rows, n_cols = (
-            len(range(*cut.indices(n)))
-            for cut, n in ((rows, self._n_rows), (cols, self._n_cols))
+            len(range(*cut.indices(n))) for cut, n in ((rows, self._n_rows), (cols, self._n_cols))
         )
 
         def one(x: Any, *core: slice) -> Any:  # axes of length 1 broadcast
             lead = x.ndim - len(core)
-            index = [0 if n == 1 else i for i, n in zip(at[len(at) - lead :], x.shape, strict=False)]
-            own = (slice(None) if n == 1 else cut for cut, n in zip(core, x.shape[lead:], strict=True))
+            index = [
+                0 if n == 1 else i for i, n in zip(at[len(at) - lead :], x.shape, strict=False)
+            ]
+            own = (
+                slice(None) if n == 1 else cut for cut, n in zip(core, x.shape[lead:], strict=True)
+            )
             return x[(*index, *own)]
 
         every = slice(None)
