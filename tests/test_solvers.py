@@ -354,6 +354,54 @@ def test_batches_solve_every_problem_for_itself(dtype: str) -> None:
         qk.bridge(qk.scores.distance(X, Y), mu, nu, progress=True)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tol", [None, 1e-3])
+@pytest.mark.parametrize("scale", [0.0, 3.0, 30.0])
+@pytest.mark.parametrize("n", [2, 3, 5, 30])
+def test_marginals_met_without_total_support_are_no_bridge(
+    n: int, scale: float, tol: float | None, dtype: str
+) -> None:
+    """Below the diagonal only: marginals can be met as well as one likes, the potentials have no limit."""
+    rng = np.random.default_rng((n, int(scale)))
+    Z = (scale * rng.normal(size=(n, n))).astype(dtype)
+    u = np.full(n, 1 / n, dtype)
+    below = np.tri(n, dtype=bool)
+    dense = qk.scores.dense(Z)
+    infinite = qk.scores.dense(np.where(below, Z, -np.inf).astype(dtype))
+    for s in (dense.causal(), dense.masked(below), infinite, dense.T.window(0, None).T):
+        for solver in ("auto", "alternating", "newton", "annealed"):
+            b = qk.bridge(s, u, u, tol=tol, solver=solver, max_iter=1000)
+            assert (b.status, b.converged) == ("no total support", False), f"{solver}: {b}"
+
+
+@given(
+    st.integers(1, 6),
+    st.integers(1, 6),
+    st.sampled_from(DTYPES),
+    st.integers(0, 10**6),
+    st.booleans(),
+)
+def test_masks_are_judged_as_the_largest_flow_does(
+    n: int, m: int, dtype: str, seed: int, uniform: bool
+) -> None:
+    """Any mask: converged when every allowed entry can carry mass, and else for the right reason not."""
+    rng = np.random.default_rng(seed)
+    keep = rng.random((n, m)) < rng.uniform(0.2, 1.0)
+    s = qk.scores.dense(rng.normal(size=(n, m), scale=3.0).astype(dtype)).masked(keep)
+    mu, nu = (np.full(k, 1 / k, dtype) if uniform else law(rng, k, dtype) for k in (n, m))
+    b = qk.bridge(s, mu, nu, max_iter=2000)
+    try:
+        usable = qk.usable_entries(s, mu, nu)
+    except ValueError:
+        assert b.status == "infeasible"
+        return
+    if (usable == keep).all():
+        assert b.status != "no total support"
+        assert b.status != "infeasible"
+    else:
+        assert b.status == "no total support"
+
+
 def same_as_alone(b: Any, k: Any, alone: qk.SchrodingerBridge) -> None:
     assert b.status[k] == alone.status
     assert b.converged[k] == alone.converged

@@ -57,7 +57,7 @@ def solve_batch(
         here, there = _place(s, k, 0), _place(s, k, 1)
         one = p._replace(s=s._problem(k), mu=mu[here], nu=nu[there])
         if names[k] != "stagnated":
-            names[k] = verdict(one, f[here], g[there], names[k])
+            names[k] = verdict(one, f[here], g[there], names[k], error[k])
             continue
         again = solve_one(one, solver, fall_back, f[here], g[there], None)
         f[here], g[there] = again.f, again.g

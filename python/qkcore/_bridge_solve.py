@@ -26,11 +26,14 @@ def solve_one(
     cheap = p.balanced and _band_only(p.s)
     if cheap and _feasibility.diagnose(p.s, p.mu, p.nu) == _feasibility.NO_TOTAL_SUPPORT:
         p = p._replace(max_iter=min(p.max_iter, _CREEP))
-    found = _solve(p, solver, f, g, report)
+    if solver == "annealed":
+        found = _anneal(p, f, g, report)
+    else:
+        found = _solve(p, solver, f, g, report)
     if fall_back is not None and found.status == "stagnated":
         again = _solve(p, fall_back, found.f, found.g, report)
         found = again if again.error < found.error else found
-    status = verdict(p, found.f, found.g, found.status)
+    status = verdict(p, found.f, found.g, found.status, found.error)
     return dataclasses.replace(found, status=status, converged=status == "converged")
 
 
@@ -107,33 +110,21 @@ def _finish(
     )
 
 
-def verdict(p: _Problem, f: Real, g: Real, status: str) -> str:
+def verdict(p: _Problem, f: Real, g: Real, status: str, error: float) -> str:
     """What the marginals of a masked kernel allow, where the iteration's own word is in doubt.
 
-    Newton's steps may meet the marginals of a problem without total support to any tolerance, with
-    potentials that have no limit: that is said, and not called converged.
+    The marginals of a problem without total support may be met to any tolerance, with potentials that have
+    no limit: that is said, and not called converged.
     """
-    doubtful = status != "converged" or _potentials_run_away(p, f, g)
-    if not p.balanced or not doubtful or status == _feasibility.INFEASIBLE:
+    if not p.balanced or status == _feasibility.INFEASIBLE:
+        return status
+    if status == "converged" and not _feasibility.in_doubt(p.s, p.mu, p.nu, f, g, error):
         return status
     found = _feasibility.diagnose(p.s, p.mu, p.nu)
     return found if found in (_feasibility.INFEASIBLE, _feasibility.NO_TOTAL_SUPPORT) else status
 
 
-def _potentials_run_away(p: _Problem, f: Real, g: Real) -> bool:
-    """Whether potentials of masked scores differ by more than scores and weights account for."""
-
-    def spread(values: Real, weights: Real) -> float:
-        live = values[weights > 0]
-        return float(live.max() - live.min()) if live.size else 0.0
-
-    with np.errstate(divide="ignore"):
-        allowed = sum(spread(np.log(w), w) for w in (p.mu, p.nu))
-    seen = spread(f, p.mu) + spread(g, p.nu)
-    return seen > allowed + 4 * p.s._top + 15 and _feasibility.may_be_masked(p.s)
-
-
-def anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> SchrodingerBridge:
+def _anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> SchrodingerBridge:
     """Scores times 1/64, 1/16, 1/4, 1: each stage to a rough tolerance, the last to the full one."""
     errors: list[Real] = []
     visits = 0

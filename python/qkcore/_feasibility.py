@@ -27,6 +27,8 @@ INFEASIBLE = "infeasible"
 NO_TOTAL_SUPPORT = "no total support"
 # Beyond this many entries the graph of allowed ones is not built.
 MAX_ENTRIES = 4_000_000
+# Up to this many it is, wherever a coupling that meets its marginals does not show its own support.
+_SMALL = 250_000
 _UNITS = 2**30  # mass is counted in whole units of this fraction: SciPy's flows are integers
 
 
@@ -45,12 +47,9 @@ def diagnose(s: Scores, mu: Real, nu: Real) -> str | None:
     """INFEASIBLE, NO_TOTAL_SUPPORT, "feasible", or None where it is too large to tell."""
     if not may_be_masked(s):
         return "feasible"
-    lo, hi = s._band
-    plain = not (s._masks or _has_minus_inf(s))
-    if plain and lo == -UNBOUNDED:
-        return _staircase(mu, nu, hi)
-    if plain and hi == UNBOUNDED:
-        return _staircase(nu, mu, -lo)
+    if _one_sided(s):
+        lo, hi = s._band
+        return _staircase(mu, nu, hi) if lo == -UNBOUNDED else _staircase(nu, mu, -lo)
     if math.prod(s.shape) > MAX_ENTRIES:
         return None
     allowed = ~np.isneginf(s.to_numpy())
@@ -59,6 +58,63 @@ def diagnose(s: Scores, mu: Real, nu: Real) -> str | None:
         return INFEASIBLE
     live = allowed & (mu > 0)[:, None] & (nu > 0)
     return "feasible" if (usable | ~live).all() else NO_TOTAL_SUPPORT
+
+
+def in_doubt(s: Scores, mu: Real, nu: Real, f: Real, g: Real, error: float) -> bool:
+    """Whether a coupling that meets its marginals may have no total support: then `diagnose` is due."""
+    if not may_be_masked(s):
+        return False
+    if _one_sided(s):
+        return True  # cheap to know
+    entries = math.prod(s.shape)
+    if entries <= MAX_ENTRIES and _shows_its_support(s, mu, nu, f, g, error):
+        return False
+    return entries <= _SMALL or _run_away(s, mu, nu, f, g)
+
+
+def _one_sided(s: Scores) -> bool:
+    """Whether a band, open on one side, is all that masks."""
+    bounded = [abs(end) < UNBOUNDED for end in s._band]
+    return sum(bounded) == 1 and not (s._masks or _has_minus_inf(s))
+
+
+def _shows_its_support(s: Scores, mu: Real, nu: Real, f: Real, g: Real, error: float) -> bool:
+    """Whether the coupling's own mass connects the rows and columns of every allowed entry.
+
+    Without total support, rows and columns fall into two parts that exchange no more mass than the marginals
+    are off, with allowed entries between them. So a part that grows by whoever exchanges more with it than
+    that cannot pass from one to the other.
+    """
+    live_rows, live_cols = mu > 0, nu > 0
+    allowed = (s.to_numpy() > -np.inf) & live_rows[:, None] & live_cols
+    coupling = s.shift(rows=f, columns=g)  # -inf where there is no weight
+    plan = cpu.materialize(coupling._spec, False, cpu.WEIGHTS.index("exp"), resolve_threads(None))
+    total = float(np.sum(mu, dtype=np.float64))
+    noise = 4 * error + 16 * float(np.finfo(s.dtype).eps) * total
+    waiting = live_rows.copy()
+    while waiting.any():
+        rows, cols = np.zeros_like(live_rows), np.zeros_like(live_cols)
+        rows[np.argmax(np.where(waiting, mu, -1.0))] = True
+        size = 0
+        while size < (size := int(rows.sum() + cols.sum())):
+            cols |= rows.astype(s.dtype) @ plan > noise
+            rows |= plan @ cols.astype(s.dtype) > noise
+        if allowed[rows][:, ~cols].any() or allowed[~rows][:, cols].any():
+            return False
+        waiting &= ~rows
+    return True
+
+
+def _run_away(s: Scores, mu: Real, nu: Real, f: Real, g: Real) -> bool:
+    """Whether potentials differ by more than scores and weights account for."""
+
+    def spread(values: Real, weights: Real) -> float:
+        live = values[weights > 0]
+        return float(live.max() - live.min()) if live.size else 0.0
+
+    with np.errstate(divide="ignore"):
+        allowed = sum(spread(np.log(w), w) for w in (mu, nu))
+    return spread(f, mu) + spread(g, nu) > allowed + 4 * s._top + 15
 
 
 def _staircase(mu: Real, nu: Real, offset: int) -> str:

@@ -29,7 +29,7 @@ from ._bridge_problem import (
     _stored,
 )
 from ._bridge_result import SchrodingerBridge
-from ._bridge_solve import METHODS, Callback, anneal, solve_one
+from ._bridge_solve import METHODS, Callback, solve_one
 from ._config import resolve_threads
 from ._factored_bridge import FactoredBridge, bridge_factored
 from ._factors import Factored
@@ -192,8 +192,6 @@ def bridge(
         return solve_batch(problem, solver, fall_back, f, g)
     report = _reporter(callback, progress, problem.tol)
     try:
-        if solver == "annealed":
-            return anneal(problem, f, g, report.call)
         return solve_one(problem, solver, fall_back, f, g, report.call)
     finally:
         report.close()
