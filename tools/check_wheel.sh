@@ -21,7 +21,7 @@ echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes, installed in $took ms,
 "${pip[@]}" "$wheel[test]"
 
 cp "$root/pyproject.toml" "$work/" # the settings of pytest
-cp -r "$root/tests" "$root/docs" "$work/" # the guides are tests too
+cp -r "$root/tests" "$root/docs" "$root/packaging" "$work/" # the guides are tests too, and the types of qkcore-cuda
 cd "$work"
 "$work/venv/bin/python" - "$work" <<'PY'
 import pathlib, sys, qkcore
