@@ -81,7 +81,10 @@ BY_FILE := $(TESTED) tools/by_file.py --jobs $(JOBS) --seconds $(FILE_SECONDS)
 # Not here: mypy looks at types alone; JAX and XLA are not instrumented and bring threads of their own.
 ASAN_TESTS ?= tests --without tests/test_typing.py tests/test_swissroll.py tests/test_score.py \
     tests/test_image_diffusion.py tests/test_image_measures.py
-TSAN_TESTS ?= tests/test_threads.py tests/test_batches.py tests/test_softmax.py tests/test_flows.py tests/test_bridges.py
+# Not here either: what forks (ThreadSanitizer does not follow that), what calls no compiled code, the long experiments.
+TSAN_TESTS ?= $(foreach name,api_properties batches bridges diffusion_map divergence extremes fields flows fuzzing gaussian_bridges \
+    gaussian_flow kernels laws low_rank low_rank_bridges magnetic masks measure_kernels online products reductions scores simplex \
+    softmax solvers symmetric threads,tests/test_$(name).py)
 
 asan: $(SANITIZED)/.stamp
 	$(SANITIZE) address,undefined $(TESTED) $(BY_FILE) --logs $(BUILD)/address-undefined/logs $(ASAN_TESTS) -- $(ARGS)
