@@ -340,7 +340,9 @@ def test_magnetic_laplacian_of_networkx_graphs(q: float, weighted: bool) -> None
         if hasattr(nx, "magnetic_laplacian_matrix"):
             peer = nx.magnetic_laplacian_matrix(graph, q=q, normalized=kind == "symmetric")
             peer = np.array(peer.toarray() if hasattr(peer, "toarray") else peer)
-            if kind == "symmetric":  # 3.7 puts 1 there; its own normalized_laplacian_matrix 0, as we do
+            if (
+                kind == "symmetric"
+            ):  # 3.7 puts 1 there; its own normalized_laplacian_matrix 0, as we do
                 peer[40, 40] = matrix[40, 40]
             np.testing.assert_allclose(L.to_numpy(), peer, atol=1e-13)
 

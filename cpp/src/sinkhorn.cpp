@@ -22,15 +22,21 @@ constexpr double none = -std::numeric_limits<double>::infinity();
 class Extrapolation {
 public:
     explicit Extrapolation(const Vector& nu)
-        : weight_(nu.cwiseSqrt()), changes_(nu.size(), memory), moves_(nu.size(), memory) {}
+        : weight_(nu.cwiseSqrt()), changes_(nu.size(), most), moves_(nu.size(), most) {}
 
     bool empty() const { return n_seen_ == 0; }
-    void forget() { n_seen_ = 0; }
+
+    // After a point that turned out worse. The same steps would lead there again: those who fail time and again
+    // remember less, and in the end nothing, which is Sinkhorn's own iteration.
+    void forget() {
+        n_seen_ = 0;
+        if (++n_failed_ > 2 && memory_ > 0) --memory_;
+    }
 
     // The next point, having stepped from `point` by `step`.
     Vector next(const Vector& point, const Vector& step) {
-        if (n_seen_ > 0) {
-            const Index k = (n_seen_ - 1) % memory;  // the oldest goes
+        if (n_seen_ > 0 && memory_ > 0) {
+            const Index k = (n_seen_ - 1) % memory_;  // the oldest goes
             for (Index j = 0; j < step.size(); ++j) {
                 const double change = step[j] - last_step_[j];
                 changes_(j, k) = weight_[j] * change;
@@ -40,20 +46,26 @@ public:
         last_point_ = point;
         last_step_ = step;
         Vector to = point + step;
-        const Index m = std::min(n_seen_++, memory);
+        const Index m = std::min(n_seen_++, memory_);
         if (m > 0) {
             const Vector gamma = changes_.leftCols(m).colPivHouseholderQr().solve(step.cwiseProduct(weight_));
-            if (gamma.allFinite()) to.noalias() -= moves_.leftCols(m) * gamma;
+            const Vector move = moves_.leftCols(m) * gamma;
+            // Steps that are hardly independent give anything: no rate that is worth extrapolating is that slow.
+            constexpr double farthest = 1e4;
+            if (move.allFinite() && max_size(move) <= farthest * max_size(step)) to -= move;
         }
         return to;
     }
 
 private:
-    static constexpr Index memory = 5;
+    static constexpr Index most = 5;
+
+    static double max_size(const Vector& v) { return v.size() > 0 ? v.cwiseAbs().maxCoeff() : 0.0; }
 
     Vector weight_, last_point_, last_step_;
     Eigen::MatrixXd changes_, moves_;  // of the step, weighted; of the point that it leads to
-    Index n_seen_ = 0;
+    Index n_seen_ = 0, n_failed_ = 0;
+    Index memory_ = most;
 };
 
 class Solver {
@@ -267,7 +279,8 @@ private:
     // With `may_give_up`, true says that it is slow; g is then the best that was found.
     bool anderson(bool may_give_up) {
         Extrapolation extrapolation(nu_);
-        Vector best_g = g_, step(nu_.size());
+        Vector best_g = g_, step(nu_.size()), plain;  // plain: Sinkhorn's own step from the point before
+        double dual_before = -infinity<double>(), error_before = infinity<double>();
         auto best = infinity<double>();
         Index since_best = 0;
         while (visit(1.0)) {
@@ -287,8 +300,21 @@ private:
                 g_ = best_g;
                 extrapolation.forget();
                 best = infinity<double>();
+                dual_before = -infinity<double>();
                 continue;
             }
+            // So is one that lowers the dual, which Sinkhorn's own step never does: it may lie on a plateau far out,
+            // where the error says nothing. Rounding hides changes close to the solution; there the error decides.
+            const double dual_here = dual();
+            const double rounding = 1e-12 * (1 + std::abs(dual_here));
+            if (!(dual_here >= dual_before - rounding) && !(error < 0.5 * error_before)) {
+                g_ = plain;
+                extrapolation.forget();
+                dual_before = -infinity<double>();
+                continue;
+            }
+            dual_before = dual_here;
+            error_before = error;
             if (error < best) {
                 if (error < 0.99 * best) since_best = 0;
                 best = error;
@@ -303,6 +329,7 @@ private:
                 return false;
             }
             for (Index j = 0; j < nu_.size(); ++j) step[j] = column_step(j);
+            plain = g_ + step;
             g_ = extrapolation.next(g_, step);
         }
         return false;

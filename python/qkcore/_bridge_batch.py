@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from typing import Any
 
 import numpy as np
 
-from ._bridge_problem import _block_sums, _marginal_errors, _Problem, _wanted
+from ._bridge_problem import _block_sums, _check, _marginal_errors, _Problem, _wanted
 from ._bridge_result import SchrodingerBridge
 from ._bridge_solve import METHODS, solve_one, verdict
 from ._feasibility import may_be_masked
@@ -41,12 +43,12 @@ def solve_batch(
     if p.balanced:
         f, g = _gauge_each(f, g, nu, cuts)
     f, g = f.astype(s.dtype), g.astype(s.dtype)
-    got = s.marginals(f, g, n_threads=p.n_threads)
-    error, worst = np.maximum(
-        _marginal_errors(got[0], _wanted(f, mu, p.row_penalty), cuts[0]),
-        _marginal_errors(got[1], _wanted(g, nu, p.col_penalty), cuts[1]),
-    )
+    try:
+        error, worst = _errors(p, f, g, mu, nu, cuts)
+    except OverflowError:  # of one of them
+        error, worst = _errors_one_by_one(p, f, g, mu, nu)
     names = np.array(cpu.BRIDGE_STATUS, dtype=object)[found[4]]
+    names[np.isinf(error) & (names != "infeasible")] = "overflow"
     converged = (error <= p.tol) & (names != "infeasible")
     names = np.where(converged, "converged", np.where(names == "converged", "stagnated", names))
     visits, last = found[3], found[2]
@@ -59,7 +61,11 @@ def solve_batch(
         if names[k] != "stagnated":
             names[k] = verdict(one, f[here], g[there], names[k], error[k])
             continue
-        again = solve_one(one, solver, fall_back, f[here], g[there], None)
+        try:
+            again = solve_one(one, solver, fall_back, f[here], g[there], None)
+        except OverflowError:  # the others have their results
+            names[k] = "overflow"
+            continue
         f[here], g[there] = again.f, again.g
         names[k], error[k], worst[k], last[k] = (
             again.status, again.error, again.worst, again.errors[-1],
@@ -86,6 +92,29 @@ def solve_batch(
         penalty=(p.row_penalty, p.col_penalty),
         **batch,
     )
+
+
+def _errors(p: _Problem, f: Real, g: Real, mu: Real, nu: Real, cuts: Any) -> Real:
+    """L1 and worst relative errors of each problem, (2, problems)."""
+    rows, cols = p.s.marginals(f, g, n_threads=p.n_threads)
+    found: Real = np.maximum(
+        _marginal_errors(rows, _wanted(f, mu, p.row_penalty), cuts[0]),
+        _marginal_errors(cols, _wanted(g, nu, p.col_penalty), cuts[1]),
+    )
+    return np.where(np.isfinite(found), found, np.inf)
+
+
+def _errors_one_by_one(p: _Problem, f: Real, g: Real, mu: Real, nu: Real) -> Real:
+    """The same where the potentials of some problem run away: its errors are inf."""
+    s = p.s
+    n = math.prod(s._batch) if s._offsets is None else len(s._offsets[0]) - 1
+    out = np.full((2, n), np.inf)
+    for k in range(n):
+        here, there = _place(s, k, 0), _place(s, k, 1)
+        one = p._replace(s=s._problem(k), mu=mu[here], nu=nu[there])
+        with contextlib.suppress(OverflowError):
+            out[:, k] = _check(one, f[here], g[there])
+    return out
 
 
 def _place(s: Any, k: int, side: int) -> Any:

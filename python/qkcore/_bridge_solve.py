@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -34,6 +35,10 @@ def solve_one(
         again = _solve(p, fall_back, found.f, found.g, report)
         found = again if again.error < found.error else found
     status = verdict(p, found.f, found.g, found.status, found.error)
+    if status == "overflow":
+        raise OverflowError(
+            f"kernel: the potentials overflow {p.s.dtype}; scale the scores down, or use float64"
+        )
     return dataclasses.replace(found, status=status, converged=status == "converged")
 
 
@@ -84,7 +89,11 @@ def _finish(
     if p.balanced:
         f, g = _gauge(f, g, p.nu)
     f, g = f.astype(p.s.dtype), g.astype(p.s.dtype)
-    error, worst = _check(p, f, g)
+    try:
+        error, worst = _check(p, f, g)
+    except OverflowError:  # potentials that run away, as those of an infeasible problem do
+        error = worst = math.inf
+        status = "overflow"
     converged = error <= p.tol and status != "infeasible"
     if converged:
         status = "converged"
