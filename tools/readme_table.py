@@ -155,6 +155,7 @@ def table(text: str) -> str:
             *lines,
             "",
             f"Best of several runs (iterations: the median) on {environment(text)}. "
+            "Rows come from several runs: each section of the performance page names its own commit. "
             "Errors are largest ones, against float64 or LAPACK; of a bridge, the L1 error of its worse "
             "marginal, and of an iteration, of its potentials.",
         ]
