@@ -21,6 +21,9 @@ GUARD, CHAIN = 2, 2
 CHAIN_PASSES = 3
 # Past these the surrogate is no help.
 MAX_PASSES = 24
+# Sums of terms that are all alike (the constant vector of points on a circle) round one way in some BLAS kernels, and a
+# residual then stays above the rounding of random signs: one that no longer halves is taken up to this multiple.
+PLATEAU = 4.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,6 +81,7 @@ def leading_by_davidson(
     Q, _ = _orthonormal(first, known)
     kept = 0
     values, rotation = np.empty(0), np.empty((0, 0))  # Ritz values and vectors, in V
+    last = math.inf  # the largest residual of the pass before
     for passes in range(1, MAX_PASSES + 1):
         size = Q.shape[1]
         if kept + size > room:
@@ -97,7 +101,11 @@ def leading_by_davidson(
         values, rotation = values[::-1], rotation[:, ::-1]
         X = _combine(V[:, m : m + kept], rotation[:, :k])
         R = _combine(AV[:, :kept], rotation[:, :k]) - X * values[:k].astype(dtype)
-        open_ = np.linalg.norm(R, axis=0) > tol * float(np.abs(values).max())
+        residuals = np.linalg.norm(R, axis=0)
+        rounding, largest = tol * float(np.abs(values).max()), float(residuals.max())
+        settled = largest <= PLATEAU * rounding and largest > 0.5 * last
+        open_ = (residuals > rounding) & (not settled)
+        last = largest
         # Orthogonal to the first block the operator is at most this large.
         unseen = float(surrogate.values[followed]) + surrogate.rest
         if not open_.any() and (unseen < values[k - 1] or passes >= CHAIN_PASSES):

@@ -84,8 +84,8 @@ def stationarity(
 
     >>> import numpy as np
     >>> from qkcore.gaussian import stationarity
-    >>> print(stationarity(np.ones((2, 2)), np.diag([1.0, -1.0]), np.eye(2)))
-    stationary: |cov'| = 0, tolerance 1.6e-09; rank 1
+    >>> print(stationarity(np.diag([1.0, 0.0]), [[0.0, 1.0], [1.0, 0.0]], np.eye(2)))
+    stationary: |cov'| = 0, tolerance 4e-10; rank 1
       a stationary point has rank at most 1 (TPDE 4.8)
       rank one (TPDE 4.7): |Vu| 1, u'(A + A')u 0, relative
     """
