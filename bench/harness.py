@@ -9,6 +9,7 @@ which noise adds or from which it takes: there the median is the headline, and r
 from __future__ import annotations
 
 import gc
+import io
 import itertools
 import json
 import math
@@ -17,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -371,6 +372,56 @@ class IterationsOfSolves:
 
     def whole(self) -> Call:
         return lambda: self.solve(lambda *_: None)
+
+
+class PrintedIterations:
+    """Seconds per iteration by the times at which a verbose run prints lines that begin with their number.
+
+    For solvers without a callback whose set-up takes longer than many iterations, and varies more: in a
+    difference of two runs its variation would be counted. ``run(count)`` does so many iterations and prints a
+    line every ``step``; all between the first line and the last is counted, looks at the error included.
+    """
+
+    def __init__(self, run: Callable[[int], object], step: int, target: float = 0.3) -> None:
+        self.run, self.step, self.target, self.count = run, step, target, 2 * step + 1
+
+    def ends(self, settle: float) -> list[float]:
+        seen: list[float] = []
+
+        class Lines(io.TextIOBase):
+            def write(self, text: str) -> int:
+                if text.lstrip()[:1].isdigit():
+                    seen.append(time.perf_counter())
+                return len(text)
+
+        time.sleep(settle)
+        with redirect_stdout(Lines()):
+            self.run(self.count)
+        return seen
+
+    def prepare(self, settle: float) -> None:
+        while self.count < MOST_ITERATIONS:
+            per_iteration = self.sample(settle)
+            enough = self.step * math.ceil(self.target / (self.step * max(per_iteration, 1e-9))) + 1
+            if enough <= self.count:
+                return
+            self.count = min(enough, 8 * self.count)
+
+    def sample(self, settle: float) -> float:
+        ends = self.ends(settle)
+        if len(ends) < 2:
+            raise RuntimeError(
+                f"{len(ends)} lines were printed in {self.count} iterations, at least 2 are wanted: "
+                "does the run print its progress?"
+            )
+        return (ends[-1] - ends[0]) / (self.step * (len(ends) - 1))
+
+    def whole(self) -> Call:
+        def call() -> None:
+            with redirect_stdout(io.StringIO()):
+                self.run(self.step)
+
+        return call
 
 
 @dataclass(frozen=True)

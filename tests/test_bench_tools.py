@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -226,6 +227,42 @@ def test_iterations_of_a_solve_leave_the_first_out_and_keep_the_mean(clock: Cloc
     one.prepare(0.0)
     assert one.repeats == 1
     assert one.sample(0.0) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("name", ["stages", "limits", "exp_qkcore"])
+def test_native_programs_compile_against_the_headers_of_today(name: str) -> None:
+    """`core.cpp` is compiled by make bench-native alone: it needs Google Benchmark."""
+    compiling = tool("compiling")
+    command = compiling.compiler()
+    if command is None:
+        pytest.skip(compiling.NO_COMPILER)
+    include = [f"-I{compiling.CPP / folder}" for folder in ("include", "src")]
+    source = str(compiling.NATIVE / f"{name}.cpp")
+    done = subprocess.run(
+        [*command, "-std=c++20", "-fsyntax-only", *include, source], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_iterations_between_printed_lines_leave_set_up_out(clock: Clock) -> None:
+    harness = tool("harness")
+
+    def run(count: int) -> None:
+        clock.advance(7.0)
+        for k in range(count):
+            clock.advance(0.01)
+            if k % 10 == 0:
+                clock.advance(0.05)  # a look at the error
+                print("It. |Err") if k % 200 == 0 else None
+                print(f"{k:5d}|{0.5:8e}|")
+        clock.advance(3.0)
+
+    one = harness.PrintedIterations(run, 10)
+    one.prepare(0.0)
+    assert one.count % 10 == 1 and (one.count - 1) * 0.015 >= 0.3
+    assert one.sample(0.0) == pytest.approx(0.015)
+    with pytest.raises(RuntimeError, match="0 lines were printed"):
+        harness.PrintedIterations(lambda count: None, 10).sample(0.0)
 
 
 def test_slow_contenders_sit_out_once_they_had_their_share(clock: Clock) -> None:

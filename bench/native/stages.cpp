@@ -55,13 +55,18 @@ template <class T>
 struct Tile {
     Index d, k, rows, cols, packs;
     qk::FeatureDims dims;
+    qk::RowScoresKernel<T> by_rows;
     qk::Buffer<T> features, panels, row_bias, col_bias, scores, values, out;
 
     Tile(Index d_, Index k_, bool distance) : d(d_), k(k_) {
-        const qk::Tiling t = qk::choose_tiling<T>(10000, 10000, d, k);
+        qk::Problem<T> problem;
+        problem.n_rows = problem.n_cols = 10000;
+        (distance ? problem.distances : problem.dots).push_back({{}, {}, d});
+        (distance ? dims.distance : dims.dot) = d;
+        const qk::Tiling t = qk::choose_tiling(problem, k);
+        by_rows = t.row_by_row ? qk::pick_row_scores(problem, dims) : nullptr;
         rows = t.block_rows, cols = t.tile_cols;
         packs = qk::round_up(k, qk::SimdTraits<T>::width) / qk::SimdTraits<T>::width;
-        (distance ? dims.distance : dims.dot) = d;
         features = filled<T>(rows * d, -1, 1);
         panels = filled<T>(cols * d, -1, 1);
         row_bias = filled<T>(rows, 0, 0);
@@ -69,6 +74,15 @@ struct Tile {
         scores = filled<T>(rows * cols, -10, 0);
         values = filled<T>(cols * std::max<Index>(packs, 1) * qk::SimdTraits<T>::width, -1, 1);
         out = filled<T>(rows * std::max<Index>(packs, 1) * qk::SimdTraits<T>::width, 0, 0);
+    }
+    // Points of few dimensions come row by row, with the maximum of each: see row_scores.hpp.
+    void score_rows() {
+        for (Index r = 0; r < rows; ++r) {
+            const qk::RowScores<T> row{features.data() + r * d,       panels.data(), col_bias.data(),
+                                       cols / qk::MicroTile<T>::cols, T(1),          row_bias[r]};
+            const T top = by_rows(row, scores.data());
+            keep(&top);
+        }
     }
     void score() {
         qk::score_tile<T>(features.data(), rows, panels.data(), cols / qk::MicroTile<T>::cols, dims, T(1),
@@ -108,12 +122,11 @@ void report(const Options& options, const char* dtype) {
         comma = ", ";
     };
     Tile<T> near(3, 0, true), near_dot(3, 0, false), far(64, 64, true), far_dot(64, 64, false);
-    show("score distance d=3", near, [&] { near.score(); });
-    show("score dot d=3", near_dot, [&] { near_dot.score(); });
+    show("score and maximum, distance d=3", near, [&] { near.score_rows(); });
+    show("score and maximum, dot d=3", near_dot, [&] { near_dot.score_rows(); });
     show("score distance d=64", far, [&] { far.score(); });
     show("score dot d=64", far_dot, [&] { far_dot.score(); });
-    show("row maximum, small tile", near, [&] { near.maximum(); });
-    show("row maximum, large tile", far, [&] { far.maximum(); });
+    show("row maximum", far, [&] { far.maximum(); });
     show("exp and sum, small tile", near, [&] { near.template weigh<0, false>(); });
     show("exp, sum and one product, small tile", near, [&] { near.template weigh<1, false>(); });
     show("exp, sum and store, large tile", far_dot, [&] { far_dot.template weigh<0, true>(); });

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "flush_subnormals.hpp"
 #include "row_kernels.hpp"
 
 namespace qk {
@@ -337,6 +338,7 @@ VelocityStatus AttentionSums<T>::all_rows(const T* x, const double* factors, dou
     parallel_for(run, n_tasks, [&](Index task, int worker) {
         // The last rows see the most when there is a mask: they come first.
         const Index first = (n_tasks - 1 - task) * per_task, last = std::min(first + per_task, spec_.n);
+        const FlushSubnormals flush;
         if (few_)
             few_rows_of_dim<Weigh>(first, last, x, factors, means);
         else

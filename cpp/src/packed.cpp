@@ -201,11 +201,11 @@ void pack_rows(const Problem<T>& problem, const PackedColumns<T>& columns, Index
 
 template <class T>
 Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, Index first_col, Index n_cols,
-                  RowBlock<T>& block, Index ld) {
+                  RowBlock<T>& block, Index ld, Index at) {
     constexpr Index cols = MicroTile<T>::cols;
     const Index padded = round_up(n_cols, cols);
     const Index d = columns.dims.total();
-    T* tile = block.scores.data();
+    T* tile = block.scores.data() + at;
     score_tile(block.features.data(), block.n_rows, columns.panels.data() + first_col * d, padded / cols,
                columns.dims, columns.distance_scale, block.bias.data(), columns.bias.data() + first_col, tile,
                ld);
@@ -218,7 +218,8 @@ Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, In
 #define QK_INSTANTIATE(T)                                                                              \
     template PackedColumns<T> pack_columns(const Problem<T>&, MatrixView<T>, Index, const Run&, bool); \
     template void pack_rows(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&);   \
-    template Index score_block(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&, Index);
+    template Index score_block(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&, Index, \
+                               Index);
 QK_INSTANTIATE(float)
 QK_INSTANTIATE(double)
 

@@ -41,11 +41,11 @@ template <class T>
 void pack_rows(const Problem<T>& problem, const PackedColumns<T>& columns, Index first_row, Index n_rows,
                RowBlock<T>& block);
 
-// Scores of the block's rows against columns [first_col, first_col + n_cols), into block.scores with
-// leading dimension `ld`; first_col is a multiple of the panel width, and the tile is padded with -inf
-// to whole panels. Returns the padded width.
+// Scores of the block's rows against columns [first_col, first_col + n_cols), into block.scores from its column
+// `at` on with leading dimension `ld`; first_col is a multiple of the panel width, and the tile is padded with
+// -inf to whole panels. Returns the padded width.
 template <class T>
 Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, Index first_col, Index n_cols,
-                  RowBlock<T>& block, Index ld);
+                  RowBlock<T>& block, Index ld, Index at = 0);
 
 }  // namespace qk

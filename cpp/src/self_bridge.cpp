@@ -4,6 +4,7 @@
 #include <cmath>
 #include <memory>
 
+#include "flush_subnormals.hpp"
 #include "sweep_rows.hpp"
 #include "tiling.hpp"
 
@@ -169,6 +170,7 @@ private:
         }
         parts_.resize(static_cast<std::size_t>(n_parts));
         parallel_for(scaled, n_parts, [&](Index part, int worker) {
+            const FlushSubnormals flush;
             const auto at = static_cast<std::size_t>(part);
             run_part(parts_[at], cuts[at], cuts[at + 1], scaled, worker);
         });

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "flush_subnormals.hpp"
 #include "row_kernels.hpp"
 #include "row_scores.hpp"
 #include "sweep_rows.hpp"
@@ -40,6 +41,7 @@ public:
             const Index first = part * granules / n_parts_ * granule;
             const Index end = std::min(n_rows_, (part + 1) * granules / n_parts_ * granule);
             auto& sums = sums_[static_cast<std::size_t>(part)];
+            const FlushSubnormals flush;
             if (columns != nullptr) sums.start(n_padded);
             body(first, end, columns != nullptr ? &sums : nullptr, part, worker);
         });
@@ -82,7 +84,9 @@ Status column_lse(const Problem<T>& problem, const double* f, double* lse, const
 template <class T>
 class RowWalk {
 public:
-    static constexpr Index most_rows = 12;
+    static constexpr Index most_rows = 2 * MicroTile<T>::rows;
+    // Of the L2 cache, which has a megabyte and more where packs have 512 bits.
+    static constexpr Index l2_bytes = Index{QK_SIMD_BYTES == 64 ? 1024 : 256} << 10;
 
     RowWalk(const Problem<T>& problem, const Run& run)
         : problem_(problem),
@@ -90,11 +94,11 @@ public:
           base_bias_(columns_.bias.data(), columns_.bias.data() + columns_.n_padded),
           by_rows_(choose_tiling(problem, 0).row_by_row ? pick_row_scores(problem, columns_.dims)
                                                         : RowScoresKernel<T>{}) {
-        // A block of rows waits in the L2 cache for its sums; matrix work per entry wants six rows at least.
+        // A block of rows waits in the L2 cache for its sums; matrix work per entry wants whole micro-tiles, for two
+        // rows take more than half as long as six.
         const Index row_bytes = std::max<Index>(1, columns_.n_padded) * static_cast<Index>(sizeof(T));
-        const Index fits = (Index{256} << 10) / row_bytes;
+        const Index fits = l2_bytes / row_bytes;
         const Index least = by_rows_ ? 1 : MicroTile<T>::rows;
-        // Whole micro-tiles: two rows take more than half as long as six.
         block_rows_ = std::clamp(fits / least * least, least, most_rows);
     }
 
@@ -113,20 +117,23 @@ public:
         block.scores.reserve(block_rows_ * n);
         T tops[most_rows];
         const bool plain = by_rows_ && problem_.band.everything();
+        // Tiles of columns, so that what all rows of the block read of them stays in the L1 cache.
+        const Index tile = plain ? 1024 : 256;
         for (Index i = first; i < end; i += block_rows_) {
             if (should_stop(run, worker)) return;
             pack_rows(problem_, columns_, i, std::min(block_rows_, end - i), block);
-            if (!plain) score_block(problem_, columns_, 0, problem_.n_cols, block, n);
-            for (Index r = 0; r < block.n_rows; ++r) {
-                T* s = block.scores.data() + r * n;
-                if (!plain) {
-                    tops[r] = n > 0 ? row_max(s, n) : -infinity<T>();
-                    continue;
+            std::fill(tops, tops + block.n_rows, -infinity<T>());
+            for (Index j = 0; j < n; j += tile) {
+                const Index padded = std::min(tile, n - j);
+                if (!plain)
+                    score_block(problem_, columns_, j, std::min(tile, problem_.n_cols - j), block, n, j);
+                for (Index r = 0; r < block.n_rows; ++r) {
+                    T* s = block.scores.data() + r * n + j;
+                    const RowScores<T> row{block.features.data() + r * d, columns_.panels.data() + j * d,
+                                           columns_.bias.data() + j,      padded / MicroTile<T>::cols,
+                                           columns_.distance_scale,       block.bias[r]};
+                    tops[r] = max(tops[r], plain ? by_rows_(row, s) : row_max(s, padded));
                 }
-                const RowScores<T> row{block.features.data() + r * d, columns_.panels.data(),
-                                       columns_.bias.data(),          n / MicroTile<T>::cols,
-                                       columns_.distance_scale,       block.bias[r]};
-                tops[r] = by_rows_(row, s);
             }
             visit(tops);
         }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "flush_subnormals.hpp"
 #include "qk/simd.hpp"
 #include "tiling.hpp"
 
@@ -93,6 +94,7 @@ Status symmetric_product(Index n, const T* tiles, Index k, const T* x, T* out, c
     }
     const Run scaled = scaled_run(run, static_cast<double>(n_tiles * tile_size * (k + 1)));
     parallel_for(scaled, n_parts, [&](Index part, int worker) {
+        const FlushSubnormals flush;
         T* mine = sums.data() + part * ld * k;
         std::fill(mine, mine + ld * k, T(0));
         for (Index t = n_tiles * part / n_parts; t < n_tiles * (part + 1) / n_parts; ++t) {
