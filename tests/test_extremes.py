@@ -282,3 +282,41 @@ def test_sums_of_scores_that_overflow_are_an_error(dtype: str) -> None:
             big + big
         with pytest.raises(OverflowError, match="overflow"):
             2.0 * big
+
+
+# ---- subnormal numbers -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n_threads", [1, 2])
+def test_calls_that_flush_subnormal_numbers_leave_those_of_the_caller_alone(n_threads: int) -> None:
+    """Bridges, flows and stored symmetric kernels count them as zeros, on their threads and while they run."""
+    X = rng().standard_normal((300, 2))
+    u = np.full(300, 1 / 300)
+    s = qk.scores.distance(X, X + 0.1, beta=400.0)
+    for memory in (0, 2**28):
+        b = qk.bridge(s, u, u, max_iter=200, max_memory=memory, n_threads=n_threads)
+        assert np.isfinite(b.f).all() and np.isfinite(b.error)
+    field = qk.AttentionField("softmax", Q=20 * np.eye(2), K=np.eye(2), V=np.eye(2))
+    qk.flow(field, X, (0.0, 0.1), "euler", n_steps=2, n_threads=n_threads)
+    qk.diffusion.DiffusionMap(2, beta=100.0, n_threads=n_threads).fit(X)
+    qk.isb.barycentric(X, 0.01)
+    with pytest.raises(ValueError, match="mu"):
+        qk.bridge(s, -u, u, n_threads=n_threads)
+    for dtype in DTYPES:
+        smallest = np.full(64, np.finfo(dtype).smallest_subnormal, dtype)
+        assert (smallest * 2 == smallest + smallest).all() and (smallest * 2 > 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_narrow_kernels_whose_partial_sums_are_subnormal(dtype: str) -> None:
+    """Rows whose weights fall below the smallest normal number next to their largest: marginals hold all the same."""
+    position = np.sort(rng().uniform(0, 1, 400))[:, None].astype(dtype)
+    u = np.full(400, 1 / 400, dtype)
+    log_range = -np.log(np.finfo(dtype).tiny)
+    s = qk.scores.distance(position, position, beta=float(40 * log_range))
+    assert (np.exp(s.to_numpy()) < np.finfo(dtype).tiny).any()
+    for memory in (0, 2**28):
+        b = qk.bridge(s, u, u, solver="auto", max_memory=memory)
+        assert b.converged
+        P = np.exp(np.add.outer(b.f, b.g).astype(np.float64) + s.to_numpy())
+        assert abs(P.sum(0) - u).sum() <= 2 * b.tol and abs(P.sum(1) - u).sum() <= 2 * b.tol

@@ -173,6 +173,23 @@ def test_the_softmax_power_of_two(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_the_weights_of_a_softmax(dtype: str) -> None:
+    """Half the argument in ulp, besides the bound of exp; 1 for the largest score, 0 from -inf."""
+    x = exp_arguments(dtype)
+    x = x[x <= 0]
+    error = ulp_error(cpu.weight_exp(x), exact("exp", x))
+    normal = exact("exp", x) >= np.finfo(dtype).tiny * (1 + 100 * np.finfo(dtype).eps)
+    assert (error <= cpu.EXP_MAX_ULP + np.abs(x.astype(np.float64)) / 2)[normal].all()
+    near = error[np.abs(x) < 0.02]  # the heaviest ones: as good as exp itself
+    assert len(near) > 1000 and near.max() <= cpu.EXP_MAX_ULP
+    got = cpu.weight_exp(np.array([0, -0.0, -np.inf, np.finfo(dtype).min, np.nan], dtype))
+    np.testing.assert_array_equal(got, np.array([1, 1, 0, 0, np.nan], dtype))
+    assert not np.signbit(got[:4]).any()
+    below = cpu.weight_exp(np.linspace(1.01, 1.0, 10_001).astype(dtype) * x.min())
+    assert ((below >= 0) & (below <= 1.01 * np.finfo(dtype).tiny)).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_exp_overflows_to_infinity_only_where_it_must(dtype: str) -> None:
     top = np.nextafter(dtype_of(dtype, log_max(dtype)), dtype_of(dtype, 0))
     assert np.isfinite(cpu.exp(np.array([top], dtype))).all()

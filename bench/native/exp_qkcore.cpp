@@ -1,4 +1,4 @@
-// exp of an array by qkcore's own vector exp (at most 2 ulp), from the library's headers: its rate on data in L1 is
+// exp of an array as qkcore's kernels take it for their weights, from the library's headers: its rate on data in L1 is
 // the ceiling of every kernel of ours that takes one exponential per entry.
 #include <qk/vector_math.hpp>
 
@@ -13,7 +13,7 @@ bool run(const T* x, T* y, std::size_t n) {
     constexpr std::size_t width = qk::SimdTraits<T>::width;
     for (std::size_t i = 0; i < n; i += 2 * width) {
         qk::Pack<T> packs[2] = {qk::load<T>(x + i), qk::load<T>(x + i + width)};
-        qk::detail::exp_nonpos_packs<T, 2>(packs);
+        qk::weight_exp_each<T, 2>(packs);
         qk::store<T>(y + i, packs[0]);
         qk::store<T>(y + i + width, packs[1]);
     }

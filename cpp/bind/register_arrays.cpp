@@ -120,13 +120,21 @@ void register_arrays(py::module_& m) {
         "exp", [](const Doubles& x) { return elementwise<double>(x, &qk::exp_array); }, py::arg("x"),
         exp_doc);
     constexpr const char* exp2_doc =
-        "2^x for x <= 0, at most EXP_MAX_ULP ulp off where that is a normal number: the softmax's weights.";
+        "2^x for x <= 0, at most EXP_MAX_ULP ulp off where that is a normal number: weights of particles.";
     m.def(
         "exp2_nonpos", [](const Singles& x) { return elementwise<float>(x, &qk::exp2_nonpos_array); },
         py::arg("x"), exp2_doc);
     m.def(
         "exp2_nonpos", [](const Doubles& x) { return elementwise<double>(x, &qk::exp2_nonpos_array); },
         py::arg("x"), exp2_doc);
+    constexpr const char* weight_doc =
+        "exp(x) for x <= 0, the softmax's weights: at most EXP_MAX_ULP + |x| / 2 ulp off where that is a normal number.";
+    m.def(
+        "weight_exp", [](const Singles& x) { return elementwise<float>(x, &qk::weight_exp_array); },
+        py::arg("x"), weight_doc);
+    m.def(
+        "weight_exp", [](const Doubles& x) { return elementwise<double>(x, &qk::weight_exp_array); },
+        py::arg("x"), weight_doc);
     m.def(
         "log", [](const Singles& x) { return elementwise<float>(x, &qk::log_array); }, py::arg("x"), log_doc);
     m.def(

@@ -161,6 +161,14 @@ void exp2_nonpos_array(const T* x, Index n, T* out) {
     });
 }
 template <class T>
+void weight_exp_array(const T* x, Index n, T* out) {
+    for_packs(x, n, out, [](Pack<T> v) {
+        Pack<T> pack[1] = {v};
+        weight_exp_each<T, 1>(pack);
+        return pack[0];
+    });
+}
+template <class T>
 void log_array(const T* x, Index n, T* out) {
     for_packs(x, n, out, [](Pack<T> v) { return log(v); });
 }
@@ -187,6 +195,7 @@ void sincos_array(const T* x, Index n, T* sine, T* cosine) {
     template void row_dots(Index, Index, MatrixView<T>, MatrixView<T>, T*);                   \
     template void exp_array(const T*, Index, T*);                                             \
     template void exp2_nonpos_array(const T*, Index, T*);                                     \
+    template void weight_exp_array(const T*, Index, T*);                                      \
     template void log_array(const T*, Index, T*);                                             \
     template void sincos_array(const T*, Index, T*, T*);
 QK_INSTANTIATE(float)

@@ -62,15 +62,13 @@ QK_INLINE RowSums<T> weigh_row(T* s, Index n, const Weigh& weigh, T shift, const
 }
 
 // The weights as functions that replace two packs of scores.
-// exp(s - shift) by way of 2^x. Rounding the product with log2(e) costs |s - shift| eps/2 relative to
-// the weight: at most eps/5 relative to the largest one, which is 1.
 template <class T>
 struct ShiftedExp {
     Pack<T> shift;
     QK_INLINE void operator()(Pack<T> (&s)[2]) const {
-        s[0] = (s[0] - shift) * T(log2_e);
-        s[1] = (s[1] - shift) * T(log2_e);
-        exp2_nonpos_each<T, 2>(s);
+        s[0] = s[0] - shift;
+        s[1] = s[1] - shift;
+        weight_exp_each<T, 2>(s);
     }
 };
 template <class Functor>

@@ -26,7 +26,7 @@ Tiling choose_tiling(const Problem<T>& problem, Index n_values) {
     // With matrix work per entry, tall blocks reuse the panels of the columns; without it, the tile
     // itself should stay in the L1 cache between the score pass and the exp pass.
     const bool matrix_work = n_values > few_values || feature_dim > 16;
-    Index block_rows = matrix_work ? 48 : 12;
+    Index block_rows = matrix_work ? 8 * micro : 12;
     // A transposed dense matrix is read down its columns: in pieces of several cache lines.
     for (const auto& term : problem.dense)
         if (column_major(term.values)) block_rows = 96;

@@ -38,6 +38,8 @@ void exp_array(const T* x, Index n, T* out);
 template <class T>
 void exp2_nonpos_array(const T* x, Index n, T* out);
 template <class T>
+void weight_exp_array(const T* x, Index n, T* out);
+template <class T>
 void log_array(const T* x, Index n, T* out);
 template <class T>
 void sincos_array(const T* x, Index n, T* sine, T* cosine);
