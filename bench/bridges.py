@@ -380,7 +380,7 @@ def run(options: Options) -> Group:
         "temperature. Errors are L1 errors of the worse marginal at the end of a full solve; of iterations "
         "from points, errors of potentials. A time per iteration is the difference of a long and a short run "
         "over the difference of their iterations; of qkcore on a matrix the mean time between the "
-        "iterations of whole solves, and of POT's plain scaling the mean between the lines that it prints "
+        "iterations of whole solves, and of POT the mean between the lines that it prints "
         "every ten iterations, each after a look at the error. Contenders take turns, reading the matrix among them: such a time "
         "is the median of the rounds, its ratio the median of the rounds' ratios; the slowest take part "
         "in one or two rounds. Of all other times minima are compared. GeomLoss anneals eps and stops "

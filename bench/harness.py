@@ -383,7 +383,7 @@ class PrintedIterations:
     """
 
     def __init__(self, run: Callable[[int], object], step: int, target: float = 0.3) -> None:
-        self.run, self.step, self.target, self.count = run, step, target, 2 * step + 1
+        self.run, self.step, self.target, self.count = run, step, target, step + 1
 
     def ends(self, settle: float) -> list[float]:
         seen: list[float] = []

@@ -175,6 +175,40 @@ def test_semi_relaxed(xp: Library, dtype: str) -> None:
     close(xp.numpy(b.f), a.f, 8)
 
 
+MASKS = {
+    "causal": np.tri(12, dtype=bool),
+    "anti-causal": np.tri(12, dtype=bool).T,
+    "blocks": np.kron(np.eye(3), np.ones((4, 4))).astype(bool),
+    "a block that nothing returns from": np.kron([[1, 1], [0, 1]], np.ones((6, 6))).astype(bool),
+    "too few columns for three rows": np.vstack(
+        [np.arange(12) < 2] * 3 + [np.ones(12, bool)] * 9
+    ),
+    "wide band": np.abs(np.subtract.outer(np.arange(12), np.arange(12))) < 5,
+}
+
+
+@pytest.mark.parametrize("kind", MASKS)
+def test_masks_are_judged_as_on_the_cpu(xp: Library, kind: str) -> None:
+    """DAC-7: infeasible masks, and those without total support however well the marginals are met."""
+    keep, u = MASKS[kind], np.full(12, 1 / 12)
+    Z = rng().standard_normal((12, 12))
+    device = qk.scores.dense(xp.asarray(Z))
+    masked = {
+        "causal": device.causal,
+        "anti-causal": lambda: device.window(0, None),
+        "wide band": lambda: device.window(4, 4),
+    }.get(kind, lambda: device.masked(xp.asarray(keep)))()
+    for tol in (1e-9, 0.5):
+        a = qk.bridge(qk.scores.dense(Z).masked(keep), u, u, tol=tol)
+        b = qk.bridge(masked, xp.asarray(u), xp.asarray(u), tol=tol, max_iter=2000)
+        assert (b.status, b.converged) == (a.status, a.converged), str(b)
+    batch = qk.scores.dense(xp.asarray(np.stack([Z, -Z]))).masked(xp.asarray(keep))
+    found = qk.bridge(batch, xp.asarray(u), xp.asarray(u), tol=0.5)
+    assert found.status.tolist() == [a.status] * 2
+    free = qk.bridge(masked, xp.asarray(u), xp.asarray(u), penalty=1.0)
+    assert free.converged  # with penalties every mask has a solution
+
+
 # ---- batches ----------------------------------------------------------------------------------------
 
 

@@ -151,3 +151,19 @@ def test_thread_counts_are_accepted_everywhere() -> None:
         again = s.marginals(n_threads=n)
         for first, second in zip(s.marginals(n_threads=n), again, strict=True):
             assert_same_bits(first, second, "marginals")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 1), (7, 9), (16, 16), (17, 40), (97, 33), (130, 257)])
+def test_columns_of_a_matrix_are_read_as_they_stand(shape: tuple[int, int], dtype: str) -> None:
+    """Whole squares of packs are transposed in registers; edges, scales and shifts are as in any other order."""
+    Z = np.random.default_rng(3).normal(size=shape).astype(dtype)
+    shift = np.random.default_rng(4).normal(size=shape[0]).astype(dtype)
+    for scale in (1.0, -0.75):
+        by_columns = (qk.scores.dense(Z).T * scale).shift(columns=shift)
+        by_rows = (qk.scores.dense(np.ascontiguousarray(Z.T)) * scale).shift(columns=shift)
+        np.testing.assert_array_equal(by_columns.to_numpy(), by_rows.to_numpy())
+        np.testing.assert_array_equal(by_columns.logsumexp(), by_rows.logsumexp())
+    np.testing.assert_array_equal(qk.scores.dense(Z).T.to_numpy(), Z.T)
+    strided = np.repeat(Z, 2, axis=1)[:, ::2]
+    np.testing.assert_array_equal(qk.scores.dense(strided).T.to_numpy(), Z.T)

@@ -116,6 +116,46 @@ void add_dense(const DenseTerm<T>& term, const RowBlock<T>& block, Index first_c
     }
 }
 
+// Scores that are one dense term and biases, in one pass: the same numbers as add_dense on a tile of biases.
+template <class T>
+void set_dense(const DenseTerm<T>& term, const RowBlock<T>& block, const T* bias, Index first_col, Index n_cols,
+               Index padded, T* tile, Index ld) {
+    constexpr Index width = SimdTraits<T>::width;
+    const MatrixView<T>& z = term.values;
+    const Pack<T> scale = broadcast(term.scale);
+    const auto one = [&](Index r, Index j) {
+        tile[r * ld + j] = term.scale * z(block.first_row + r, first_col + j) + (block.bias[r] + bias[j]);
+    };
+    const Index whole_cols = n_cols / width * width;
+    Index r = 0;
+    if (column_major(z)) {
+        // Squares of packs: whole cache lines are read down the columns, and written along the rows.
+        for (; r + width <= block.n_rows; r += width)
+            for (Index j = 0; j < whole_cols; j += width) {
+                Pack<T> square[SimdTraits<T>::width];
+#pragma GCC unroll 16
+                for (Index c = 0; c < width; ++c) square[c] = load(&z(block.first_row + r, first_col + j + c));
+                transpose<T>(square);
+                const Pack<T> b = load(bias + j);
+#pragma GCC unroll 16
+                for (Index c = 0; c < width; ++c)
+                    store(tile + (r + c) * ld + j, fma(square[c], scale, block.bias[r + c] + b));
+            }
+    } else if (z.col_stride == 1) {
+        for (; r < block.n_rows; ++r) {
+            const T* src = &z(block.first_row + r, first_col);
+            const Pack<T> row_bias = broadcast(block.bias[r]);
+            for (Index j = 0; j < whole_cols; j += width)
+                store(tile + r * ld + j, fma(load(src + j), scale, row_bias + load(bias + j)));
+        }
+    }
+    const Index whole_rows = r;
+    for (r = 0; r < block.n_rows; ++r) {
+        for (Index j = r < whole_rows ? whole_cols : 0; j < n_cols; ++j) one(r, j);
+        std::fill(tile + r * ld + n_cols, tile + r * ld + padded, -infinity<T>());
+    }
+}
+
 template <class T>
 void apply_masks(const Problem<T>& problem, const RowBlock<T>& block, Index first_col, Index n_cols, T* tile,
                  Index ld) {
@@ -206,10 +246,18 @@ Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, In
     const Index padded = round_up(n_cols, cols);
     const Index d = columns.dims.total();
     T* tile = block.scores.data() + at;
-    score_tile(block.features.data(), block.n_rows, columns.panels.data() + first_col * d, padded / cols,
-               columns.dims, columns.distance_scale, block.bias.data(), columns.bias.data() + first_col, tile,
-               ld);
-    for (const auto& term : problem.dense) add_dense(term, block, first_col, n_cols, tile, ld);
+    std::size_t terms_done = 0;
+    if (d == 0 && !problem.dense.empty()) {
+        set_dense(problem.dense.front(), block, columns.bias.data() + first_col, first_col, n_cols, padded, tile,
+                  ld);
+        terms_done = 1;
+    } else {
+        score_tile(block.features.data(), block.n_rows, columns.panels.data() + first_col * d, padded / cols,
+                   columns.dims, columns.distance_scale, block.bias.data(), columns.bias.data() + first_col,
+                   tile, ld);
+    }
+    for (; terms_done < problem.dense.size(); ++terms_done)
+        add_dense(problem.dense[terms_done], block, first_col, n_cols, tile, ld);
     if (!problem.band.everything() || !problem.masks.empty())
         apply_masks(problem, block, first_col, n_cols, tile, ld);
     return padded;

@@ -120,17 +120,8 @@ def _finish(
 
 
 def verdict(p: _Problem, f: Real, g: Real, status: str, error: float) -> str:
-    """What the marginals of a masked kernel allow, where the iteration's own word is in doubt.
-
-    The marginals of a problem without total support may be met to any tolerance, with potentials that have
-    no limit: that is said, and not called converged.
-    """
-    if not p.balanced or status == _feasibility.INFEASIBLE:
-        return status
-    if status == "converged" and not _feasibility.in_doubt(p.s, p.mu, p.nu, f, g, error):
-        return status
-    found = _feasibility.diagnose(p.s, p.mu, p.nu)
-    return found if found in (_feasibility.INFEASIBLE, _feasibility.NO_TOTAL_SUPPORT) else status
+    """The last word on a problem: penalties make every mask feasible."""
+    return _feasibility.verdict(p.s, p.mu, p.nu, f, g, status, error) if p.balanced else status
 
 
 def _anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> SchrodingerBridge:

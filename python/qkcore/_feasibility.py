@@ -19,7 +19,7 @@ from ._lazy_scores import Real, Scores
 from ._native import cpu
 from ._score_masks import UNBOUNDED
 
-__all__ = ["INFEASIBLE", "NO_TOTAL_SUPPORT", "diagnose", "usable_entries"]
+__all__ = ["INFEASIBLE", "NO_TOTAL_SUPPORT", "diagnose", "usable_entries", "verdict"]
 
 _MINUS_INF = 4  # of cpu.scan's flags
 
@@ -58,6 +58,20 @@ def diagnose(s: Scores, mu: Real, nu: Real) -> str | None:
         return INFEASIBLE
     live = allowed & (mu > 0)[:, None] & (nu > 0)
     return "feasible" if (usable | ~live).all() else NO_TOTAL_SUPPORT
+
+
+def verdict(s: Scores, mu: Real, nu: Real, f: Real, g: Real, status: str, error: float) -> str:
+    """What the marginals of a masked kernel allow, where the iteration's own word is in doubt.
+
+    The marginals of a problem without total support may be met to any tolerance, with potentials that have
+    no limit: that is said, and not called converged.
+    """
+    if status == INFEASIBLE:
+        return status
+    if status == "converged" and not in_doubt(s, mu, nu, f, g, error):
+        return status
+    found = diagnose(s, mu, nu)
+    return found if found in (INFEASIBLE, NO_TOTAL_SUPPORT) else status
 
 
 def in_doubt(s: Scores, mu: Real, nu: Real, f: Real, g: Real, error: float) -> bool:

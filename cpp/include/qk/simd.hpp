@@ -134,6 +134,43 @@ QK_INLINE PackD max(PackD a, PackD b) { return a > b ? a : b; }
 QK_INLINE PackF select(SimdTraits<float>::Bits condition, PackF a, PackF b) { return condition ? a : b; }
 QK_INLINE PackD select(SimdTraits<double>::Bits condition, PackD a, PackD b) { return condition ? a : b; }
 
+// Lane i of the result is lane lanes[i] of the two packs, those of b counted on from those of a.
+template <class T>
+QK_INLINE Pack<T> pick_lanes(Pack<T> a, Pack<T> b, typename SimdTraits<T>::Bits lanes) {
+#if defined(__clang__)
+    constexpr int width = SimdTraits<T>::width;
+    Pack<T> out{};
+    for (int i = 0; i < width; ++i) out[i] = lanes[i] < width ? a[lanes[i]] : b[lanes[i] - width];
+    return out;
+#else
+    return __builtin_shuffle(a, b, lanes);
+#endif
+}
+
+// Exchanges rows and columns of a square of packs: at every step packs that are `step` apart exchange the lanes
+// that are.
+template <class T>
+QK_INLINE void transpose(Pack<T> (&square)[SimdTraits<T>::width]) {
+    constexpr int width = SimdTraits<T>::width;
+#pragma GCC unroll 4
+    for (int step = 1; step < width; step *= 2) {
+        typename SimdTraits<T>::Bits low{}, high{};
+#pragma GCC unroll 16
+        for (int lane = 0; lane < width; ++lane) {
+            const bool other = (lane & step) != 0;
+            low[lane] = other ? width + lane - step : lane;
+            high[lane] = other ? width + lane : lane + step;
+        }
+#pragma GCC unroll 16
+        for (int i = 0; i < width; ++i) {
+            if ((i & step) != 0) continue;
+            const Pack<T> a = square[i], b = square[i + step];
+            square[i] = pick_lanes<T>(a, b, low);
+            square[i + step] = pick_lanes<T>(a, b, high);
+        }
+    }
+}
+
 // ---- horizontal reductions: a fixed pairwise order, so results repeat --------------------------
 template <class T>
 QK_INLINE T reduce_add(Pack<T> v) {
