@@ -180,9 +180,7 @@ MASKS = {
     "anti-causal": np.tri(12, dtype=bool).T,
     "blocks": np.kron(np.eye(3), np.ones((4, 4))).astype(bool),
     "a block that nothing returns from": np.kron([[1, 1], [0, 1]], np.ones((6, 6))).astype(bool),
-    "too few columns for three rows": np.vstack(
-        [np.arange(12) < 2] * 3 + [np.ones(12, bool)] * 9
-    ),
+    "too few columns for three rows": np.vstack([np.arange(12) < 2] * 3 + [np.ones(12, bool)] * 9),
     "wide band": np.abs(np.subtract.outer(np.arange(12), np.arange(12))) < 5,
 }
 

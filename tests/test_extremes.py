@@ -289,7 +289,7 @@ def test_sums_of_scores_that_overflow_are_an_error(dtype: str) -> None:
 
 @pytest.mark.parametrize("n_threads", [1, 2])
 def test_calls_that_flush_subnormal_numbers_leave_those_of_the_caller_alone(n_threads: int) -> None:
-    """Bridges, flows and stored symmetric kernels count them as zeros, on their threads and while they run."""
+    """Bridges, flows and stored symmetric kernels count them as zeros, and only while they run."""
     X = rng().standard_normal((300, 2))
     u = np.full(300, 1 / 300)
     s = qk.scores.distance(X, X + 0.1, beta=400.0)
@@ -309,7 +309,7 @@ def test_calls_that_flush_subnormal_numbers_leave_those_of_the_caller_alone(n_th
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_narrow_kernels_whose_partial_sums_are_subnormal(dtype: str) -> None:
-    """Rows whose weights fall below the smallest normal number next to their largest: marginals hold all the same."""
+    """Weights below the smallest normal number next to the largest: marginals hold all the same."""
     position = np.sort(rng().uniform(0, 1, 400))[:, None].astype(dtype)
     u = np.full(400, 1 / 400, dtype)
     log_range = -np.log(np.finfo(dtype).tiny)

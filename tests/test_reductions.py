@@ -156,7 +156,7 @@ def test_thread_counts_are_accepted_everywhere() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 1), (7, 9), (16, 16), (17, 40), (97, 33), (130, 257)])
 def test_columns_of_a_matrix_are_read_as_they_stand(shape: tuple[int, int], dtype: str) -> None:
-    """Whole squares of packs are transposed in registers; edges, scales and shifts are as in any other order."""
+    """Squares of packs are transposed in registers; edges, scales and shifts are as in any order."""
     Z = np.random.default_rng(3).normal(size=shape).astype(dtype)
     shift = np.random.default_rng(4).normal(size=shape[0]).astype(dtype)
     for scale in (1.0, 0.75):

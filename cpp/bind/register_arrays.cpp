@@ -128,7 +128,8 @@ void register_arrays(py::module_& m) {
         "exp2_nonpos", [](const Doubles& x) { return elementwise<double>(x, &qk::exp2_nonpos_array); },
         py::arg("x"), exp2_doc);
     constexpr const char* weight_doc =
-        "exp(x) for x <= 0, the softmax's weights: at most EXP_MAX_ULP + |x| / 2 ulp off where that is a normal number.";
+        "exp(x) for x <= 0, the softmax's weights: at most EXP_MAX_ULP + |x| / 2 ulp off where that is a "
+        "normal number.";
     m.def(
         "weight_exp", [](const Singles& x) { return elementwise<float>(x, &qk::weight_exp_array); },
         py::arg("x"), weight_doc);

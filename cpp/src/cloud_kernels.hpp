@@ -150,7 +150,8 @@ T cloud_max(const T* x, const Cloud<T>& cloud, Index end) {
         detail::strip_scores<T, D, Bias>(xs, Pack<T>{}, cloud, j, s);
         for (int h = 0; h < packs; ++h) {
             if (j + Cloud<T>::strip > end)
-                s[h] = select(detail::lanes_below<T>(j + h * width, end), s[h], -infinity<Pack<T>>());
+                s[h] = select(detail::lanes_below<T>(j + h * width, end), s[h],
+                              in_register(-infinity<Pack<T>>()));
             top[h] = max(s[h], top[h]);
         }
     }

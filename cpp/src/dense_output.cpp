@@ -1,6 +1,5 @@
 // Reductions that see every entry unshifted: both marginals at once, and the matrix itself.
 #include <cmath>
-#include <cstdint>
 
 #include "qk/engine.hpp"
 #include "row_kernels.hpp"
@@ -8,18 +7,6 @@
 
 namespace qk {
 namespace {
-
-// A place in `buffer`, which has a page to spare, three quarters of a page behind `other`. A processor that compares
-// addresses by their last twelve bits takes a load from `other` for one of what was just stored a little ahead in the same
-// place of another page, and waits for it: exponentials that take turns with sums were five times as slow where the
-// allocator had put them so.
-template <class T>
-T* apart_from(const T* other, T* buffer) {
-    constexpr std::uintptr_t page = 4096;
-    const auto wanted = reinterpret_cast<std::uintptr_t>(other) + page / 4 * 3;
-    const std::uintptr_t skip = (wanted - reinterpret_cast<std::uintptr_t>(buffer)) % page;
-    return buffer + skip / sizeof(T);
-}
 
 // One row of a tile: weights exp(s), added to the row sum and, entry by entry, to the column sums.
 template <class T>
@@ -55,19 +42,17 @@ bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
         auto& cols = parts[static_cast<std::size_t>(part)];
         cols.reserve(columns.n_padded);
         std::fill(cols.data(), cols.data() + columns.n_padded, 0.0);
-        constexpr Index page = 4096 / sizeof(T);
-        Buffer<T> in_block(std::min(t.tile_cols, columns.n_padded) + page);
+        Buffer<T> in_block(std::min(t.tile_cols, columns.n_padded));
         const Index first = part * n_blocks / n_parts * t.block_rows;
         const Index end = std::min((part + 1) * n_blocks / n_parts * t.block_rows, p.n_rows);
         RowBlock<T>& block = blocks[static_cast<std::size_t>(part)];
         const bool done = walk_tiles(
             p, columns, first, end, t, block, run, worker, [&](Index padded, Index j, Index, Index ld) {
-                T* sums = apart_from(block.scores.data(), in_block.data());
-                std::fill(sums, sums + padded, T(0));
+                std::fill(in_block.data(), in_block.data() + padded, T(0));
                 for (Index r = 0; r < block.n_rows; ++r)
                     rows[static_cast<std::size_t>(block.first_row + r)] += static_cast<double>(
-                        add_marginals(block.scores.data() + r * ld, padded, sums));
-                for (Index c = 0; c < padded; ++c) cols[j + c] += static_cast<double>(sums[c]);
+                        add_marginals(block.scores.data() + r * ld, padded, in_block.data()));
+                for (Index c = 0; c < padded; ++c) cols[j + c] += static_cast<double>(in_block[c]);
             });
         if (!done) complete.store(false);
     });

@@ -435,7 +435,9 @@ struct EntryBlock {
 template <class T, int R>
 void count_tile(const std::vector<Factor<T>>& experts, const EntryBlock<T>& e, Index i, Index p,
                 typename SimdTraits<T>::Bits& count, Pack<T>& smallest, Pack<T>& mass) {
+    using Bits = typename SimdTraits<T>::Bits;
     constexpr Index width = SimdTraits<T>::width;
+    const Bits one = in_register(Bits{} + 1);
     Pack<T> value[R][tile_cols];
     for (int r = 0; r < R; ++r)
         for (int c = 0; c < tile_cols; ++c) value[r][c] = broadcast(T(1));
@@ -450,7 +452,7 @@ void count_tile(const std::vector<Factor<T>>& experts, const EntryBlock<T>& e, I
             const Pack<T> scaled = value[r][c] * u * load(e.v + p + c * width);
             const auto negative =
                 (value[r][c] < -slack * load(e.col_slack + p + c * width)) & (scaled < Pack<T>{});
-            count -= negative;
+            count += negative ? one : Bits{};
             smallest = -max(-scaled, -smallest);
             mass += select(negative, scaled, Pack<T>{});
         }

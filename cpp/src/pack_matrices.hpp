@@ -150,7 +150,7 @@ QK_INLINE void factor_cholesky(int d, const Pack<T>* a, Pack<T>* out) {
         Pack<T> pivot = a[j * n + j];
         for (int k = 0; k < j; ++k) pivot = fnma(out[j * n + k], out[j * n + k], pivot);
         const Mask<T> live = pivot > rounding * a[j * n + j];
-        const Pack<T> r = root(select(live, pivot, broadcast(T(1))));
+        const Pack<T> r = root(select(live, pivot, in_register(broadcast(T(1)))));
         out[j * n + j] = select(live, r, Pack<T>{});
         const Pack<T> inverse = select(live, broadcast(T(1)) / r, Pack<T>{});
         for (int i = j + 1; i < n; ++i) {
@@ -167,7 +167,7 @@ template <class T, int D>
 QK_INLINE bool orthogonalize_pair(int d, Pack<T>* x, Pack<T>* y, Pack<T>* z, Pack<T>* w, Pack<T>& xx,
                                   Pack<T>& yy) {
     const int n = size_of<D>(d);
-    const Pack<T> one = broadcast(T(1));
+    const Pack<T> one = in_register(broadcast(T(1)));
     const Pack<T> xy = dot<T>(n, x, y);
     // |xy| > 2 eps |x| |y|, without roots and without squares that could overflow; 0 / 0 turns nothing
     const Pack<T> bound =

@@ -118,8 +118,8 @@ void add_dense(const DenseTerm<T>& term, const RowBlock<T>& block, Index first_c
 
 // Scores that are one dense term and biases, in one pass: the same numbers as add_dense on a tile of biases.
 template <class T>
-void set_dense(const DenseTerm<T>& term, const RowBlock<T>& block, const T* bias, Index first_col, Index n_cols,
-               Index padded, T* tile, Index ld) {
+void set_dense(const DenseTerm<T>& term, const RowBlock<T>& block, const T* bias, Index first_col,
+               Index n_cols, Index padded, T* tile, Index ld) {
     constexpr Index width = SimdTraits<T>::width;
     const MatrixView<T>& z = term.values;
     const Pack<T> scale = broadcast(term.scale);
@@ -134,7 +134,8 @@ void set_dense(const DenseTerm<T>& term, const RowBlock<T>& block, const T* bias
             for (Index j = 0; j < whole_cols; j += width) {
                 Pack<T> square[SimdTraits<T>::width];
 #pragma GCC unroll 16
-                for (Index c = 0; c < width; ++c) square[c] = load(&z(block.first_row + r, first_col + j + c));
+                for (Index c = 0; c < width; ++c)
+                    square[c] = load(&z(block.first_row + r, first_col + j + c));
                 transpose<T>(square);
                 const Pack<T> b = load(bias + j);
 #pragma GCC unroll 16
@@ -248,8 +249,8 @@ Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, In
     T* tile = block.scores.data() + at;
     std::size_t terms_done = 0;
     if (d == 0 && !problem.dense.empty()) {
-        set_dense(problem.dense.front(), block, columns.bias.data() + first_col, first_col, n_cols, padded, tile,
-                  ld);
+        set_dense(problem.dense.front(), block, columns.bias.data() + first_col, first_col, n_cols, padded,
+                  tile, ld);
         terms_done = 1;
     } else {
         score_tile(block.features.data(), block.n_rows, columns.panels.data() + first_col * d, padded / cols,
@@ -266,8 +267,8 @@ Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, In
 #define QK_INSTANTIATE(T)                                                                              \
     template PackedColumns<T> pack_columns(const Problem<T>&, MatrixView<T>, Index, const Run&, bool); \
     template void pack_rows(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&);   \
-    template Index score_block(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&, Index, \
-                               Index);
+    template Index score_block(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&, \
+                               Index, Index);
 QK_INSTANTIATE(float)
 QK_INSTANTIATE(double)
 

@@ -21,8 +21,9 @@ GUARD, CHAIN = 2, 2
 CHAIN_PASSES = 3
 # Past these the surrogate is no help.
 MAX_PASSES = 24
-# Sums of terms that are all alike (the constant vector of points on a circle) round one way in some BLAS kernels, and a
-# residual then stays above the rounding of random signs: one that no longer halves is taken up to this multiple.
+# Sums of terms that are all alike (the constant vector of points on a circle) round one way in some BLAS
+# kernels, and a residual then stays above the rounding of random signs: one that no longer halves is taken
+# up to this multiple.
 PLATEAU = 4.0
 
 

@@ -46,11 +46,11 @@ struct PowerTable<double> {
     static constexpr int shift = 48;
     static constexpr double ln2 = 0.693147180559945309417;
     static constexpr int terms = 6;  // relative error 7.1e-18
-    static constexpr double natural[terms] = {1.0000000000000022797,   0.5000000000000019951,
-                                              0.16666666662801438878,  0.041666666642505398502,
+    static constexpr double natural[terms] = {1.0000000000000022797,    0.5000000000000019951,
+                                              0.16666666662801438878,   0.041666666642505398502,
                                               0.0083334971674729813578, 0.0013889503350937687936};
-    static constexpr double binary[terms] = {0.69314718055994688961,  0.24022650695910167089,
-                                             0.055504108651949418561, 0.0096181291020512084433,
+    static constexpr double binary[terms] = {0.69314718055994688961,   0.24022650695910167089,
+                                             0.055504108651949418561,  0.0096181291020512084433,
                                              0.0013333820285471727465, 0.00015404211865090396362};
     alignas(64) static constexpr std::uint64_t bits[16] = {
         0x3ff0000000000000, 0x3fefb5586cf9890f, 0x3fef72b83c7d517b, 0x3fef387a6e756238,

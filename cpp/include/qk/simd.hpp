@@ -131,6 +131,17 @@ QK_INLINE PackD max(PackD a, PackD b) { return a > b ? a : b; }
 #endif
 #endif
 
+// For constants that are selected for lanes out of the ordinary. GCC folds a constant into the selecting instruction of
+// AVX-512, which reads it through the mask: a page that nothing else has touched is then never faulted in, because no lane
+// asks for it, and every such read costs over a hundred cycles.
+template <class V>
+QK_INLINE V in_register(V v) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(v));
+#endif
+    return v;
+}
+
 QK_INLINE PackF select(SimdTraits<float>::Bits condition, PackF a, PackF b) { return condition ? a : b; }
 QK_INLINE PackD select(SimdTraits<double>::Bits condition, PackD a, PackD b) { return condition ? a : b; }
 

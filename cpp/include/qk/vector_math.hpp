@@ -165,7 +165,7 @@ QK_INLINE void exp_packs(Pack<T> (&x)[N]) {
     for (int h = 0; h < N; ++h) y[h] = x[h];
     exp_nonpos_packs<T, N>(y);
     for (int h = 0; h < N; ++h) {
-        y[h] = select(x[h] > ExpConstants<T>::highest, infinity<Pack<T>>(), y[h]);
+        y[h] = select(x[h] > ExpConstants<T>::highest, in_register(infinity<Pack<T>>()), y[h]);
         x[h] = select(x[h] == x[h], y[h], x[h]);
     }
 }
@@ -212,12 +212,13 @@ QK_INLINE Pack<T> log_pack(Pack<T> x) {
     using Bits = typename SimdTraits<T>::Bits;
     using Words = typename SimdTraits<T>::Words;  // the bits of a negative argument wrap
     const auto subnormal = x < C::smallest_normal;
-    const V lifted = select(subnormal, x * C::lift, x);
+    const V lifted = select(subnormal, x * in_register(broadcast<T>(C::lift)), x);
     // Split x = m 2^e with m in [sqrt(1/2), sqrt(2)).
     const Bits bits = (Bits)((Words)lifted - C::sqrt_half_bits);
     const Bits exponent = bits >> E::mantissa_bits;
     const V m = (V)((Words)lifted - ((Words)exponent << E::mantissa_bits));
-    const V e = __builtin_convertvector(exponent, V) - select(subnormal, broadcast<T>(C::lift_log2), V{});
+    const V e = __builtin_convertvector(exponent, V) -
+                select(subnormal, in_register(broadcast<T>(C::lift_log2)), V{});
     const V f = m - T(1);
     const V z = f / (m + T(1));
     const V z2 = z * z;
@@ -227,8 +228,8 @@ QK_INLINE Pack<T> log_pack(Pack<T> x) {
     // log(1+f) = f - z (f - q z^2): keeps the leading f exact.
     const V tail = fnma(z, f - q * z2, e * E::ln2_lo);
     V y = fma(e, broadcast<T>(E::ln2_hi), f + tail);
-    y = select(x == V{}, -infinity<V>(), y);
-    y = select(x < V{}, V{} + (infinity<T>() - infinity<T>()), y);
+    y = select(x == V{}, in_register(-infinity<V>()), y);
+    y = select(x < V{}, in_register(V{} + (infinity<T>() - infinity<T>())), y);
     return select(x == infinity<V>(), x, select(x == x, y, x));
 }
 

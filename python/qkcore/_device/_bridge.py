@@ -323,9 +323,8 @@ class Loop:
             np.asarray(self.checked, np.int64),
         )
 
-
     def _verdict(self, status: str, error: float) -> str:
-        """What the mask allows, by the tests of the CPU: for them a mask of few entries is copied to the host."""
+        """What the mask allows, by the tests of the CPU: a mask of few entries is copied to the host."""
         from .. import scores
 
         s, (n, m) = self.s, self.s.shape
