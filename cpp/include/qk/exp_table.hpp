@@ -29,8 +29,7 @@ struct PowerTable<float> {
 
     // The entries that the four lowest bits of each lane say. (maskz: see max in simd.hpp.)
     QK_INLINE static PackF look_up(PackF where) {
-        const PackF table = *reinterpret_cast<const PackF*>(bits);
-        return _mm512_maskz_permutexvar_ps(0xffff, (__m512i)where, table);
+        return _mm512_maskz_permutexvar_ps(0xffff, (__m512i)where, (PackF)_mm512_load_si512(bits));
     }
     QK_INLINE static auto at_least(PackF x, float bound) {
         return _mm512_cmp_ps_mask(x, broadcast(bound), _CMP_NLT_UQ);  // true for NaN
@@ -59,8 +58,8 @@ struct PowerTable<double> {
         0x3feee89f995ad3ad, 0x3fef199bdd85529c, 0x3fef5818dcfba487, 0x3fefa4afa2a490da};
 
     QK_INLINE static PackD look_up(PackD where) {
-        const PackD* table = reinterpret_cast<const PackD*>(bits);
-        return _mm512_permutex2var_pd(table[0], (__m512i)where, table[1]);
+        return _mm512_permutex2var_pd((PackD)_mm512_load_si512(bits), (__m512i)where,
+                                      (PackD)_mm512_load_si512(bits + 8));
     }
     QK_INLINE static auto at_least(PackD x, double bound) {
         return _mm512_cmp_pd_mask(x, broadcast(bound), _CMP_NLT_UQ);
