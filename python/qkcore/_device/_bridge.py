@@ -339,8 +339,8 @@ class Loop:
             host = scores.dot(np.zeros((n, 1), s.dtype), np.zeros((m, 1), s.dtype))._with(
                 band=s._band
             )
-        arrays = (self.c.download(x) for x in (self.mu, self.nu, self.f, self.g))
-        return _feasibility.verdict(host, *arrays, status, error)
+        mu, nu, f, g = (self.c.download(x) for x in (self.mu, self.nu, self.f, self.g))
+        return _feasibility.verdict(host, mu, nu, f, g, status, error)
 
 
 # ---- arguments ----------------------------------------------------------------------------------
