@@ -189,3 +189,53 @@ def test_sums_of_equal_terms_do_not_drift(dim: int, dtype: str) -> None:
         name: float(np.abs(got.astype(np.float64) - 1).max()) / eps for name, got in sums.items()
     }
     assert max(error.values()) <= np.sqrt(n), error
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_dense_long_rows_and_tiles_that_are_masked(shape: str, dtype: str) -> None:
+    """A matrix of scores takes a way of its own into the tiles; its softmax is written in one pass."""
+    for height in HEIGHTS:
+        Z = np.outer([1.0, -1.0, 0.1], height * profile(shape, COLUMNS)).astype(dtype)
+        M = np.ones_like(Z, dtype=bool)
+        M[0, :1500] = M[1, 600:] = M[2] = False
+        for s, exact in (
+            (qk.scores.dense(Z), Z.astype(np.float64)),
+            (qk.scores.dense(Z).masked(M), np.where(M, Z.astype(np.float64), -np.inf)),
+        ):
+            top = exact.max(axis=1, keepdims=True)
+            top[np.isneginf(top)] = 0  # sees nothing
+            weights = np.exp(exact - top)
+            total = weights.sum(axis=1, keepdims=True)
+            wanted = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+            # Rounding of s - max, as large as the score is low; subnormal results are zeros.
+            eps, tiny = np.finfo(dtype).eps, np.finfo(dtype).tiny
+            below = np.where(np.isfinite(exact), top - exact, 0)
+            allowed = eps * wanted * (10 + below) + tiny
+            assert_within(qk.softmax(s).to_numpy(), wanted, allowed, f"{shape} {height}")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", DIMS)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sweeps_of_bridges_over_long_rows(shape: str, dim: int, dtype: str) -> None:
+    """Three iterations, stored and on the fly, against the same in float64: tiles weighed before the
+    largest score of their row was known are put right in the sums of rows and of columns."""
+    mu, nu = np.array([0.2, 0.5, 0.3]), np.full(COLUMNS, 1 / COLUMNS)
+    for height in (3.9, 30.0):
+        p = problem("dot", shape, height, dim, dtype)
+        Z = p.s
+        g = np.zeros(COLUMNS)
+        for _ in range(3):
+            f = np.log(mu) - np.logaddexp.reduce(Z + g, axis=1)
+            columns = np.logaddexp.reduce(Z + f[:, None], axis=0)
+            before, g = g, np.log(nu) - columns
+        for memory in (0, 1 << 30):
+            b = qk.bridge(
+                p.scores, mu.astype(dtype), nu.astype(dtype), solver="alternating", max_iter=3,
+                tol=1e-30, max_memory=memory,
+            )  # fmt: skip
+            shift = float(b.g.mean() - before.mean())
+            allowed = 40 * np.finfo(dtype).eps * (height + np.log(COLUMNS))
+            np.testing.assert_allclose(b.g - shift, before, rtol=0, atol=allowed)
+            np.testing.assert_allclose(b.f + shift, f, rtol=0, atol=allowed)

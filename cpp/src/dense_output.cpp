@@ -1,6 +1,7 @@
 // Reductions that see every entry unshifted: both marginals at once, and the matrix itself.
 #include <cmath>
 
+#include "online_rows.hpp"
 #include "qk/engine.hpp"
 #include "row_kernels.hpp"
 #include "tile_walk.hpp"
@@ -112,7 +113,8 @@ template <class T>
 bool write_weights(const T* s, Index n, bool raw, Weight weight, T* out) {
     if (raw) return write_row(s, n, Raw<T>{}, out);
     switch (weight) {
-        case Weight::softmax:
+        case Weight::softmax:  // write_softmax
+            break;
         case Weight::exp:
             return write_row(s, n, Exponential<T>{}, out);
         case Weight::linear:
@@ -123,6 +125,43 @@ bool write_weights(const T* s, Index n, bool raw, Weight weight, T* out) {
             return write_row(s, n, Unshifted<SigmoidWeight>{}, out);
     }
     __builtin_unreachable();
+}
+
+// As many rows as the L2 cache keeps until their sums are known.
+template <class T>
+Index softmax_block_rows(const Problem<T>& problem, const Tiling& t) {
+    constexpr Index l2_bytes = 256 << 10;
+    const Index row_bytes = std::max<Index>(1, problem.n_cols) * static_cast<Index>(sizeof(T));
+    return std::clamp<Index>(l2_bytes / row_bytes, 1, t.block_rows);
+}
+
+// The row softmax of a tile, with one exponential per entry, is written out, and put right after the last tile, while the
+// rows are in the cache. False when a sum is not finite.
+template <class T>
+bool write_softmax(RowBlock<T>& block, Index padded, Index j, Index n, Index ld, const DenseTask<T>& task,
+                   Index tile_cols, OnlineRows<T>& online) {
+    if (j == 0) online.start();
+    const auto row = [&](Index r) { return task.out + (block.first_row + r) * task.row_stride; };
+    for (Index r = 0; r < block.n_rows; ++r) {
+        T* s = block.scores.data() + r * ld;
+        online.weigh(r, j, padded, s, row_max(s, padded));
+        std::copy(s, s + n, row(r) + j);
+    }
+    const Index n_cols = task.problem.n_cols;
+    if (j + n < n_cols) return true;
+    bool finite = true;
+    for (Index r = 0; r < block.n_rows; ++r) {
+        const auto& state = online.state(r);
+        if (state.empty()) continue;  // sees nothing, and is all zeros
+        finite = finite && std::isfinite(state.max) && std::isfinite(state.sum);
+        for (Index first = 0; first < n_cols; first += tile_cols) {
+            const auto factor = static_cast<T>(online.factor(r, first) / state.sum);
+            T* out = row(r) + first;
+            const Index count = std::min(tile_cols, n_cols - first);
+            for (Index k = 0; k < count; ++k) out[k] *= factor;
+        }
+    }
+    return finite;
 }
 
 }  // namespace
@@ -155,6 +194,7 @@ Status marginals(const std::vector<MarginalTask<T>>& tasks, const Run& run) {
 
 template <class T>
 Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weight, const Run& run) {
+    const bool normalised = !raw && weight == Weight::softmax;
     double work = 0;
     std::vector<Piece> pieces;
     std::vector<PackedColumns<T>> columns(tasks.size());
@@ -165,23 +205,33 @@ Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weig
         columns[at] = pack_columns(p, MatrixView<T>{}, 0, scaled_run(run, operations(p, 0)));
         tiling[at] = choose_tiling(p, 0);
         tiling[at].split_cols = p.n_cols;
+        if (normalised) tiling[at].block_rows = softmax_block_rows(p, tiling[at]);
         cut(static_cast<Index>(at), p.n_rows, p.n_cols, tiling[at], pieces);
     }
     const Run scaled = scaled_run(run, work);
     std::vector<RowBlock<T>> blocks(static_cast<std::size_t>(scaled.n_threads));
+    std::vector<OnlineRows<T>> online(static_cast<std::size_t>(scaled.n_threads));
     std::atomic<bool> overflow{false};
     parallel_for(scaled, static_cast<Index>(pieces.size()), [&](Index i, int worker) {
         const Piece& piece = pieces[static_cast<std::size_t>(i)];
         const auto at = static_cast<std::size_t>(piece.problem);
         const DenseTask<T>& task = tasks[at];
         RowBlock<T>& block = blocks[static_cast<std::size_t>(worker)];
-        walk_tiles(task.problem, columns[at], piece.first_row, piece.end_row, tiling[at], block, scaled,
-                   worker, [&](Index, Index j, Index n, Index ld) {
+        OnlineRows<T>& rows = online[static_cast<std::size_t>(worker)];
+        const Tiling& t = tiling[at];
+        if (normalised) rows.reserve(t.block_rows, task.problem.n_cols, t.tile_cols);
+        walk_tiles(task.problem, columns[at], piece.first_row, piece.end_row, t, block, scaled, worker,
+                   [&](Index padded, Index j, Index n, Index ld) {
                        bool finite = true;
-                       for (Index r = 0; r < block.n_rows; ++r)
-                           finite = write_weights(block.scores.data() + r * ld, n, raw, weight,
-                                                  task.out + (block.first_row + r) * task.row_stride + j) &&
-                                    finite;
+                       if (normalised) {
+                           finite = write_softmax(block, padded, j, n, ld, task, t.tile_cols, rows);
+                       } else {
+                           for (Index r = 0; r < block.n_rows; ++r)
+                               finite =
+                                   write_weights(block.scores.data() + r * ld, n, raw, weight,
+                                                 task.out + (block.first_row + r) * task.row_stride + j) &&
+                                   finite;
+                       }
                        if (!finite) overflow.store(true, std::memory_order_relaxed);
                    });
     });

@@ -5,7 +5,6 @@
 #include <limits>
 
 #include <Eigen/Core>
-#include <Eigen/QR>
 
 #include "qk/scalar_math.hpp"
 
@@ -48,8 +47,7 @@ public:
         Vector to = point + step;
         const Index m = std::min(n_seen_++, memory_);
         if (m > 0) {
-            const Vector gamma = changes_.leftCols(m).colPivHouseholderQr().solve(step.cwiseProduct(weight_));
-            const Vector move = moves_.leftCols(m) * gamma;
+            const Vector move = moves_.leftCols(m) * fit(m, step);
             // Steps that are hardly independent give anything: no rate that is worth extrapolating is that slow.
             constexpr double farthest = 1e4;
             if (move.allFinite() && max_size(move) <= farthest * max_size(step)) to -= move;
@@ -59,11 +57,57 @@ public:
 
 private:
     static constexpr Index most = 5;
+    using Coefficients = Eigen::Matrix<double, Eigen::Dynamic, 1, 0, most, 1>;
+
+    // The combination of the first m changes nearest to the weighted step, by Gram and Schmidt's method in its modified
+    // form with the step as a last column, which is as stable as reflections (Björck), and for a handful of columns much
+    // less to do. The longest column goes first; those that hardly add a direction get nothing.
+    Coefficients fit(Index m, const Vector& step) {
+        constexpr double dependent = 1e-14;
+        rest_ = changes_.leftCols(m);
+        target_ = step.cwiseProduct(weight_);
+        double r[most][most], onto[most], longest = 0;
+        Index order[most], rank = 0;
+        for (Index k = 0; k < m; ++k) order[k] = k;
+        for (; rank < m; ++rank) {
+            Index pick = rank;
+            double size = 0;
+            for (Index k = rank; k < m; ++k) {
+                const double norm = rest_.col(order[k]).norm();
+                if (norm > size) {
+                    size = norm;
+                    pick = k;
+                }
+            }
+            longest = std::max(longest, size);
+            if (!(size > dependent * longest)) break;
+            std::swap(order[rank], order[pick]);
+            for (Index k = 0; k < rank; ++k) std::swap(r[k][rank], r[k][pick]);
+            auto unit = rest_.col(order[rank]);
+            unit /= size;
+            r[rank][rank] = size;
+            for (Index k = rank + 1; k < m; ++k) {
+                r[rank][k] = unit.dot(rest_.col(order[k]));
+                rest_.col(order[k]) -= r[rank][k] * unit;
+            }
+            onto[rank] = unit.dot(target_);
+            target_ -= onto[rank] * unit;
+        }
+        Coefficients gamma = Coefficients::Zero(m);
+        for (Index k = rank - 1; k >= 0; --k) {
+            double value = onto[k];
+            for (Index l = k + 1; l < rank; ++l) value -= r[k][l] * gamma[order[l]];
+            gamma[order[k]] = value / r[k][k];
+        }
+        return gamma;
+    }
 
     static double max_size(const Vector& v) { return v.size() > 0 ? v.cwiseAbs().maxCoeff() : 0.0; }
 
     Vector weight_, last_point_, last_step_;
     Eigen::MatrixXd changes_, moves_;  // of the step, weighted; of the point that it leads to
+    Eigen::MatrixXd rest_;             // of fit()
+    Vector target_;
     Index n_seen_ = 0, n_failed_ = 0;
     Index memory_ = most;
 };

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "flush_subnormals.hpp"
+#include "online_rows.hpp"
 #include "row_kernels.hpp"
 #include "row_scores.hpp"
 #include "sweep_rows.hpp"
@@ -80,7 +81,7 @@ Status column_lse(const Problem<T>& problem, const double* f, double* lse, const
     return status;
 }
 
-// Scores s_ij + g_j of all columns, a block of rows at a time, while the block is in the cache.
+// Scores s_ij + g_j of all columns, a block of rows at a time, tile by tile.
 template <class T>
 class RowWalk {
 public:
@@ -93,69 +94,49 @@ public:
           columns_(pack_columns(problem, MatrixView<T>{}, 0, run)),
           base_bias_(columns_.bias.data(), columns_.bias.data() + columns_.n_padded),
           by_rows_(choose_tiling(problem, 0).row_by_row ? pick_row_scores(problem, columns_.dims)
-                                                        : RowScoresKernel<T>{}) {
-        // A block of rows waits in the L2 cache for its sums; matrix work per entry wants whole micro-tiles, for two
-        // rows take more than half as long as six.
+                                                        : RowScoresKernel<T>{}),
+          plain_(by_rows_ && problem.band.everything()),
+          tile_(plain_ ? 1024 : 256) {
+        // A block of rows waits in the L2 cache for its sums, but rows that share a pass over the column sums go
+        // together whatever their length; matrix work per entry wants whole micro-tiles, for two rows take more than
+        // half as long as six.
         const Index row_bytes = std::max<Index>(1, columns_.n_padded) * static_cast<Index>(sizeof(T));
         const Index fits = l2_bytes / row_bytes;
-        const Index least = by_rows_ ? 1 : MicroTile<T>::rows;
+        const Index least = by_rows_ ? sweep_rows : MicroTile<T>::rows;
         block_rows_ = std::clamp(fits / least * least, least, most_rows);
     }
 
     Index width() const { return columns_.n_padded; }
+    Index tile() const { return tile_; }
     void set_potential(const double* g) {
         for (Index j = 0; j < problem_.n_cols; ++j)
             columns_.bias[j] = base_bias_[static_cast<std::size_t>(j)] + static_cast<T>(g[j]);
     }
 
-    // visit(block, tops): the scores of rows [block.first_row, + block.n_rows), `width()` apart, and the
-    // largest of each row.
-    template <class Visit>
-    void each_block(Index first, Index end, RowBlock<T>& block, const Run& run, int worker,
-                    const Visit& visit) const {
+    // For every block of rows: tile(r, j, padded, s, top) for every row r of the block and every tile of columns from j
+    // on, whose scores s have the maximum `top`; then block_done(). Rows of the block are `width()` apart.
+    template <class Tile, class Done>
+    void each_block(Index first, Index end, RowBlock<T>& block, const Run& run, int worker, const Tile& tile,
+                    const Done& block_done) const {
         const Index n = columns_.n_padded, d = columns_.dims.total();
         block.scores.reserve(block_rows_ * n);
-        T tops[most_rows];
-        const bool plain = by_rows_ && problem_.band.everything();
-        // Tiles of columns, so that what all rows of the block read of them stays in the L1 cache.
-        const Index tile = plain ? 1024 : 256;
         for (Index i = first; i < end; i += block_rows_) {
             if (should_stop(run, worker)) return;
             pack_rows(problem_, columns_, i, std::min(block_rows_, end - i), block);
-            std::fill(tops, tops + block.n_rows, -infinity<T>());
-            for (Index j = 0; j < n; j += tile) {
-                const Index padded = std::min(tile, n - j);
-                if (!plain)
-                    score_block(problem_, columns_, j, std::min(tile, problem_.n_cols - j), block, n, j);
+            for (Index j = 0; j < n; j += tile_) {
+                const Index padded = std::min(tile_, n - j);
+                if (!plain_)
+                    score_block(problem_, columns_, j, std::min(tile_, problem_.n_cols - j), block, n, j);
                 for (Index r = 0; r < block.n_rows; ++r) {
                     T* s = block.scores.data() + r * n + j;
                     const RowScores<T> row{block.features.data() + r * d, columns_.panels.data() + j * d,
                                            columns_.bias.data() + j,      padded / MicroTile<T>::cols,
                                            columns_.distance_scale,       block.bias[r]};
-                    tops[r] = max(tops[r], plain ? by_rows_(row, s) : row_max(s, padded));
+                    tile(r, j, padded, s, plain_ ? by_rows_(row, s) : row_max(s, padded));
                 }
             }
-            visit(tops);
+            block_done();
         }
-    }
-
-    // Scores become weights exp(s - shift); returns their sum, and the sum of weights times z.
-    double weigh_all(T* s, T shift, const T* z, double* along) const {
-        double sum = 0;
-        for (Index j = 0; j < columns_.n_padded; j += sweep_chunk) {
-            const Index n = std::min(sweep_chunk, columns_.n_padded - j);
-            const ShiftedExp<T> weigh{broadcast(shift)};
-            if (z == nullptr) {
-                sum += static_cast<double>(
-                    weigh_row<ShiftedExp<T>, T, 0, false, true>(s + j, n, weigh, shift, nullptr, 0).sum);
-            } else {
-                const auto found =
-                    weigh_row<ShiftedExp<T>, T, 1, false, true>(s + j, n, weigh, shift, z + j, 0);
-                sum += static_cast<double>(found.sum);
-                *along += static_cast<double>(found.products[0]);
-            }
-        }
-        return sum;
     }
 
 private:
@@ -163,7 +144,50 @@ private:
     PackedColumns<T> columns_;
     std::vector<T> base_bias_;
     RowScoresKernel<T> by_rows_;
+    bool plain_;
+    Index tile_;
     Index block_rows_ = 1;
+};
+
+// The weights of a block of rows, which wait in the cache for their column sums.
+template <class T>
+class WeighedRows {
+public:
+    RowBlock<T> block;
+
+    // row(r, i, state): row r of the block, which is row i of the problem, once all its weights are known; then
+    // block_done().
+    template <class Row, class Done>
+    void walk(const RowWalk<T>& walk, Index first, Index end, const Run& run, int worker, const Row& row,
+              const Done& block_done) {
+        tile_ = walk.tile();
+        online_.reserve(RowWalk<T>::most_rows, walk.width(), tile_);
+        walk.each_block(
+            first, end, block, run, worker,
+            [&](Index r, Index j, Index padded, T* s, T top) { online_.weigh(r, j, padded, s, top); },
+            [&] {
+                for (Index r = 0; r < block.n_rows; ++r) row(r, block.first_row + r, online_.state(r));
+                block_done();
+                online_.start();
+            });
+    }
+
+    double factor(Index r, Index j) const { return online_.factor(r, j); }
+
+    // Adds the rows to the column sums, each times what `factors` says.
+    void add_to(ColumnSums<T>& sums, Index width, const double* factors) const {
+        T c[RowWalk<T>::most_rows];
+        for (Index j = 0; j < width; j += tile_) {
+            for (Index r = 0; r < block.n_rows; ++r) c[r] = static_cast<T>(factors[r] * factor(r, j));
+            sums.add(static_cast<int>(block.n_rows), block.scores.data() + j, width, c, j,
+                     std::min(tile_, width - j));
+        }
+        sums.added(static_cast<int>(block.n_rows));
+    }
+
+private:
+    Index tile_ = 1;
+    OnlineRows<T> online_;
 };
 
 template <class T>
@@ -177,34 +201,24 @@ public:
         Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0), sums_);
         blocks_.resize(static_cast<std::size_t>(parts.count()));
         std::atomic<bool> overflow{false};
-        const bool done = parts(walk_.width(), columns,
-                                [&](Index first, Index end, ColumnSums<T>* sums, Index part, int worker) {
-                                    RowBlock<T>& block = blocks_[static_cast<std::size_t>(part)];
-                                    walk_.each_block(first, end, block, parts.run(), worker, [&](T* tops) {
-                                        T factors[RowWalk<T>::most_rows];
-                                        for (Index r = 0; r < block.n_rows; ++r) {
-                                            T* s = block.scores.data() + r * walk_.width();
-                                            const Index i = block.first_row + r;
-                                            const auto top = static_cast<double>(tops[r]);
-                                            double found = top, sum = 0;
-                                            if (top != -infinity<double>()) {
-                                                sum = walk_.weigh_all(s, tops[r], nullptr, nullptr);
-                                                found = top + std::log(sum);
-                                                if (!std::isfinite(found))
-                                                    overflow.store(true, std::memory_order_relaxed);
-                                            }
-                                            lse[i] = found;
-                                            lse_[static_cast<std::size_t>(i)] = found;
-                                            factors[r] = T(0);
-                                            if (sums != nullptr && sum > 0)
-                                                factors[r] = static_cast<T>(mass(i, found) / sum);
-                                            if (sum == 0) std::fill(s, s + walk_.width(), T(0));
-                                        }
-                                        if (sums != nullptr)
-                                            sums->add(static_cast<int>(block.n_rows), block.scores.data(),
-                                                      walk_.width(), factors);
-                                    });
-                                });
+        const bool done = parts(
+            walk_.width(), columns, [&](Index first, Index end, ColumnSums<T>* sums, Index part, int worker) {
+                WeighedRows<T>& rows = blocks_[static_cast<std::size_t>(part)];
+                double factors[RowWalk<T>::most_rows] = {};
+                rows.walk(
+                    walk_, first, end, parts.run(), worker,
+                    [&](Index r, Index i, const SoftmaxState<double>& state) {
+                        const double found = state.log_sum_exp();
+                        if (!state.empty() && !std::isfinite(found))
+                            overflow.store(true, std::memory_order_relaxed);
+                        lse[i] = found;
+                        lse_[static_cast<std::size_t>(i)] = found;
+                        factors[r] = sums != nullptr && state.sum > 0 ? mass(i, found) / state.sum : 0.0;
+                    },
+                    [&] {
+                        if (sums != nullptr) rows.add_to(*sums, walk_.width(), factors);
+                    });
+            });
         if (!done) return Status::interrupted;
         return overflow.load() ? Status::overflow : Status::ok;
     }
@@ -221,24 +235,29 @@ public:
         blocks_.resize(static_cast<std::size_t>(parts.count()));
         const bool done = parts(
             walk_.width(), out, [&](Index first, Index end, ColumnSums<T>* sums, Index part, int worker) {
-                RowBlock<T>& block = blocks_[static_cast<std::size_t>(part)];
-                walk_.each_block(first, end, block, parts.run(), worker, [&](T*) {
-                    T factors[RowWalk<T>::most_rows];
-                    for (Index r = 0; r < block.n_rows; ++r) {
-                        T* s = block.scores.data() + r * walk_.width();
-                        const Index i = block.first_row + r;
-                        const double at = lse_[static_cast<std::size_t>(i)];
-                        factors[r] = T(0);
-                        if (at == -infinity<double>() || mass[i] == 0) {
-                            std::fill(s, s + walk_.width(), T(0));
-                            continue;
+                RowBlock<T>& block = blocks_[static_cast<std::size_t>(part)].block;
+                double along[RowWalk<T>::most_rows] = {};
+                walk_.each_block(
+                    first, end, block, parts.run(), worker,
+                    [&](Index r, Index j, Index padded, T* s, T) {
+                        const double at = lse_[static_cast<std::size_t>(block.first_row + r)];
+                        if (at == -infinity<double>() || mass[block.first_row + r] == 0) {
+                            std::fill(s, s + padded, T(0));
+                            return;
                         }
-                        double along = 0;
-                        walk_.weigh_all(s, static_cast<T>(at), direction.data(), &along);
-                        factors[r] = static_cast<T>(mass[i] * along);
-                    }
-                    sums->add(static_cast<int>(block.n_rows), block.scores.data(), walk_.width(), factors);
-                });
+                        const auto shift = static_cast<T>(at);
+                        const auto found = weigh_row<ShiftedExp<T>, T, 1, false, true>(
+                            s, padded, {broadcast(shift)}, shift, direction.data() + j, 0);
+                        along[r] += static_cast<double>(found.products[0]);
+                    },
+                    [&] {
+                        T factors[RowWalk<T>::most_rows];
+                        for (Index r = 0; r < block.n_rows; ++r)
+                            factors[r] = static_cast<T>(mass[block.first_row + r] * along[r]);
+                        sums->add(static_cast<int>(block.n_rows), block.scores.data(), walk_.width(),
+                                  factors);
+                        std::fill(std::begin(along), std::end(along), 0.0);
+                    });
             });
         return done ? Status::ok : Status::interrupted;
     }
@@ -247,7 +266,7 @@ private:
     Problem<T> problem_;
     RowWalk<T> walk_;
     std::vector<double> lse_;
-    std::vector<RowBlock<T>> blocks_;
+    std::vector<WeighedRows<T>> blocks_;
     typename Parts<T>::Sums sums_;
 };
 
@@ -464,29 +483,29 @@ private:
         corrections_.forget();
         walk_.set_potential(g);
         Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0), parts_of<T>());
-        std::vector<RowBlock<T>> blocks(static_cast<std::size_t>(parts.count()));
+        std::vector<WeighedRows<T>> blocks(static_cast<std::size_t>(parts.count()));
         std::atomic<bool> overflow{false};
         const Index width = walk_.width();
         const bool done =
             parts(width, columns, [&](Index first, Index end, ColumnSums<T>* sums, Index part, int worker) {
-                RowBlock<T>& block = blocks[static_cast<std::size_t>(part)];
-                walk_.each_block(first, end, block, parts.run(), worker, [&](const T* tops) {
-                    T factors[RowWalk<T>::most_rows] = {};
-                    for (Index r = 0; r < block.n_rows; ++r) {
-                        const Index i = block.first_row + r;
+                WeighedRows<T>& rows = blocks[static_cast<std::size_t>(part)];
+                double factors[RowWalk<T>::most_rows] = {};
+                rows.walk(
+                    walk_, first, end, parts.run(), worker,
+                    [&](Index r, Index i, const SoftmaxState<double>& state) {
                         const auto at = static_cast<std::size_t>(i);
-                        const double sum = take_row(i, block.scores.data() + r * width, tops[r]);
-                        if (!std::isfinite(sum)) overflow.store(true, std::memory_order_relaxed);
-                        sums_[at] = sum;
-                        if (sums == nullptr) continue;
-                        lse[i] = sum > 0 ? tops_[at] + std::log(sum) : -infinity<double>();
-                        const double c = sum > 0 ? mass(i, lse[i]) / sum : 0.0;
-                        factors[r] = static_cast<T>(c);
-                        if constexpr (rounded) factors_[at] = c;
-                    }
-                    if (sums != nullptr)
-                        sums->add(static_cast<int>(block.n_rows), block.scores.data(), width, factors);
-                });
+                        if (!std::isfinite(state.sum)) overflow.store(true, std::memory_order_relaxed);
+                        sums_[at] = state.sum;
+                        tops_[at] = state.empty() ? 0.0 : state.max;
+                        store_row(i, r, rows);
+                        if (sums == nullptr) return;
+                        lse[i] = state.log_sum_exp();
+                        factors[r] = state.sum > 0 ? mass(i, lse[i]) / state.sum : 0.0;
+                        if constexpr (rounded) factors_[at] = factors[r];
+                    },
+                    [&] {
+                        if (sums != nullptr) rows.add_to(*sums, width, factors);
+                    });
             });
         if (!done) return Status::interrupted;
         if (overflow.load()) return Status::overflow;
@@ -499,20 +518,16 @@ private:
         return Status::ok;
     }
 
-    // Stores one row, whose scores become weights; their sum.
-    double take_row(Index i, T* s, T top) {
+    // Row r of the block, which is row i; a row that sees nothing has weights 0.
+    void store_row(Index i, Index r, const WeighedRows<T>& rows) {
         E* to = entries_.data() + i * ld_;
-        std::fill(to + problem_.n_cols, to + ld_, E(0));
-        const bool seen = top != -infinity<T>();  // else every entry is 0
-        tops_[static_cast<std::size_t>(i)] = seen ? static_cast<double>(top) : 0.0;
-        if (!seen) {
-            std::fill(s, s + walk_.width(), T(0));
-            std::fill(to, to + problem_.n_cols, E(0));
-            return 0.0;
+        const T* from = rows.block.scores.data() + r * walk_.width();
+        for (Index j = 0; j < problem_.n_cols; j += walk_.tile()) {
+            const auto factor = static_cast<T>(rows.factor(r, j));
+            const Index end = std::min(j + walk_.tile(), problem_.n_cols);
+            for (Index k = j; k < end; ++k) to[k] = static_cast<E>(from[k] * factor);
         }
-        const double sum = walk_.weigh_all(s, top, nullptr, nullptr);
-        for (Index j = 0; j < problem_.n_cols; ++j) to[j] = static_cast<E>(s[j]);
-        return sum;
+        std::fill(to + problem_.n_cols, to + ld_, E(0));
     }
 
     // Asking whether to stop looks at the clock, which takes as long as four short rows.

@@ -100,8 +100,17 @@ public:
     }
     template <class E>
     void add(int n_rows, const E* w, Index ld, const T* c) {
+        add(n_rows, w, ld, c, 0, n_);
+        added(n_rows);
+    }
+    // Columns [first, first + n) alone; once all have them, added().
+    template <class E>
+    void add(int n_rows, const E* w, Index ld, const T* c, Index first, Index n) {
         for (int r = 0; r < n_rows; r += sweep_rows)
-            add_some_rows(std::min(sweep_rows, n_rows - r), w + r * ld, ld, c + r, n_, pending_.data());
+            add_some_rows(std::min(sweep_rows, n_rows - r), w + r * ld, ld, c + r, n,
+                          pending_.data() + first);
+    }
+    void added(int n_rows) {
         pending_rows_ += n_rows;
         if (pending_rows_ >= flush_rows) flush();
     }

@@ -173,6 +173,8 @@ class MarkovOperator(_Operator, Markov):
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
         """The operator as an array (..., N, M)."""
         threads = resolve_threads(n_threads)
+        if self.axis == 1 and self.bridge is None:  # in one pass
+            return cpu.materialize(self._scores._spec, False, _CODE["softmax"], threads)
         return cpu.materialize(self._shifted(threads)._spec, False, _CODE["exp"], threads)
 
     def entropy(self, *, n_threads: int | None = None) -> Real:

@@ -43,7 +43,7 @@ struct MarginalTask {
 template <class T>
 Status marginals(const std::vector<MarginalTask<T>>& tasks, const Run& run);
 
-// Writes w(s_ij) into a row-major array; `scores` itself when raw is true (masked = -inf).
+// Writes w(s_ij) into a row-major array, with softmax the row softmax; `scores` itself when raw is true (masked = -inf).
 template <class T>
 struct DenseTask {
     Problem<T> problem;

@@ -122,16 +122,13 @@ QK_INLINE void exp_nonpos_packs(Pack<T> (&x)[N]) {
     QK_EACH x[h] = select(gone[h], Pack<T>{}, x[h]);
 }
 
-// Without a range check: right where 2^x is a normal number.
+// 2^(n + x) for |x| <= 1/2, in place, where it is a normal number; `shifted` is n + magic.
 template <class T, int N>
-QK_INLINE void exp2_core(Pack<T> (&x)[N]) {
+QK_INLINE void exp2_fraction(Pack<T> (&x)[N], const Pack<T> (&shifted)[N]) {
     using C = Exp2Constants<T>;
-    using E = ExpConstants<T>;
     using V = Pack<T>;
     using Words = typename SimdTraits<T>::Words;
-    V shifted[N], q[N];
-    QK_EACH shifted[h] = x[h] + E::magic;
-    QK_EACH x[h] = x[h] - (shifted[h] - E::magic);
+    V q[N];
     // Horner's rule: short of registers and of scheduler slots, fewer operations beat shorter chains.
     QK_EACH q[h] = fma(x[h], broadcast<T>(C::c[C::terms - 1]), broadcast<T>(C::c[C::terms - 2]));
 #pragma GCC unroll 16
@@ -139,8 +136,33 @@ QK_INLINE void exp2_core(Pack<T> (&x)[N]) {
         QK_EACH q[h] = fma(q[h], x[h], broadcast<T>(C::c[k]));
     }
     QK_EACH q[h] = fma(q[h], x[h], broadcast<T>(T(1)));
-    QK_EACH x[h] = (V)((Words)q[h] + ((Words)shifted[h] << E::mantissa_bits));
+    QK_EACH x[h] = (V)((Words)q[h] + ((Words)shifted[h] << ExpConstants<T>::mantissa_bits));
 }
+
+// Without a range check: right where 2^x is a normal number.
+template <class T, int N>
+QK_INLINE void exp2_core(Pack<T> (&x)[N]) {
+    using E = ExpConstants<T>;
+    Pack<T> shifted[N];
+    QK_EACH shifted[h] = x[h] + E::magic;
+    QK_EACH x[h] = x[h] - (shifted[h] - E::magic);
+    exp2_fraction<T, N>(x, shifted);
+}
+
+#if defined(__FMA__)
+// exp(x) for x <= 0 as 2^(x log2(e)), the product without its rounding: n is taken from it before it is rounded.
+template <class T, int N>
+QK_INLINE void weight_exp_packs(Pack<T> (&x)[N]) {
+    using E = ExpConstants<T>;
+    typename SimdTraits<T>::Bits gone[N];
+    Pack<T> shifted[N];
+    QK_EACH gone[h] = x[h] < E::lowest;
+    QK_EACH shifted[h] = fma(x[h], broadcast<T>(E::log2e), broadcast<T>(E::magic));
+    QK_EACH x[h] = fma(x[h], broadcast<T>(E::log2e), E::magic - shifted[h]);
+    exp2_fraction<T, N>(x, shifted);
+    QK_EACH x[h] = select(gone[h], Pack<T>{}, x[h]);
+}
+#endif
 
 template <class T, int N>
 QK_INLINE void exp2_nonpos_packs(Pack<T> (&x)[N]) {
@@ -263,15 +285,16 @@ QK_INLINE void exp2_in_range_each(Pack<T> (&x)[N]) {
 #endif
 }
 inline constexpr double log2_e = 1.44269504088896340736;
-// exp(x) for x <= 0, as weight beside one of 1: by way of 2^x, rounding the product with log2(e) costs |x| eps/2
-// relative to the weight itself, at most eps/5 relative to 1; with AVX-512, rounding ln 2 costs less.
+// exp(x) for x <= 0, as weight beside one of 1: rounding log2(e), or with AVX-512 ln 2, costs up to half an ulp of the
+// weight for every unit of -x.
 template <class T, int N>
 QK_INLINE void weight_exp_each(Pack<T> (&x)[N]) {
 #if defined(__AVX512F__)
     detail::table_exp<T, N, true, true>(x, detail::ExpConstants<T>::lowest);
+#elif defined(__FMA__)
+    detail::weight_exp_packs<T, N>(x);
 #else
-    for (auto& each : x) each *= T(log2_e);
-    exp2_nonpos_each<T, N>(x);
+    detail::exp_nonpos_packs<T, N>(x);  // without fused products the way by 2^x would cost a rounding
 #endif
 }
 QK_INLINE PackF log(PackF x) { return detail::log_pack<float>(x); }

@@ -1,0 +1,59 @@
+// Rows that become weights tile by tile, while each tile is in the L1 cache: relative to the largest score that the row
+// has shown so far, since the largest of all is known at its end only. What a tile then lacks is kept beside it.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "qk/softmax_state.hpp"
+#include "row_kernels.hpp"
+
+namespace qk {
+
+template <class T>
+class OnlineRows {
+public:
+    // For blocks of up to n_rows rows, whose tiles have tile_cols columns.
+    void reserve(Index n_rows, Index n_cols, Index tile_cols) {
+        tile_cols_ = tile_cols;
+        n_tiles_ = (n_cols + tile_cols - 1) / tile_cols;
+        states_.resize(static_cast<std::size_t>(n_rows));
+        shifts_.resize(static_cast<std::size_t>(n_rows * n_tiles_));
+        start();
+    }
+
+    // Before every block.
+    void start() { std::fill(states_.begin(), states_.end(), SoftmaxState<double>{}); }
+
+    // The scores of row r from column j on, `top` the largest of them, become weights.
+    QK_INLINE void weigh(Index r, Index j, Index padded, T* s, T top) {
+        auto& state = states_[static_cast<std::size_t>(r)];
+        state.raise(static_cast<double>(top));
+        // A row that has seen nothing: any finite shift gives weights of exactly 0.
+        const T shift = state.empty() ? T(0) : static_cast<T>(state.max);
+        shifts_[at(r, j)] = state.max;
+        const ShiftedExp<T> weight{broadcast(shift)};
+        state.sum += static_cast<double>(
+            weigh_row<ShiftedExp<T>, T, 0, false, true>(s, padded, weight, shift, nullptr, 0).sum);
+    }
+
+    // Of the tiles so far; its max is the shift of the row.
+    const SoftmaxState<double>& state(Index r) const { return states_[static_cast<std::size_t>(r)]; }
+
+    // What the weights of the tile from column j on are multiplied by to have the shift of the row.
+    double factor(Index r, Index j) const {
+        const double shift = shifts_[at(r, j)], top = state(r).max;
+        if (shift == top) return 1.0;
+        return shift == -infinity<double>() ? 0.0 : std::exp(shift - top);
+    }
+
+private:
+    std::size_t at(Index r, Index j) const { return static_cast<std::size_t>(r * n_tiles_ + j / tile_cols_); }
+
+    Index tile_cols_ = 1, n_tiles_ = 0;
+    std::vector<SoftmaxState<double>> states_;
+    std::vector<double> shifts_;
+};
+
+}  // namespace qk
