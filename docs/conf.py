@@ -18,8 +18,27 @@ project = "qkcore"
 author = copyright = "The qkcore authors"
 release = version = qkcore.__version__
 
-extensions = ["sphinx.ext.autodoc", "myst_parser", "mathml", "docstrings"]
-exclude_patterns = ["_ext", "figures"]
+extensions = [
+    "sphinx.ext.autodoc",
+    "sphinx_gallery.gen_gallery",
+    "myst_parser",
+    "mathml",
+    "docstrings",
+]
+exclude_patterns = ["_ext", "figures", "gallery", "sg_execution_times.rst"]
+
+# Scripts of docs/gallery are run by the build, each checks what its figure shows, and a failure stops it.
+sphinx_gallery_conf = {
+    "examples_dirs": "gallery",
+    "gallery_dirs": "auto_gallery",
+    "abort_on_example_error": True,
+    "download_all_examples": False,
+    "show_memory": False,
+    "show_signature": False,
+    "min_reported_time": 1e9,  # times differ from build to build
+    "write_computation_times": False,
+    "reference_url": {},
+}
 # A pattern in index.md that matches nothing yet is no error; a page that no list names is one.
 logging.getLogger("sphinx.sphinx.directives.other").addFilter(
     lambda record: "didn't match any documents" not in str(record.msg)
