@@ -24,7 +24,7 @@ public:
     }
 
     // Before every block.
-    void start() { std::fill(states_.begin(), states_.end(), SoftmaxState<double>{}); }
+    void start() { std::ranges::fill(states_, SoftmaxState<double>{}); }
 
     // The scores of row r from column j on, `top` the largest of them, become weights.
     QK_INLINE void weigh(Index r, Index j, Index padded, T* s, T top) {
