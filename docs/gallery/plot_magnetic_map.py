@@ -25,7 +25,14 @@ def operator(sign: float) -> magnetic.MagneticOperator:
 
 
 # %%
-# The current through each point, summed over its neighbours: an arrow for where it goes.
+# Turning the direction round leaves the eigenvalues as they are. Without phases they are others:
+# phases round the ring do not add up to whole turns here, and no choice of gauge takes them away.
+values = [operator(sign).spectrum(8)[0] for sign in (1.0, -1.0, 0.0)]
+assert np.allclose(values[0], values[1], atol=1e-10) and values[0][0] < values[2][0] - 1e-4
+
+# %%
+# The current through each point, summed over its neighbours: an arrow for where it goes. And the
+# eigenvalues.
 figure, axes = plt.subplots(1, 3, figsize=(9, 3.2), layout="constrained")
 turned = []
 for axis, sign in zip(axes[:2], (1.0, -1.0), strict=True):
@@ -36,14 +43,8 @@ for axis, sign in zip(axes[:2], (1.0, -1.0), strict=True):
     axis.set(title=f"current, W = I {'+' if sign > 0 else '-'} turn", xlabel="x", ylabel="y")
     axis.set_aspect("equal")
     turned.append(float((X[:, 0] * flow[:, 1] - X[:, 1] * flow[:, 0]).sum()))
-
-# %%
-# Turning the direction round leaves the eigenvalues as they are. Without phases they are others:
-# phases round the ring do not add up to whole turns here, and no choice of gauge takes them away.
-values = [operator(sign).spectrum(8)[0] for sign in (1.0, -1.0, 0.0)]
 for found, label, marker in zip(values, ("turn", "turned back", "none"), "os^", strict=True):
     axes[2].plot(np.arange(1, 9), found, marker, ms=5, label=label, alpha=0.8)
 axes[2].set(title="spectrum", xlabel="k", ylabel=r"$\lambda_k$")
 _ = axes[2].legend(title="phases")
 assert turned[0] * turned[1] < 0 and np.isclose(turned[0], -turned[1])
-assert np.allclose(values[0], values[1], atol=1e-10) and values[0][0] < values[2][0] - 1e-4
