@@ -123,8 +123,10 @@ void set_dense(const DenseTerm<T>& term, const RowBlock<T>& block, const T* bias
     constexpr Index width = SimdTraits<T>::width;
     const MatrixView<T>& z = term.values;
     const Pack<T> scale = broadcast(term.scale);
+    // A lane of packs, so that edges round as the rest does, whatever the compiler fuses.
     const auto one = [&](Index r, Index j) {
-        tile[r * ld + j] = term.scale * z(block.first_row + r, first_col + j) + (block.bias[r] + bias[j]);
+        const Pack<T> value = broadcast(z(block.first_row + r, first_col + j));
+        tile[r * ld + j] = fma(value, scale, broadcast(block.bias[r] + bias[j]))[0];
     };
     const Index whole_cols = n_cols / width * width;
     Index r = 0;
