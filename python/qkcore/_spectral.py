@@ -36,9 +36,14 @@ def leading_eigenpairs(
             return found[0], fix_signs(found[1])
     from scipy.linalg import eigh
 
-    matrix = product(np.eye(n, dtype=dtype))
+    # In double precision: the method rounds by the largest entry of a vector, and entries of unlikely
+    # states, which callers divide by the root of their probability, would not be seen beside it.
+    matrix = product(np.eye(n, dtype=dtype)).astype(np.result_type(dtype, np.float64), copy=False)
     values, vectors = eigh((matrix + matrix.conj().T) / 2, driver="evd")
-    return values[::-1][:k], fix_signs(vectors[:, ::-1][:, :k])
+    return (
+        values[::-1][:k].astype(dtype.type(0).real.dtype, copy=False),
+        fix_signs(vectors[:, ::-1][:, :k].astype(dtype, copy=False)),
+    )
 
 
 def probe(n: int, dtype: npt.DTypeLike) -> Vectors:

@@ -86,8 +86,9 @@ def right_vectors(
 ) -> Complex:
     """Eigenvectors from those u of the Hermitian form: u / sqrt(pi).
 
-    Rounding in u then weighs 1 / sqrt(pi), much for unlikely states. Those see likely ones, so where the
-    average of the errors over a row is smaller, divided by the eigenvalue, psi = P psi / lambda is taken.
+    Rounding in u then weighs 1 / sqrt(pi), much for unlikely states. Those see likely ones:
+    psi = P psi / lambda has the average of the errors over a row, and psi times the rounding of lambda,
+    both divided by lambda. It is taken where that is less.
     """
     gone = np.isneginf(log_law)
     scale = np.exp(-0.5 * np.where(gone, 0.0, log_law)).astype(values.dtype)
@@ -95,6 +96,9 @@ def right_vectors(
     out: Complex = vectors * scale[:, None]
     error = op.magnitude.apply(scale[:, None], n_threads=n_threads)
     moved = op._product(out, n_threads)
-    better = (error < scale[:, None] * np.abs(values)) & ~gone[:, None]
+    size = np.abs(values)
+    # Times lambda. The two differ where the eigenvalue itself is rounding.
+    psi = np.maximum(np.abs(moved), np.abs(out) * size)
+    better = (error * size + psi < scale[:, None] * size**2) & ~gone[:, None]
     np.divide(moved, values, out=out, where=better)
     return _spectral.fix_signs(out)
