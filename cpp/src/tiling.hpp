@@ -18,15 +18,17 @@ struct Tiling {
     bool row_by_row;   // points of few dimensions: see row_scores.hpp
 };
 
+// Rows of a block whose tile stays in the L1 cache between the score pass and the exp pass.
+constexpr Index flat_block_rows = 12;
+
 template <class T>
 Tiling choose_tiling(const Problem<T>& problem, Index n_values) {
     const Index n_rows = problem.n_rows, n_cols = problem.n_cols;
     const Index feature_dim = problem.dot_dim() + problem.distance_dim();
     constexpr Index micro = MicroTile<T>::rows;
-    // With matrix work per entry, tall blocks reuse the panels of the columns; without it, the tile
-    // itself should stay in the L1 cache between the score pass and the exp pass.
+    // With matrix work per entry, tall blocks reuse the panels of the columns.
     const bool matrix_work = n_values > few_values || feature_dim > 16;
-    Index block_rows = matrix_work ? 8 * micro : 12;
+    Index block_rows = matrix_work ? 8 * micro : flat_block_rows;
     // A transposed dense matrix is read down its columns: in pieces of several cache lines.
     for (const auto& term : problem.dense)
         if (column_major(term.values)) block_rows = 96;
