@@ -116,10 +116,11 @@ void add_dense(const DenseTerm<T>& term, const RowBlock<T>& block, Index first_c
     }
 }
 
-// Scores that are one dense term and biases, in one pass: the same numbers as add_dense on a tile of biases.
+// Scores that are one dense term and biases, in one pass: the same numbers as add_dense on a tile of biases. Along the
+// rows of a matrix their largest are found on the way.
 template <class T>
-void set_dense(const DenseTerm<T>& term, const RowBlock<T>& block, const T* bias, Index first_col,
-               Index n_cols, Index padded, T* tile, Index ld) {
+void set_dense(const DenseTerm<T>& term, RowBlock<T>& block, const T* bias, Index first_col, Index n_cols,
+               Index padded, T* tile, Index ld) {
     constexpr Index width = SimdTraits<T>::width;
     const MatrixView<T>& z = term.values;
     const Pack<T> scale = broadcast(term.scale);
@@ -148,13 +149,22 @@ void set_dense(const DenseTerm<T>& term, const RowBlock<T>& block, const T* bias
         for (; r < block.n_rows; ++r) {
             const T* src = &z(block.first_row + r, first_col);
             const Pack<T> row_bias = broadcast(block.bias[r]);
-            for (Index j = 0; j < whole_cols; j += width)
-                store(tile + r * ld + j, fma(load(src + j), scale, row_bias + load(bias + j)));
+            Pack<T> top = broadcast(-infinity<T>());
+            for (Index j = 0; j < whole_cols; j += width) {
+                const Pack<T> s = fma(load(src + j), scale, row_bias + load(bias + j));
+                top = max(s, top);
+                store(tile + r * ld + j, s);
+            }
+            block.tops[r] = reduce_max<T>(top);
         }
+        block.tops_known = true;
     }
     const Index whole_rows = r;
     for (r = 0; r < block.n_rows; ++r) {
-        for (Index j = r < whole_rows ? whole_cols : 0; j < n_cols; ++j) one(r, j);
+        for (Index j = r < whole_rows ? whole_cols : 0; j < n_cols; ++j) {
+            one(r, j);
+            block.tops[r] = std::max(block.tops[r], tile[r * ld + j]);
+        }
         std::fill(tile + r * ld + n_cols, tile + r * ld + padded, -infinity<T>());
     }
 }
@@ -250,7 +260,9 @@ Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, In
     const Index d = columns.dims.total();
     T* tile = block.scores.data() + at;
     std::size_t terms_done = 0;
+    block.tops_known = false;
     if (d == 0 && !problem.dense.empty()) {
+        block.tops.reserve(block.n_rows);
         set_dense(problem.dense.front(), block, columns.bias.data() + first_col, first_col, n_cols, padded,
                   tile, ld);
         terms_done = 1;
@@ -259,10 +271,14 @@ Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, In
                    columns.dims, columns.distance_scale, block.bias.data(), columns.bias.data() + first_col,
                    tile, ld);
     }
-    for (; terms_done < problem.dense.size(); ++terms_done)
+    for (; terms_done < problem.dense.size(); ++terms_done) {
         add_dense(problem.dense[terms_done], block, first_col, n_cols, tile, ld);
-    if (!problem.band.everything() || !problem.masks.empty())
+        block.tops_known = false;
+    }
+    if (!problem.band.everything() || !problem.masks.empty()) {
         apply_masks(problem, block, first_col, n_cols, tile, ld);
+        block.tops_known = false;
+    }
     return padded;
 }
 

@@ -4,6 +4,7 @@
 
 #include "qk/problem.hpp"
 #include "qk/threads.hpp"
+#include "row_kernels.hpp"
 #include "tile_kernels.hpp"
 
 namespace qk {
@@ -33,9 +34,17 @@ struct RowBlock {
     Buffer<T> features;
     Buffer<T> bias;
     Buffer<T> scores;
+    Buffer<T> tops;           // the largest score of every row of the tile,
+    bool tops_known = false;  // where score_block has met them on its way
     Index first_row = 0;
     Index n_rows = 0;
 };
+
+// The largest of the scores s of row r of the tile.
+template <class T>
+QK_INLINE T row_top(const RowBlock<T>& block, Index r, const T* s, Index padded) {
+    return block.tops_known ? block.tops[r] : row_max(s, padded);
+}
 
 template <class T>
 void pack_rows(const Problem<T>& problem, const PackedColumns<T>& columns, Index first_row, Index n_rows,

@@ -186,7 +186,7 @@ void RowReducer<T>::tile(Index padded, Index column, const PackedColumns<T>& col
     RowAccumulators<T>& acc = scratch.acc;
     for (Index r = 0; r < scratch.block.n_rows; ++r) {
         T* s = scratch.block.scores.data() + r * ld;
-        const T top = exponential() ? row_max(s, padded) : T(0);
+        const T top = exponential() ? row_top(scratch.block, r, s, padded) : T(0);
         add_row(s, r, padded, top, column, columns, tilt, acc);
     }
     if (n_values_ > few_values)

@@ -92,18 +92,20 @@ public:
     RowWalk(const Problem<T>& problem, const Run& run)
         : problem_(problem),
           columns_(pack_columns(problem, MatrixView<T>{}, 0, run)),
-          base_bias_(columns_.bias.data(), columns_.bias.data() + columns_.n_padded),
-          by_rows_(choose_tiling(problem, 0).row_by_row ? pick_row_scores(problem, columns_.dims)
-                                                        : RowScoresKernel<T>{}),
-          plain_(by_rows_ && problem.band.everything()),
-          tile_(plain_ ? 1024 : 256) {
+          base_bias_(columns_.bias.data(), columns_.bias.data() + columns_.n_padded) {
+        const Tiling t = choose_tiling(problem, 0);
+        if (t.row_by_row) by_rows_ = pick_row_scores(problem, columns_.dims);
+        plain_ = by_rows_ && problem.band.everything();
+        tile_ = t.row_by_row && !plain_ ? 256 : t.tile_cols;
         // A block of rows waits in the L2 cache for its sums, but rows that share a pass over the column sums go
         // together whatever their length; matrix work per entry wants whole micro-tiles, for two rows take more than
         // half as long as six.
+        const bool features = columns_.dims.total() > 0;
         const Index row_bytes = std::max<Index>(1, columns_.n_padded) * static_cast<Index>(sizeof(T));
         const Index fits = l2_bytes / row_bytes;
-        const Index least = by_rows_ ? sweep_rows : MicroTile<T>::rows;
-        block_rows_ = std::clamp(fits / least * least, least, most_rows);
+        const Index least = by_rows_ || !features ? sweep_rows : MicroTile<T>::rows;
+        block_rows_ =
+            std::clamp(fits / least * least, least, features ? most_rows : std::min(t.block_rows, most_rows));
     }
 
     Index width() const { return columns_.n_padded; }
@@ -132,7 +134,7 @@ public:
                     const RowScores<T> row{block.features.data() + r * d, columns_.panels.data() + j * d,
                                            columns_.bias.data() + j,      padded / MicroTile<T>::cols,
                                            columns_.distance_scale,       block.bias[r]};
-                    tile(r, j, padded, s, plain_ ? by_rows_(row, s) : row_max(s, padded));
+                    tile(r, j, padded, s, plain_ ? by_rows_(row, s) : row_top(block, r, s, padded));
                 }
             }
             block_done();
@@ -143,9 +145,9 @@ private:
     Problem<T> problem_;
     PackedColumns<T> columns_;
     std::vector<T> base_bias_;
-    RowScoresKernel<T> by_rows_;
-    bool plain_;
-    Index tile_;
+    RowScoresKernel<T> by_rows_{};
+    bool plain_ = false;
+    Index tile_ = 1;
     Index block_rows_ = 1;
 };
 
