@@ -161,10 +161,10 @@ void set_dense(const DenseTerm<T>& term, RowBlock<T>& block, const T* bias, Inde
     }
     const Index whole_rows = r;
     for (r = 0; r < block.n_rows; ++r) {
-        for (Index j = r < whole_rows ? whole_cols : 0; j < n_cols; ++j) {
-            one(r, j);
-            block.tops[r] = std::max(block.tops[r], tile[r * ld + j]);
-        }
+        const Index rest = r < whole_rows ? whole_cols : 0;
+        for (Index j = rest; j < n_cols; ++j) one(r, j);
+        if (block.tops_known)
+            for (Index j = rest; j < n_cols; ++j) block.tops[r] = std::max(block.tops[r], tile[r * ld + j]);
         std::fill(tile + r * ld + n_cols, tile + r * ld + padded, -infinity<T>());
     }
 }

@@ -29,9 +29,13 @@ Tiling choose_tiling(const Problem<T>& problem, Index n_values) {
     // With matrix work per entry, tall blocks reuse the panels of the columns.
     const bool matrix_work = n_values > few_values || feature_dim > 16;
     Index block_rows = matrix_work ? 8 * micro : flat_block_rows;
-    // A transposed dense matrix is read down its columns: in pieces of several cache lines.
+    // A transposed dense matrix is read down its columns: in whole packs, and pieces of several cache lines.
+    Index whole = micro;
     for (const auto& term : problem.dense)
-        if (column_major(term.values)) block_rows = 96;
+        if (column_major(term.values)) {
+            block_rows = 96;
+            whole = 16;
+        }
     Tiling t{};
     t.row_by_row =
         feature_dim > 0 && feature_dim <= row_scores_max_dim && !matrix_work && problem.dense.empty();
@@ -44,7 +48,7 @@ Tiling choose_tiling(const Problem<T>& problem, Index n_values) {
         t.tile_cols = 8192 / static_cast<Index>(sizeof(T));
     }
     // At least sixteen blocks, so that threads share a small problem evenly.
-    t.block_rows = std::min(block_rows, round_up(std::max<Index>(1, (n_rows + 15) / 16), micro));
+    t.block_rows = std::min(block_rows, round_up(std::max<Index>(1, (n_rows + 15) / 16), whole));
     // Microseconds of work: enough to be worth handing out, little enough to share evenly.
     const Index entries_per_task = (1 << 17) / (feature_dim + n_values + 32);
     const Index rows = std::max<Index>(1, entries_per_task / std::max<Index>(1, n_cols));
