@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from harness import BENCH, Group, Row, Target
+from harness import BENCH, Group, Row, Target, Timing
 
 RESULTS = BENCH / "results"
 DOCUMENT = BENCH.parent / "docs" / "performance.md"
@@ -126,6 +126,19 @@ def write_json(group: Group, env: dict[str, Any]) -> Path:
     data = {"environment": env, **asdict(group)}
     path.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n")
     return path
+
+
+def read_json(name: str) -> tuple[Group, dict[str, Any]]:
+    """What write_json wrote: the group, and the environment that it was measured in."""
+    data = json.loads((RESULTS / f"{name}.json").read_text())
+    env = data.pop("environment")
+    rows = [Row(**{**row, "timing": timing_of(row["timing"])}) for row in data.pop("rows")]
+    targets = [Target(**target) for target in data.pop("targets")]
+    return Group(rows=rows, targets=targets, **data), env
+
+
+def timing_of(data: dict[str, Any]) -> Timing:
+    return Timing(tuple(data["samples"]), data["per_iteration"])
 
 
 def write_document(groups: list[Group], env: dict[str, Any]) -> None:

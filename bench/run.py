@@ -42,6 +42,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("group", nargs="*", help=f"any of {', '.join(GROUPS)}; or all")
     parser.add_argument("--quick", action="store_true", help="small sizes, to see that all works")
     parser.add_argument("--write-docs", action="store_true", help="update docs/performance.md")
+    parser.add_argument(
+        "--rewrite",
+        action="store_true",
+        help="measure nothing: write docs/performance.md from bench/results and today's explanations.yaml",
+    )
     parser.add_argument("--threads", type=int, default=min(2, environment.available_cpus()))
     parser.add_argument(
         "--patience",
@@ -72,6 +77,13 @@ def main() -> int:
     import report  # these import NumPy, which reads the thread limits once
     from harness import Options, patience
 
+    if asked.rewrite:
+        for name in asked.group or [path.stem for path in sorted(report.RESULTS.glob("*.json"))]:
+            if name in GROUPS:
+                group, record = report.read_json(name)
+                report.write_document([group], record)
+                print(f"{name}: as measured on {record['date']}")
+        return 0
     patience.left = asked.patience
 
     qk.set_num_threads(asked.threads)

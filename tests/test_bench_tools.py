@@ -143,6 +143,22 @@ def test_a_partial_run_keeps_the_other_sections(
     assert "## Two\n" not in text and text.count("<!-- bench:two -->") == 1
 
 
+def test_results_are_read_back_as_they_were_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report, harness = tool("report"), tool("harness")
+    monkeypatch.setattr(report, "RESULTS", tmp_path)
+    group = harness.Group(
+        "demo", "A title", "About it.", notes=["a note"], extra={"table": "| a |"}
+    )
+    for contender, error in (("qkcore", 1e-16), ("torch", None)):
+        timing = harness.Timing((0.2, 0.1), per_iteration=contender == "torch")
+        group.rows.append(harness.Row("case", contender, timing, 1000, 1.5, error, 3.0))
+    group.targets.append(harness.Target("a figure", "≥ 2×", "1×", False, "because"))
+    report.write_json(group, {"date": "today"})
+    assert report.read_json("demo") == (group, {"date": "today"})
+
+
 def test_the_document_has_a_section_for_every_marker() -> None:
     text = (BENCH.parent / "docs" / "performance.md").read_text()
     run = tool("run")
