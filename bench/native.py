@@ -66,16 +66,22 @@ def read(path: Path) -> Found:
     """A file of Google Benchmark: medians where it repeated, single runs where it did not."""
     found = Found({}, {}, [])
     spreads: dict[tuple[str, str, str, int], float] = {}
+    limits: dict[tuple[str, str, str, int], dict[str, None]] = {}
     for run in json.loads(path.read_text())["benchmarks"]:
         key = parts_of(run["run_name"])
+        if "label" in run:  # the medians have none where repetitions found different limits
+            limits.setdefault(key, {})[run["label"]] = None
         if run.get("error_occurred"):
-            found.failures.append(f"{run['run_name']}: {run['error_message']}")
+            failure = f"{run['run_name']}: {run['error_message']}"
+            if failure not in found.failures:
+                found.failures.append(failure)
         elif key[0] == "limits":
             found.rates[key[2:]] = {name: run[name] for name in RATES}
         elif run.get("aggregate_name") == "cv":
             spreads[key] = run["real_time"]
         elif run.get("aggregate_name", "median") == "median":
-            found.figures[key] = Figure(run["real_time"], run["x_limit"], run["label"], None)
+            limit = " / ".join(limits[key])  # medians come after what they are medians of
+            found.figures[key] = Figure(run["real_time"], run["x_limit"], limit, None)
     for key, spread in spreads.items():
         found.figures[key] = found.figures[key]._replace(spread=spread)
     return found

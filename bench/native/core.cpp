@@ -302,7 +302,7 @@ void add_all(bool quick) {
         if (quick)
             one->MinTime(0.02);
         else
-            one->MinTime(0.2)->Repetitions(3)->ReportAggregatesOnly(true);
+            one->MinTime(0.2)->Repetitions(3)->DisplayAggregatesOnly(true);
     };
     using State = benchmark::State;
     for (const int threads : {1, 2}) {
