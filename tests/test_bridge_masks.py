@@ -86,6 +86,19 @@ def test_extrapolations_do_not_end_on_plateaus(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+def test_plateaus_are_left_by_newtons_method(dtype: str) -> None:
+    """Errors stay at 0.004 for hundreds of visits, while potentials move by as much at each of them."""
+    rng = np.random.default_rng(1175)
+    keep = rng.random((4, 5)) < rng.uniform(0.2, 1)
+    s = qk.scores.dense(rng.normal(size=(4, 5), scale=3.0).astype(dtype)).masked(keep)
+    mu, nu = law(rng, 4, dtype), law(rng, 5, dtype)
+    b = qk.bridge(s, mu, nu, max_iter=2000)
+    assert b.converged and b.n_iter <= b.n_visits <= 2000, str(b)
+    few = qk.bridge(s, mu, nu, max_iter=250)  # one budget for all that is tried
+    assert few.n_visits <= 251
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 def test_potentials_that_run_away_do_not_hide_why(dtype: str) -> None:
     """Of an infeasible problem they leave the range of float32: that is no overflow of the scores."""
     Z = np.array([[1.3, -3.3], [0.0, 5.1]], dtype)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ from ._native import cpu
 
 
 def solve_batch(
-    p: _Problem, solver: str, fall_back: str | None, f: Real, g: Real
+    p: _Problem, solver: str, fall_backs: Sequence[str], f: Real, g: Real
 ) -> SchrodingerBridge:
     s = p.s
     rows, cols = (*s._batch, s.shape[-2]), (*s._batch, s.shape[-1])
@@ -62,7 +63,7 @@ def solve_batch(
             names[k] = verdict(one, f[here], g[there], names[k], error[k])
             continue
         try:
-            again = solve_one(one, solver, fall_back, f[here], g[there], None)
+            again = solve_one(one, solver, fall_backs, f[here], g[there], None)
         except OverflowError:  # the others have their results
             names[k] = "overflow"
             continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -21,7 +21,7 @@ Callback = Callable[[int, float], object]
 
 
 def solve_one(
-    p: _Problem, solver: str, fall_back: str | None, f: Real, g: Real, report: Callback | None
+    p: _Problem, solver: str, fall_backs: Sequence[str], f: Real, g: Real, report: Callback | None
 ) -> SchrodingerBridge:
     # Cheap to know of bands beforehand, and the iteration would creep for ever.
     cheap = p.balanced and _band_only(p.s)
@@ -31,9 +31,14 @@ def solve_one(
         found = _anneal(p, f, g, report)
     else:
         found = _solve(p, solver, f, g, report)
-    if fall_back is not None and found.status == "stagnated":
-        again = _solve(p, fall_back, found.f, found.g, report)
-        found = again if again.error < found.error else found
+    for other in fall_backs:
+        if found.status != "stagnated" or found.n_visits >= p.max_iter:
+            break
+        left = p._replace(max_iter=p.max_iter - found.n_visits)
+        again = _solve(left, other, found.f, found.g, report)
+        best = again if again.error < found.error else found
+        visits = found.n_visits + again.n_visits
+        found = dataclasses.replace(best, n_visits=visits)
     status = verdict(p, found.f, found.g, found.status, found.error)
     if status == "overflow":
         raise OverflowError(

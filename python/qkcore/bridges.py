@@ -180,19 +180,19 @@ def bridge(
         raise ValueError(f'solver: wanted "alternating" with penalties, got {solver!r}')
     if solver == "auto":
         solver = "alternating" if not balanced else "symmetric" if symmetric else "accelerated"
-        fall_back = "relaxed" if solver == "accelerated" else None
+        fall_backs = ("relaxed", "newton") if solver == "accelerated" else ()
     else:
-        fall_back = None
+        fall_backs = ()
     f, g = _start(init, s)
     if s._batch or s._offsets is not None:
         if callback is not None or progress or solver == "annealed":
             raise ValueError(
                 "kernel: wanted one problem for a callback, a progress bar or annealing, got a batch"
             )
-        return solve_batch(problem, solver, fall_back, f, g)
+        return solve_batch(problem, solver, fall_backs, f, g)
     report = _reporter(callback, progress, problem.tol)
     try:
-        return solve_one(problem, solver, fall_back, f, g, report.call)
+        return solve_one(problem, solver, fall_backs, f, g, report.call)
     finally:
         report.close()
 
