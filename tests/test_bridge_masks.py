@@ -87,7 +87,7 @@ def test_extrapolations_do_not_end_on_plateaus(dtype: str) -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_plateaus_are_left_by_newtons_method(dtype: str) -> None:
-    """Errors stay at 0.004 for hundreds of visits, while potentials move by as much at each of them."""
+    """Errors stay at 0.004 for hundreds of visits, while the potentials move by a little at each."""
     rng = np.random.default_rng(1175)
     keep = rng.random((4, 5)) < rng.uniform(0.2, 1)
     s = qk.scores.dense(rng.normal(size=(4, 5), scale=3.0).astype(dtype)).masked(keep)
@@ -96,6 +96,24 @@ def test_plateaus_are_left_by_newtons_method(dtype: str) -> None:
     assert b.converged and b.n_iter <= b.n_visits <= 2000, str(b)
     few = qk.bridge(s, mu, nu, max_iter=250)  # one budget for all that is tried
     assert few.n_visits <= 251
+
+
+@pytest.mark.parametrize("solver", ["auto", "newton", "relaxed", "annealed"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_points_that_hardly_see_each_other(dtype: str, solver: str) -> None:
+    """Three points at epsilon = 1 / 75: a Sinkhorn step moves potentials by 0.01, and they need 75.
+
+    On the line the coupling of so small an epsilon is the monotone one, but for exp(-75).
+    """
+    x = np.arange(3, dtype=dtype)[:, None]
+    mu = np.array([0.32019529, 0.24391739, 0.43588732], dtype)
+    nu = np.array([0.22944853, 0.33106211, 0.43948936], dtype)
+    mu, nu = mu / mu.sum(), nu / nu.sum()
+    b = qk.bridge(qk.scores.distance(x, beta=75.0), mu, nu, solver=solver)
+    assert b.converged, str(b)
+    F, G = (np.concatenate([[0.0], np.cumsum(v, dtype=np.float64)]) for v in (mu, nu))
+    overlap = np.minimum(F[1:, None], G[1:]) - np.maximum(F[:-1, None], G[:-1])
+    np.testing.assert_allclose(b.plan(), np.maximum(overlap, 0), atol=4 * b.tol)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

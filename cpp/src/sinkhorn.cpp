@@ -261,6 +261,7 @@ private:
         auto best = infinity<double>();
         Index since_best = 0, settled = 0;
         double previous = infinity<double>(), rate = 0;
+        if (!may_relax) leaps_left_ = 0;  // Sinkhorn's own iteration, and nothing else
         while (visit(relaxation)) {
             if (columns_vanish()) {
                 if (!recover_columns()) return;
@@ -279,13 +280,14 @@ private:
                 best = error;
                 since_best = 0;
             } else if (++since_best > patience) {
-                if (relaxation == 1.0) {
-                    end(BridgeStatus::stagnated);
-                    return;
-                }
-                relaxation = 1.0;  // it does not help here
                 may_relax = false;
                 since_best = 0;
+                if (relaxation == 1.0) {
+                    if (!leap(error)) return;
+                    best = infinity<double>();
+                    continue;
+                }
+                relaxation = 1.0;  // it does not help here
             }
             if (relaxation != 1.0 && (error > 10 * best || !std::isfinite(error))) {
                 relaxation = 1.0;
@@ -305,6 +307,28 @@ private:
             for (Index j = 0; j < nu_.size(); ++j)
                 if (nu_[j] > 0) g_[j] += relaxation * column_step(j);
         }
+    }
+
+    // What looks like stagnation may be a plateau. Where blocks of rows and columns hardly see each other, the error stays as
+    // it is while the potentials of whole blocks move by the same small step at every visit, until their distance lets
+    // the missing mass pass. The dual rises in proportion to the way, so the step is doubled as long as it does. False
+    // ends the solve; else g has moved and is not visited yet.
+    bool leap(double error) {
+        if (error <= 100 * options_.tol || leaps_left_ == 0) return end(BridgeStatus::stagnated);
+        --leaps_left_;
+        const Vector from = g_;
+        Vector step(nu_.size());
+        for (Index j = 0; j < nu_.size(); ++j) step[j] = column_step(j);
+        const double before = dual(), slope = (nu_ - columns_).dot(step);
+        double length = 1;
+        for (; length < 1e6 && !out_of_visits(); length *= 2) {
+            move(from, 2 * length, step);
+            if (!visit(1.0)) return false;
+            const double promised = 2 * length * slope;
+            if (columns_vanish() || !(dual() - before > 0.5 * promised)) break;
+        }
+        move(from, length, step);
+        return length >= 16 || end(BridgeStatus::stagnated);
     }
 
     // ---- Anderson's extrapolation of the last iterates ---------------------------------------------------
@@ -472,8 +496,11 @@ private:
                 best = error;
                 since_best = 0;
             } else if (++since_best > 20) {
-                end(BridgeStatus::stagnated);
-                return;
+                // After Sinkhorn steps, which find the direction of a plateau.
+                if (!plain_steps(10) || !leap(column_error()) || !visit(1.0)) return;
+                best = infinity<double>();
+                since_best = 0;
+                continue;
             }
             const Vector residual = nu_ - columns_;
             const double before = dual();
@@ -549,6 +576,7 @@ private:
     }
 
     static constexpr Index patience = 100;
+    Index leaps_left_ = 20;
 
     // Directions need no more than single precision, until one turns out to be useless.
     bool rough_ = true;

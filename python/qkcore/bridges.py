@@ -180,7 +180,7 @@ def bridge(
         raise ValueError(f'solver: wanted "alternating" with penalties, got {solver!r}')
     if solver == "auto":
         solver = "alternating" if not balanced else "symmetric" if symmetric else "accelerated"
-        fall_backs = ("relaxed", "newton") if solver == "accelerated" else ()
+        fall_backs = ("newton", "relaxed") if solver == "accelerated" else ()
     else:
         fall_backs = ()
     f, g = _start(init, s)

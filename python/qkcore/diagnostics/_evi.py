@@ -64,13 +64,7 @@ def sinkhorn_w2(
             m, n = mu[k][i], nu[k][j]
             s = kernel if i.all() and j.all() else scores.distance(x[i], x[j], beta=1 / eps)
             m, n = m / m.sum(), n / n.sum()
-            found = bridge(s, m, n, tol=tol, max_iter=1000, n_threads=n_threads)
-            if not found.converged:  # slow at small epsilon: Newton starts where it stopped
-                found = bridge(s, m, n, tol=tol, solver="newton", init=found, n_threads=n_threads)
-            if (
-                not found.converged
-            ):  # few points that hardly see each other: from large epsilon down
-                found = bridge(s, m, n, tol=tol, solver="annealed", n_threads=n_threads)
+            found = bridge(s, m, n, tol=tol, n_threads=n_threads)
             if not found.converged:
                 raise ArithmeticError(
                     f"Sinkhorn did not converge ({found.status}, error {found.error:.2e}); "
