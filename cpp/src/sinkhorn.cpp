@@ -314,14 +314,16 @@ private:
     // the missing mass pass. The dual rises in proportion to the way, so the step is doubled as long as it does. False
     // ends the solve; else g has moved and is not visited yet.
     bool leap(double error) {
+        constexpr Index doublings = 20;
         if (error <= 100 * options_.tol || leaps_left_ == 0) return end(BridgeStatus::stagnated);
+        if (options_.max_visits - state_.n_visits <= doublings) return end(BridgeStatus::iteration_limit);
         --leaps_left_;
         const Vector from = g_;
         Vector step(nu_.size());
         for (Index j = 0; j < nu_.size(); ++j) step[j] = column_step(j);
         const double before = dual(), slope = (nu_ - columns_).dot(step);
         double length = 1;
-        for (; length < 1e6 && !out_of_visits(); length *= 2) {
+        for (Index k = 0; k < doublings; ++k, length *= 2) {
             move(from, 2 * length, step);
             if (!visit(1.0)) return false;
             const double promised = 2 * length * slope;
