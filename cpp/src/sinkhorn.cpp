@@ -329,8 +329,12 @@ private:
             const double promised = 2 * length * slope;
             if (columns_vanish() || !(dual() - before > 0.5 * promised)) break;
         }
+        if (length < 16) {  // back to where it was, and to the rows that belong there
+            g_ = from;
+            return visit(1.0) && end(BridgeStatus::stagnated);
+        }
         move(from, length, step);
-        return length >= 16 || end(BridgeStatus::stagnated);
+        return true;
     }
 
     // ---- Anderson's extrapolation of the last iterates ---------------------------------------------------
