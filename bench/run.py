@@ -80,6 +80,11 @@ def main() -> int:
     if asked.rewrite:
         for name in asked.group or [path.stem for path in sorted(report.RESULTS.glob("*.json"))]:
             if name in GROUPS:
+                if not (report.RESULTS / f"{name}.json").exists():
+                    print(
+                        f"{name}: nothing in bench/results to write; measure it: bench/run.py {name}"
+                    )
+                    return 1
                 group, record = report.read_json(name)
                 report.write_document([group], record)
                 print(f"{name}: as measured on {record['date']}")

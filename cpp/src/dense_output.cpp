@@ -127,8 +127,8 @@ bool write_weights(const T* s, Index n, bool raw, Weight weight, T* out) {
     __builtin_unreachable();
 }
 
-// As many rows as the L2 cache keeps until their sums are known; but tall blocks are there to read panels or columns less
-// often, which saves more than a visit of the weights in the L3 cache costs.
+// As many rows as the L2 cache keeps until their sums are known. Tall blocks stay: down the columns of a matrix they read
+// less often, which saves more than a visit of the weights in the L3 cache costs, and from points it is even.
 template <class T>
 Index softmax_block_rows(const Problem<T>& problem, const Tiling& t) {
     if (t.block_rows > flat_block_rows) return t.block_rows;
