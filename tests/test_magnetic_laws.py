@@ -431,7 +431,13 @@ def test_gauge_leaves_the_spectrum(drawn: tuple[magnetic.MagneticOperator, str],
     assert (
         np.abs(turned @ moved.astype(E.dtype) - moved * values).max() <= tol * np.abs(vectors).max()
     )
-    for kind in ("combinatorial", "symmetric"):
+    kinds = ["combinatorial", "symmetric"]
+    # Weights without a normaliser may be beyond the dtype where the probabilities are not.
+    if op.magnitude.scores.logsumexp(axis=1).max() >= np.log(np.finfo(dtype).max):
+        kinds.remove("combinatorial")
+        with pytest.raises(OverflowError, match=f"overflow {dtype}"):
+            magnetic.laplacian(op, "combinatorial")
+    for kind in kinds:
         before, after = (magnetic.laplacian(o, kind) for o in (op, turned))
         close(after.spectrum()[0], before.spectrum()[0], tol * before.degree.max())
     np.testing.assert_allclose(np.abs(turned.flux()), np.abs(op.flux()), atol=4 * eps_of(dtype))

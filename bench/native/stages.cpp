@@ -99,8 +99,9 @@ struct Tile {
     void weigh() {
         for (Index r = 0; r < rows; ++r) {
             // With Store the next visit weighs weights instead of scores: the time is the same.
+            T* s = scores.data() + r * cols;
             const auto sums = qk::weigh_row<qk::ShiftedExp<T>, T, K, false, Store>(
-                scores.data() + r * cols, cols, {qk::broadcast(T(1))}, T(1), values.data(), 0);
+                s, cols, {qk::broadcast(T(1))}, T(1), values.data(), 0, s);
             keep(&sums);
         }
     }

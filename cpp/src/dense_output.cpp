@@ -146,8 +146,7 @@ bool write_softmax(RowBlock<T>& block, Index padded, Index j, Index n, Index ld,
     const auto row = [&](Index r) { return task.out + (block.first_row + r) * task.row_stride; };
     for (Index r = 0; r < block.n_rows; ++r) {
         T* s = block.scores.data() + r * ld;
-        online.weigh(r, j, padded, s, row_top(block, r, s, padded));
-        std::copy(s, s + n, row(r) + j);
+        online.weigh_into(r, j, n, padded, s, row_top(block, r, s, padded), row(r) + j);
     }
     const Index n_cols = task.problem.n_cols;
     if (j + n < n_cols) return true;

@@ -28,14 +28,18 @@ public:
 
     // The scores of row r from column j on, `top` the largest of them, become weights.
     QK_INLINE void weigh(Index r, Index j, Index padded, T* s, T top) {
-        auto& state = states_[static_cast<std::size_t>(r)];
-        state.raise(static_cast<double>(top));
-        // A row that has seen nothing: any finite shift gives weights of exactly 0.
-        const T shift = state.empty() ? T(0) : static_cast<T>(state.max);
-        shifts_[at(r, j)] = state.max;
-        const ShiftedExp<T> weight{broadcast(shift)};
-        state.sum += static_cast<double>(
-            weigh_row<ShiftedExp<T>, T, 0, false, true>(s, padded, weight, shift, nullptr, 0).sum);
+        auto& state = raised(r, j, top);
+        state.sum += weights(state, s, padded, s);
+    }
+
+    // The same, with the n of them that are no padding written to `out`.
+    QK_INLINE void weigh_into(Index r, Index j, Index n, Index padded, T* s, T top, T* out) {
+        const Index whole = n - n % (2 * SimdTraits<T>::width);
+        auto& state = raised(r, j, top);
+        state.sum += weights(state, s, whole, out);
+        if (whole == n) return;
+        state.sum += weights(state, s + whole, padded - whole, s + whole);
+        std::copy(s + whole, s + n, out + whole);
     }
 
     // Of the tiles so far; its max is the shift of the row.
@@ -49,6 +53,22 @@ public:
     }
 
 private:
+    SoftmaxState<double>& raised(Index r, Index j, T top) {
+        auto& state = states_[static_cast<std::size_t>(r)];
+        state.raise(static_cast<double>(top));
+        shifts_[at(r, j)] = state.max;
+        return state;
+    }
+
+    // The sum of the weights of n scores, which are written to `out`.
+    QK_INLINE static double weights(const SoftmaxState<double>& state, const T* s, Index n, T* out) {
+        // A row that has seen nothing: any finite shift gives weights of exactly 0.
+        const T shift = state.empty() ? T(0) : static_cast<T>(state.max);
+        return static_cast<double>(
+            weigh_row<ShiftedExp<T>, T, 0, false, true>(s, n, {broadcast(shift)}, shift, nullptr, 0, out)
+                .sum);
+    }
+
     std::size_t at(Index r, Index j) const { return static_cast<std::size_t>(r * n_tiles_ + j / tile_cols_); }
 
     Index tile_cols_ = 1, n_tiles_ = 0;

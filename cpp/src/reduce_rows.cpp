@@ -75,13 +75,14 @@ RowSums<T> weigh(Weight weight, T* s, Index n, T shift, const T* values, Index l
     switch (weight) {
         case Weight::softmax:
         case Weight::exp:
-            return weigh_row<ShiftedExp<T>, T, K, Tilt, Store>(s, n, {broadcast(shift)}, shift, values, ldv);
+            return weigh_row<ShiftedExp<T>, T, K, Tilt, Store>(s, n, {broadcast(shift)}, shift, values, ldv,
+                                                               s);
         case Weight::linear:
-            return weigh_row<Unshifted<LinearWeight>, T, K, false, Store>(s, n, {}, shift, values, ldv);
+            return weigh_row<Unshifted<LinearWeight>, T, K, false, Store>(s, n, {}, shift, values, ldv, s);
         case Weight::relu:
-            return weigh_row<Unshifted<ReluWeight>, T, K, false, Store>(s, n, {}, shift, values, ldv);
+            return weigh_row<Unshifted<ReluWeight>, T, K, false, Store>(s, n, {}, shift, values, ldv, s);
         case Weight::sigmoid:
-            return weigh_row<Unshifted<SigmoidWeight>, T, K, false, Store>(s, n, {}, shift, values, ldv);
+            return weigh_row<Unshifted<SigmoidWeight>, T, K, false, Store>(s, n, {}, shift, values, ldv, s);
     }
     __builtin_unreachable();
 }

@@ -31,9 +31,10 @@ struct RowSums {
 };
 
 // Weights of one row. K right-hand sides (values[k * ldv + j]) are summed in registers; with Store
-// the weights replace the scores, for the matrix product that follows.
+// the weights are written to `out`, which may be s.
 template <class Weigh, class T, int K, bool Tilt, bool Store>
-QK_INLINE RowSums<T> weigh_row(T* s, Index n, const Weigh& weigh, T shift, const T* values, Index ldv) {
+QK_INLINE RowSums<T> weigh_row(const T* s, Index n, const Weigh& weigh, T shift, const T* values, Index ldv,
+                               T* out) {
     constexpr int width = SimdTraits<T>::width;
     Pack<T> sum[2] = {};
     Pack<T> tilt[2] = {};
@@ -51,14 +52,14 @@ QK_INLINE RowSums<T> weigh_row(T* s, Index n, const Weigh& weigh, T shift, const
             if constexpr (Tilt) tilt[h] = fma(w[h], max(score[h] - shift, lowest), tilt[h]);
 #pragma GCC unroll 4
             for (int k = 0; k < K; ++k) prod[k][h] = fma(w[h], load(values + k * ldv + at), prod[k][h]);
-            if constexpr (Store) store(s + at, w[h]);
+            if constexpr (Store) store(out + at, w[h]);
         }
     }
-    RowSums<T> out;
-    out.sum = reduce_add<T>(sum[0] + sum[1]);
-    if constexpr (Tilt) out.tilt = reduce_add<T>(tilt[0] + tilt[1]);
-    for (int k = 0; k < K; ++k) out.products[k] = reduce_add<T>(prod[k][0] + prod[k][1]);
-    return out;
+    RowSums<T> sums;
+    sums.sum = reduce_add<T>(sum[0] + sum[1]);
+    if constexpr (Tilt) sums.tilt = reduce_add<T>(tilt[0] + tilt[1]);
+    for (int k = 0; k < K; ++k) sums.products[k] = reduce_add<T>(prod[k][0] + prod[k][1]);
+    return sums;
 }
 
 // The weights as functions that replace two packs of scores.

@@ -249,7 +249,7 @@ public:
                         }
                         const auto shift = static_cast<T>(at);
                         const auto found = weigh_row<ShiftedExp<T>, T, 1, false, true>(
-                            s, padded, {broadcast(shift)}, shift, direction.data() + j, 0);
+                            s, padded, {broadcast(shift)}, shift, direction.data() + j, 0, s);
                         along[r] += static_cast<double>(found.products[0]);
                     },
                     [&] {
