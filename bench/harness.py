@@ -455,6 +455,7 @@ def take_turns(
     share: float = 8.0,
     shares: Mapping[str, float] | None = None,
     limit: float = 75.0,
+    brief: float = 3.0,
     settle: float = 0.04,
 ) -> Turns:
     """Seconds per iteration of each contender in each round, as ``interleave`` does it for whole calls.
@@ -462,7 +463,8 @@ def take_turns(
     A contender whose samples have taken ``share`` seconds in all (``shares`` has exceptions), or would with
     one more, sits out the rest: the slowest are seen once. A sample that is no time (a long run that was over
     before the short one) is dropped, and taken again in the next round. When all has taken ``limit`` seconds,
-    trials included, only those who have no sample yet take one.
+    trials included, those whose samples take longer than ``brief`` seconds sit out too: one slow contender
+    does not leave the others with a single sample.
     """
     if recorder.calls is not None:
         recorder.keep({name: one.whole() for name, one in contenders.items()}, {})
@@ -485,7 +487,7 @@ def take_turns(
                 start = time.perf_counter()
                 late = start - began > limit
                 enough = spent[name] > 0 and spent[name] + latest[name] > allowed[name]
-                if enough or (late and tried[name]):
+                if enough or (late and tried[name] and latest[name] > brief):
                     continue
                 tried[name] += 1
                 value = contenders[name].sample(settle)
