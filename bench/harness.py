@@ -84,6 +84,8 @@ class Recorder:
 
     def keep(self, contenders: Mapping[str, Call], setups: Mapping[str, Call]) -> None:
         assert self.calls is not None
+        # Who is timed again before its row is there had a trial before: it is kept once.
+        self.calls[:] = [one for one in self.calls if one.case or one.contender not in contenders]
         self.calls += [Recorded(name, c, setups.get(name, int)) for name, c in contenders.items()]
 
     def label(self, case: str, contender: str, error: float | None) -> None:
@@ -364,8 +366,10 @@ class IterationsOfSolves:
         return [end - start for start, end in itertools.pairwise(ends)]
 
     def prepare(self, settle: float) -> None:
-        self.spans(settle)
-        self.repeats = min(20, math.ceil(self.target / sum(self.spans(settle))))
+        if (
+            sum(self.spans(settle)) < self.target
+        ):  # the first pays for lazy set-up: count by another
+            self.repeats = min(20, math.ceil(self.target / sum(self.spans(settle))))
 
     def sample(self, settle: float) -> float:
         return statistics.mean(span for _ in range(self.repeats) for span in self.spans(settle))

@@ -241,8 +241,27 @@ def test_iterations_of_a_solve_leave_the_first_out_and_keep_the_mean(clock: Cloc
 
     one = harness.IterationsOfSolves(solve)
     one.prepare(0.0)
-    assert one.repeats == 1
+    assert one.repeats == 1 and clock.now == pytest.approx(9.8)  # long enough: not tried again
     assert one.sample(0.0) == pytest.approx(0.2)
+    brief = harness.IterationsOfSolves(solve, target=2.0)
+    brief.prepare(0.0)
+    assert brief.repeats == 3
+
+
+def test_a_contender_that_had_a_trial_is_recorded_once() -> None:
+    harness = tool("harness")
+    found = harness.Recorder()
+    found.calls = []
+    found.keep({"a": int, "b": int}, {})
+    found.keep({"b": float, "c": int}, {})
+    found.label("case", "b", 0.5)
+    assert [(one.contender, one.case) for one in found.calls] == [
+        ("a", ""),
+        ("b", "case"),
+        ("c", ""),
+    ]
+    found.keep({"b": int}, {})  # another case
+    assert [one.contender for one in found.calls] == ["a", "b", "c", "b"]
 
 
 @pytest.mark.parametrize("name", ["stages", "limits", "exp_qkcore"])
