@@ -101,7 +101,7 @@ struct Tile {
             // With Store the next visit weighs weights instead of scores: the time is the same.
             T* s = scores.data() + r * cols;
             const auto sums = qk::weigh_row<qk::ShiftedExp<T>, T, K, false, Store>(
-                s, cols, {qk::broadcast(T(1))}, T(1), values.data(), 0, s);
+                s, cols, {qk::broadcast(T(1))}, T(1), values.data(), 0, s, nullptr);
             keep(&sums);
         }
     }

@@ -9,13 +9,15 @@
 namespace qk {
 namespace {
 
-// One row of a tile: weights exp(s), added to the row sum and, entry by entry, to the column sums.
+// One row of a tile: weights exp(s), added to the row sum and, entry by entry, to the column sums. `ahead`: see
+// weigh_row.
 template <class T>
-T add_marginals(const T* s, Index n, T* col_sums) {
+T add_marginals(const T* s, Index n, T* col_sums, const T* ahead) {
     constexpr int width = SimdTraits<T>::width;
     Pack<T> sum[2] = {};
     for (Index j = 0; j < n; j += 2 * width) {
         Pack<T> w[2] = {load(s + j), load(s + j + width)};
+        if (ahead != nullptr) fetch(ahead + j);
         exp_each<T, 2>(w);
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h) {
@@ -51,8 +53,8 @@ bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
             p, columns, first, end, t, block, run, worker, [&](Index padded, Index j, Index, Index ld) {
                 std::fill(in_block.data(), in_block.data() + padded, T(0));
                 for (Index r = 0; r < block.n_rows; ++r)
-                    rows[static_cast<std::size_t>(block.first_row + r)] += static_cast<double>(
-                        add_marginals(block.scores.data() + r * ld, padded, in_block.data()));
+                    rows[static_cast<std::size_t>(block.first_row + r)] += static_cast<double>(add_marginals(
+                        block.scores.data() + r * ld, padded, in_block.data(), block.ahead.row(r)));
                 for (Index c = 0; c < padded; ++c) cols[j + c] += static_cast<double>(in_block[c]);
             });
         if (!done) complete.store(false);
@@ -146,7 +148,7 @@ bool write_softmax(RowBlock<T>& block, Index padded, Index j, Index n, Index ld,
     const auto row = [&](Index r) { return task.out + (block.first_row + r) * task.row_stride; };
     for (Index r = 0; r < block.n_rows; ++r) {
         T* s = block.scores.data() + r * ld;
-        online.weigh_into(r, j, n, padded, s, row_top(block, r, s, padded), row(r) + j);
+        online.weigh_into(r, j, n, padded, s, row_top(block, r, s, padded), block.ahead.row(r), row(r) + j);
     }
     const Index n_cols = task.problem.n_cols;
     if (j + n < n_cols) return true;

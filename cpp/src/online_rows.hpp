@@ -26,19 +26,19 @@ public:
     // Before every block.
     void start() { std::ranges::fill(states_, SoftmaxState<double>{}); }
 
-    // The scores of row r from column j on, `top` the largest of them, become weights.
-    QK_INLINE void weigh(Index r, Index j, Index padded, T* s, T top) {
+    // The scores of row r from column j on, `top` the largest of them, become weights. `ahead`: see weigh_row.
+    QK_INLINE void weigh(Index r, Index j, Index padded, T* s, T top, const T* ahead) {
         auto& state = raised(r, j, top);
-        state.sum += weights(state, s, padded, s);
+        state.sum += weights(state, s, padded, s, ahead);
     }
 
     // The same, with the n of them that are no padding written to `out`.
-    QK_INLINE void weigh_into(Index r, Index j, Index n, Index padded, T* s, T top, T* out) {
+    QK_INLINE void weigh_into(Index r, Index j, Index n, Index padded, T* s, T top, const T* ahead, T* out) {
         const Index whole = n - n % (2 * SimdTraits<T>::width);
         auto& state = raised(r, j, top);
-        state.sum += weights(state, s, whole, out);
+        state.sum += weights(state, s, whole, out, ahead);
         if (whole == n) return;
-        state.sum += weights(state, s + whole, padded - whole, s + whole);
+        state.sum += weights(state, s + whole, padded - whole, s + whole, nullptr);
         std::copy(s + whole, s + n, out + whole);
     }
 
@@ -61,12 +61,13 @@ private:
     }
 
     // The sum of the weights of n scores, which are written to `out`.
-    QK_INLINE static double weights(const SoftmaxState<double>& state, const T* s, Index n, T* out) {
+    QK_INLINE static double weights(const SoftmaxState<double>& state, const T* s, Index n, T* out,
+                                    const T* ahead) {
         // A row that has seen nothing: any finite shift gives weights of exactly 0.
         const T shift = state.empty() ? T(0) : static_cast<T>(state.max);
-        return static_cast<double>(
-            weigh_row<ShiftedExp<T>, T, 0, false, true>(s, n, {broadcast(shift)}, shift, nullptr, 0, out)
-                .sum);
+        return static_cast<double>(weigh_row<ShiftedExp<T>, T, 0, false, true>(s, n, {broadcast(shift)},
+                                                                               shift, nullptr, 0, out, ahead)
+                                       .sum);
     }
 
     std::size_t at(Index r, Index j) const { return static_cast<std::size_t>(r * n_tiles_ + j / tile_cols_); }

@@ -169,6 +169,18 @@ void set_dense(const DenseTerm<T>& term, RowBlock<T>& block, const T* bias, Inde
     }
 }
 
+// What the tile after the one that ends before `next_col` will read of a matrix, where it reads along its rows.
+template <class T>
+Ahead<T> entries_ahead(const Problem<T>& problem, const RowBlock<T>& block, Index next_col) {
+    const MatrixView<T>& z = problem.dense.front().values;
+    if (column_major(z) || z.col_stride != 1) return {};
+    const bool same_rows = next_col < problem.n_cols;
+    const Index row = same_rows ? block.first_row : block.first_row + block.n_rows;
+    const Index n_rows = std::min(block.n_rows, problem.n_rows - row);
+    if (n_rows <= 0) return {};
+    return {&z(row, same_rows ? next_col : 0), z.row_stride, n_rows};
+}
+
 template <class T>
 void apply_masks(const Problem<T>& problem, const RowBlock<T>& block, Index first_col, Index n_cols, T* tile,
                  Index ld) {
@@ -261,10 +273,12 @@ Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, In
     T* tile = block.scores.data() + at;
     std::size_t terms_done = 0;
     block.tops_known = false;
+    block.ahead = {};
     if (d == 0 && !problem.dense.empty()) {
         block.tops.reserve(block.n_rows);
         set_dense(problem.dense.front(), block, columns.bias.data() + first_col, first_col, n_cols, padded,
                   tile, ld);
+        block.ahead = entries_ahead(problem, block, first_col + n_cols);
         terms_done = 1;
     } else {
         score_tile(block.features.data(), block.n_rows, columns.panels.data() + first_col * d, padded / cols,

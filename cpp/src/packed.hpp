@@ -28,6 +28,17 @@ template <class T>
 PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values, const Run& run,
                               bool as_many = false);
 
+// Entries of a matrix that the next tile will read: asked for while this one is weighed, they are there in time.
+template <class T>
+struct Ahead {
+    const T* first = nullptr;
+    Index row_stride = 0;
+    Index n_rows = 0;
+
+    // Null where there is nothing to ask for.
+    const T* row(Index r) const { return r < n_rows ? first + r * row_stride : nullptr; }
+};
+
 // Scratch of one thread: row features, row biases and the tile of scores.
 template <class T>
 struct RowBlock {
@@ -36,6 +47,7 @@ struct RowBlock {
     Buffer<T> scores;
     Buffer<T> tops;           // the largest score of every row of the tile,
     bool tops_known = false;  // where score_block has met them on its way
+    Ahead<T> ahead;
     Index first_row = 0;
     Index n_rows = 0;
 };

@@ -48,8 +48,8 @@ private:
               Index ld);
     void tile_by_rows(RowScoresKernel<T> kernel, Index column, Index padded, const PackedColumns<T>& columns,
                       bool tilt, Scratch<T>& scratch);
-    void add_row(T* s, Index r, Index padded, T top, Index column, const PackedColumns<T>& columns, bool tilt,
-                 RowAccumulators<T>& acc);
+    void add_row(T* s, Index r, Index padded, T top, const T* ahead, Index column,
+                 const PackedColumns<T>& columns, bool tilt, RowAccumulators<T>& acc);
     static double raise(RowAccumulators<T>& acc, Index row, double candidate);
     static void add(RowAccumulators<T>& acc, Index row, const RowSums<T>& sums);
     void finish_block(const Piece& piece, const RowBlock<T>& block, RowAccumulators<T>& acc);
@@ -71,36 +71,40 @@ private:
 };
 
 template <class T, int K, bool Tilt, bool Store>
-RowSums<T> weigh(Weight weight, T* s, Index n, T shift, const T* values, Index ldv) {
+RowSums<T> weigh(Weight weight, T* s, Index n, T shift, const T* values, Index ldv, const T* ahead) {
     switch (weight) {
         case Weight::softmax:
         case Weight::exp:
             return weigh_row<ShiftedExp<T>, T, K, Tilt, Store>(s, n, {broadcast(shift)}, shift, values, ldv,
-                                                               s);
+                                                               s, ahead);
         case Weight::linear:
-            return weigh_row<Unshifted<LinearWeight>, T, K, false, Store>(s, n, {}, shift, values, ldv, s);
+            return weigh_row<Unshifted<LinearWeight>, T, K, false, Store>(s, n, {}, shift, values, ldv, s,
+                                                                          ahead);
         case Weight::relu:
-            return weigh_row<Unshifted<ReluWeight>, T, K, false, Store>(s, n, {}, shift, values, ldv, s);
+            return weigh_row<Unshifted<ReluWeight>, T, K, false, Store>(s, n, {}, shift, values, ldv, s,
+                                                                        ahead);
         case Weight::sigmoid:
-            return weigh_row<Unshifted<SigmoidWeight>, T, K, false, Store>(s, n, {}, shift, values, ldv, s);
+            return weigh_row<Unshifted<SigmoidWeight>, T, K, false, Store>(s, n, {}, shift, values, ldv, s,
+                                                                           ahead);
     }
     __builtin_unreachable();
 }
 
 template <class T>
-RowSums<T> weigh_few(Weight weight, Index k, bool tilt, T* s, Index n, T shift, const T* values, Index ldv) {
-    if (tilt) return weigh<T, 0, true, false>(weight, s, n, shift, values, ldv);
+RowSums<T> weigh_few(Weight weight, Index k, bool tilt, T* s, Index n, T shift, const T* values, Index ldv,
+                     const T* ahead) {
+    if (tilt) return weigh<T, 0, true, false>(weight, s, n, shift, values, ldv, ahead);
     switch (k) {
         case 0:
-            return weigh<T, 0, false, false>(weight, s, n, shift, values, ldv);
+            return weigh<T, 0, false, false>(weight, s, n, shift, values, ldv, ahead);
         case 1:
-            return weigh<T, 1, false, false>(weight, s, n, shift, values, ldv);
+            return weigh<T, 1, false, false>(weight, s, n, shift, values, ldv, ahead);
         case 2:
-            return weigh<T, 2, false, false>(weight, s, n, shift, values, ldv);
+            return weigh<T, 2, false, false>(weight, s, n, shift, values, ldv, ahead);
         case 3:
-            return weigh<T, 3, false, false>(weight, s, n, shift, values, ldv);
+            return weigh<T, 3, false, false>(weight, s, n, shift, values, ldv, ahead);
         default:
-            return weigh<T, 4, false, false>(weight, s, n, shift, values, ldv);
+            return weigh<T, 4, false, false>(weight, s, n, shift, values, ldv, ahead);
     }
 }
 
@@ -147,10 +151,10 @@ void RowReducer<T>::add(RowAccumulators<T>& acc, Index row, const RowSums<T>& su
     for (Index k = 0; k < few_values; ++k) few[k] += static_cast<double>(sums.products[k]);
 }
 
-// Adds one row of a tile, whose largest score is `top`, to its accumulators.
+// Adds one row of a tile, whose largest score is `top`, to its accumulators. `ahead`: see weigh_row.
 template <class T>
-void RowReducer<T>::add_row(T* s, Index r, Index padded, T top, Index column, const PackedColumns<T>& columns,
-                            bool tilt, RowAccumulators<T>& acc) {
+void RowReducer<T>::add_row(T* s, Index r, Index padded, T top, const T* ahead, Index column,
+                            const PackedColumns<T>& columns, bool tilt, RowAccumulators<T>& acc) {
     const auto& state = acc.state[static_cast<std::size_t>(r)];
     T shift = T(0);
     if (exponential()) {
@@ -161,8 +165,8 @@ void RowReducer<T>::add_row(T* s, Index r, Index padded, T top, Index column, co
     const T* values = columns.values.data() + column;
     add(acc, r,
         n_values_ > few_values
-            ? weigh<T, 0, false, true>(weight_, s, padded, shift, nullptr, 0)
-            : weigh_few(weight_, n_values_, tilt, s, padded, shift, values, columns.n_padded));
+            ? weigh<T, 0, false, true>(weight_, s, padded, shift, nullptr, 0, ahead)
+            : weigh_few(weight_, n_values_, tilt, s, padded, shift, values, columns.n_padded, ahead));
 }
 
 // Adds one tile straight from the points, row after row: see row_scores.hpp.
@@ -176,7 +180,7 @@ void RowReducer<T>::tile_by_rows(RowScoresKernel<T> kernel, Index column, Index 
                                columns.bias.data() + column,  padded / MicroTile<T>::cols,
                                columns.distance_scale,        block.bias[r]};
         const T top = kernel(row, block.scores.data());
-        add_row(block.scores.data(), r, padded, top, column, columns, tilt, scratch.acc);
+        add_row(block.scores.data(), r, padded, top, nullptr, column, columns, tilt, scratch.acc);
     }
 }
 
@@ -188,7 +192,7 @@ void RowReducer<T>::tile(Index padded, Index column, const PackedColumns<T>& col
     for (Index r = 0; r < scratch.block.n_rows; ++r) {
         T* s = scratch.block.scores.data() + r * ld;
         const T top = exponential() ? row_top(scratch.block, r, s, padded) : T(0);
-        add_row(s, r, padded, top, column, columns, tilt, acc);
+        add_row(s, r, padded, top, scratch.block.ahead.row(r), column, columns, tilt, acc);
     }
     if (n_values_ > few_values)
         product_tile(scratch.block.scores.data(), ld, scratch.block.n_rows, padded, columns.values.data(),

@@ -30,11 +30,19 @@ struct RowSums {
     T products[max_values] = {};  // sum w v
 };
 
+// Asks for as many bytes as two packs have.
+template <class T>
+QK_INLINE void fetch(const T* at) {
+    constexpr Index line = 64 / static_cast<Index>(sizeof(T));
+#pragma GCC unroll 2
+    for (Index k = 0; k < 2 * SimdTraits<T>::width; k += line) __builtin_prefetch(at + k);
+}
+
 // Weights of one row. K right-hand sides (values[k * ldv + j]) are summed in registers; with Store
-// the weights are written to `out`, which may be s.
+// the weights are written to `out`, which may be s. `ahead`: n entries that will be read soon, or null.
 template <class Weigh, class T, int K, bool Tilt, bool Store>
 QK_INLINE RowSums<T> weigh_row(const T* s, Index n, const Weigh& weigh, T shift, const T* values, Index ldv,
-                               T* out) {
+                               T* out, const T* ahead) {
     constexpr int width = SimdTraits<T>::width;
     Pack<T> sum[2] = {};
     Pack<T> tilt[2] = {};
@@ -43,6 +51,7 @@ QK_INLINE RowSums<T> weigh_row(const T* s, Index n, const Weigh& weigh, T shift,
     for (Index j = 0; j < n; j += 2 * width) {
         const Pack<T> score[2] = {load(s + j), load(s + j + width)};
         Pack<T> w[2] = {score[0], score[1]};
+        if (ahead != nullptr) fetch(ahead + j);
         weigh(w);
 #pragma GCC unroll 2
         for (int h = 0; h < 2; ++h) {

@@ -166,7 +166,9 @@ public:
         online_.reserve(RowWalk<T>::most_rows, walk.width(), tile_);
         walk.each_block(
             first, end, block, run, worker,
-            [&](Index r, Index j, Index padded, T* s, T top) { online_.weigh(r, j, padded, s, top); },
+            [&](Index r, Index j, Index padded, T* s, T top) {
+                online_.weigh(r, j, padded, s, top, block.ahead.row(r));
+            },
             [&] {
                 for (Index r = 0; r < block.n_rows; ++r) row(r, block.first_row + r, online_.state(r));
                 block_done();
@@ -249,7 +251,8 @@ public:
                         }
                         const auto shift = static_cast<T>(at);
                         const auto found = weigh_row<ShiftedExp<T>, T, 1, false, true>(
-                            s, padded, {broadcast(shift)}, shift, direction.data() + j, 0, s);
+                            s, padded, {broadcast(shift)}, shift, direction.data() + j, 0, s,
+                            block.ahead.row(r));
                         along[r] += static_cast<double>(found.products[0]);
                     },
                     [&] {
@@ -556,7 +559,8 @@ private:
                     A factors[sweep_rows];
                     dot_some_rows(n, w, ld, z, ld, dots);
                     for (int r = 0; r < n; ++r) factors[r] = static_cast<A>(weigh(i + r, dots[r]));
-                    if (sums != nullptr) sums->add(n, w, ld, factors);
+                    const F* next = i + 2 * sweep_rows <= end ? w + sweep_rows * ld : nullptr;
+                    if (sums != nullptr) sums->add(n, w, ld, factors, next);
                 }
             });
         return done ? Status::ok : Status::interrupted;

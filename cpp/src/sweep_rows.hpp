@@ -41,13 +41,20 @@ QK_INLINE void dot_rows(const E* w, Index ld, const T* z, Index n, double* dots)
     }
 }
 
-// sums_j += sum_r c_r w_rj
+// sums_j += sum_r c_r w_rj. `ahead`: the rows that will be read next, or null. Memory is idle while rows that are in the
+// cache are added: narrow entries, which take longer to convert and add than to read, are asked for meanwhile.
 template <class T, int R, class E>
-QK_INLINE void add_rows(const E* w, Index ld, const T* c, Index n, T* sums) {
+QK_INLINE void add_rows(const E* w, Index ld, const T* c, Index n, T* sums, const E* ahead) {
     constexpr int width = SimdTraits<T>::width;
     Pack<T> factor[R];
     for (int r = 0; r < R; ++r) factor[r] = broadcast(c[r]);
     for (Index j = 0; j < n; j += 2 * width) {
+        if constexpr (sizeof(E) < sizeof(T)) {
+            constexpr Index line = 64 / static_cast<Index>(sizeof(E));
+            static_assert(line % (2 * width) == 0);
+            if (ahead != nullptr && j % line == 0)
+                for (int r = 0; r < R; ++r) __builtin_prefetch(ahead + r * ld + j, 0, 2);  // to the L2 cache
+        }
         Pack<T> a0 = load(sums + j), a1 = load(sums + j + width);
 #pragma GCC unroll 4
         for (int r = 0; r < R; ++r) {
@@ -74,16 +81,16 @@ void dot_some_rows(int n_rows, const E* w, Index ld, const T* z, Index n, double
 }
 
 template <class T, class E>
-void add_some_rows(int n_rows, const E* w, Index ld, const T* c, Index n, T* sums) {
+void add_some_rows(int n_rows, const E* w, Index ld, const T* c, Index n, T* sums, const E* ahead) {
     switch (n_rows) {
         case 4:
-            return add_rows<T, 4>(w, ld, c, n, sums);
+            return add_rows<T, 4>(w, ld, c, n, sums, ahead);
         case 3:
-            return add_rows<T, 3>(w, ld, c, n, sums);
+            return add_rows<T, 3>(w, ld, c, n, sums, ahead);
         case 2:
-            return add_rows<T, 2>(w, ld, c, n, sums);
+            return add_rows<T, 2>(w, ld, c, n, sums, ahead);
         default:
-            return add_rows<T, 1>(w, ld, c, n, sums);
+            return add_rows<T, 1>(w, ld, c, n, sums, ahead);
     }
 }
 
@@ -99,16 +106,16 @@ public:
         total_.assign(static_cast<std::size_t>(n), 0.0);
     }
     template <class E>
-    void add(int n_rows, const E* w, Index ld, const T* c) {
-        add(n_rows, w, ld, c, 0, n_);
+    void add(int n_rows, const E* w, Index ld, const T* c, const E* ahead = nullptr) {
+        add(n_rows, w, ld, c, 0, n_, ahead);
         added(n_rows);
     }
     // Columns [first, first + n) alone; once all have them, added().
     template <class E>
-    void add(int n_rows, const E* w, Index ld, const T* c, Index first, Index n) {
+    void add(int n_rows, const E* w, Index ld, const T* c, Index first, Index n, const E* ahead = nullptr) {
         for (int r = 0; r < n_rows; r += sweep_rows)
-            add_some_rows(std::min(sweep_rows, n_rows - r), w + r * ld, ld, c + r, n,
-                          pending_.data() + first);
+            add_some_rows(std::min(sweep_rows, n_rows - r), w + r * ld, ld, c + r, n, pending_.data() + first,
+                          ahead);
     }
     void added(int n_rows) {
         pending_rows_ += n_rows;

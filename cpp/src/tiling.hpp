@@ -43,14 +43,18 @@ Tiling choose_tiling(const Problem<T>& problem, Index n_values) {
     t.tile_cols = t.row_by_row ? 1024 : 256;
     // So may the rows of a matrix: long runs come faster from memory, and four of them fill the L1 cache. Not in a
     // band, whose tiles at the edge are computed whole.
-    if (feature_dim == 0 && block_rows == flat_block_rows && problem.band.everything()) {
+    const bool reads_on = feature_dim == 0 && block_rows == flat_block_rows && problem.band.everything();
+    if (reads_on) {
         block_rows = 4;
         t.tile_cols = 8192 / static_cast<Index>(sizeof(T));
     }
     // At least sixteen blocks, so that threads share a small problem evenly.
     t.block_rows = std::min(block_rows, round_up(std::max<Index>(1, (n_rows + 15) / 16), whole));
     // Microseconds of work: enough to be worth handing out, little enough to share evenly.
-    const Index entries_per_task = (1 << 17) / (feature_dim + n_values + 32);
+    Index entries_per_task = (1 << 17) / (feature_dim + n_values + 32);
+    // A thread that reads on where it was finds there what it has asked for (Ahead, in packed.hpp).
+    if (reads_on)
+        entries_per_task = std::max(entries_per_task, std::min<Index>(n_rows * n_cols / 64, 1 << 16));
     const Index rows = std::max<Index>(1, entries_per_task / std::max<Index>(1, n_cols));
     t.task_rows = round_up(std::min(rows, n_rows), t.block_rows);
     // Few rows and many columns: cut the columns, and merge the states afterwards.
