@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -21,9 +22,18 @@ _SMALLEST = {4: float(np.finfo(np.float32).tiny), 8: float(np.finfo(np.float64).
 
 
 def real_array(name: str, value: npt.ArrayLike) -> Real:
-    """A float32 or float64 array, not copied when it is one already."""
+    """A float32 or float64 array: a view, not a copy, of one that is given.
+
+    A view has a shape, strides and dtype of its own. What is kept of an argument therefore stays as it was
+    checked, whatever the caller does to the array object afterwards (``X.shape = ...``).
+    """
     if isinstance(value, np.ndarray):
-        array = value
+        if isinstance(value, np.ma.MaskedArray):
+            raise TypeError(
+                f"{name}: wanted a plain array, got a masked array, whose mask would be ignored; "
+                f"pass {name}.filled(value), and masks of scores to s.masked()"
+            )
+        array = value.view(np.ndarray)
     else:
         if hasattr(value, "__dlpack_device__"):
             _refuse_device(name, value)
@@ -134,7 +144,7 @@ def points(name: str, value: npt.ArrayLike) -> tuple[Real, float]:
     if type(value) is np.ndarray and value.ndim > 1:
         top = cpu.plain_magnitude(value)  # one call for small arrays, where checks cost most
         if top >= 0:
-            return value, top
+            return value.view(), top  # see real_array
     array = real_array(name, value)
     if array.ndim < 2:
         raise ValueError(
@@ -177,10 +187,12 @@ def positive(name: str, value: object) -> float:
         number = _float(value)
     except TypeError:
         raise TypeError(
-            f"{name}: wanted a finite number > 0, got {value!r}; pass e.g. {name}=1.0"
+            f"{name}: wanted a finite number > 0, got {reprlib.repr(value)}; pass e.g. {name}=1.0"
         ) from None
     if not (math.isfinite(number) and number > 0):
-        raise ValueError(f"{name}: wanted a finite number > 0, got {value!r}; pass e.g. {name}=1.0")
+        raise ValueError(
+            f"{name}: wanted a finite number > 0, got {reprlib.repr(value)}; pass e.g. {name}=1.0"
+        )
     return number
 
 
@@ -391,7 +403,9 @@ def offsets(name: str, value: npt.ArrayLike, total: int) -> npt.NDArray[np.int64
             f"{name}: wanted a 1-D array of at least two offsets, got shape {array.shape}; "
             f"pass e.g. np.array([0, 3, {total}])"
         )
-    out = np.ascontiguousarray(array, dtype=np.int64)
+    # Offsets steer memory access: a copy cannot be changed from outside.
+    out = np.array(array, dtype=np.int64)
+    out.flags.writeable = False
     if out[0] != 0 or out[-1] != total or (np.diff(out) < 0).any():
         raise ValueError(
             f"{name}: wanted offsets that rise from 0 to {total}, got first {out[0]}, last "
@@ -455,3 +469,9 @@ def masses(name: str, array: Real) -> None:
         raise ValueError(f"{name}: wanted weights >= 0, got {low:.3g}; marginals are measures")
     if not array.any():
         raise ValueError(f"{name}: wanted some mass, got all zeros")
+    with np.errstate(over="ignore"):
+        total = float(np.sum(array, dtype=np.float64))
+    if total == math.inf:
+        raise OverflowError(
+            f"{name}: the total mass overflows float64; divide the weights by their largest"
+        )
