@@ -115,7 +115,8 @@ def test_causal_masks_with_uniform_marginals() -> None:
         limit = qk.bridge(masked.masked(usable), u, u)
         assert limit.converged
         np.testing.assert_allclose(limit.plan(), np.eye(6) / 6, atol=1e-12)
-        np.testing.assert_allclose(b.plan(), np.eye(6) / 6, atol=0.02)
+        with pytest.warns(qk.ConvergenceWarning, match="no total support"):
+            np.testing.assert_allclose(b.plan(), np.eye(6) / 6, atol=0.02)
     # Marginals that leave room below the diagonal have a bridge of full support.
     down = np.arange(6, 0, -1) / 21
     fine = qk.bridge(s.causal(), down[::-1].copy(), down)

@@ -201,7 +201,7 @@ def test_empty_blocks_of_ragged_problems(kind: str, stored: bool, dtype: str) ->
 
 @pytest.mark.parametrize("kind", ["distance", "dense"])
 def test_rows_without_columns(kind: str) -> None:
-    """Their mass has nowhere to go: refused when it must go, infeasible when it need not."""
+    """Their mass has nowhere to go: refused when it must go; a penalty bears that it stays."""
     s, mu, nu = clouds(6, 6, 0.3)
     if kind == "dense":
         s = qk.scores.dense(s.to_numpy())
@@ -210,7 +210,8 @@ def test_rows_without_columns(kind: str) -> None:
         qk.bridge(blocks, mu, nu)
     for memory in (0, 1e9):
         b = qk.bridge(blocks, mu, nu, penalty=1.0, max_memory=memory)
-        assert list(b.status) == ["infeasible", "converged"]
+        assert list(b.status) == ["converged", "converged"]
+        assert np.isneginf(b.f[:2]).all() and np.isfinite(b.f[2:]).all()
 
 
 @pytest.mark.filterwarnings("ignore:Values in x were outside bounds")  # SciPy's, before 1.16
@@ -348,8 +349,20 @@ def test_batches_solve_every_problem_for_itself(dtype: str) -> None:
     assert "6 of 6 converged" in str(b)
     V = rng.normal(size=(2, 3, 17, 2)).astype(dtype)
     assert b.project(V).shape == (2, 3, 20, 2)
-    with pytest.raises(ValueError, match="one problem"):
-        _ = b.cost
+    for name in ("cost", "entropy", "primal", "dual", "gap", "birkhoff_rate"):
+        want = [[getattr(b[i, j], name) for j in range(3)] for i in range(2)]
+        np.testing.assert_array_equal(getattr(b, name), want)
+    assert len(b) == 6 and [one.cost for one in b] == list(np.ravel(b.cost))
+    one = qk.bridge(qk.scores.distance(X[1, 2], Y[1, 2]), mu[1, 2], nu)
+    assert b[5].cost == pytest.approx(one.cost, rel=1e-4 if dtype == "float32" else 1e-8)
+    assert b[1, 2].gap == b[-1].gap == pytest.approx(0, abs=1e-4)
+    for bad in (6, (2, 0), (0, 0, 0)):
+        with pytest.raises(IndexError, match=r"index: wanted a problem of the batch \(2, 3\)"):
+            b[bad]
+    with pytest.raises(TypeError, match="index: wanted one integer"):
+        b[1:]
+    with pytest.raises(TypeError, match="got one bridge"):
+        len(one)
     with pytest.raises(ValueError, match="one problem for a callback"):
         qk.bridge(qk.scores.distance(X, Y), mu, nu, progress=True)
 
@@ -415,9 +428,15 @@ def test_unbalanced_batches(penalty: float | tuple[float, float]) -> None:
 
 def test_penalties_are_checked() -> None:
     s, mu, nu = clouds(4, 4, 1.0)
-    for bad in (0.0, -1.0, (1.0, 0.0), (1.0,), "x"):
+    for bad in (0.0, -1.0, (1.0, 0.0), (1.0,), np.nan, -np.inf, 10**400):
         with pytest.raises(ValueError, match="penalty"):
             qk.bridge(s, mu, nu, penalty=bad)  # type: ignore[arg-type]
+    for wrong in ("x", True, np.bool_(True), 1j):
+        with pytest.raises(TypeError, match="penalty"):
+            qk.bridge(s, mu, nu, penalty=wrong)  # type: ignore[arg-type]
+    plain = qk.bridge(s, mu, nu, penalty=2.0)
+    for same in (np.float32(2), 2, np.int64(2)):
+        np.testing.assert_array_equal(qk.bridge(s, mu, nu, penalty=same).f, plain.f)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="with penalties"):
         qk.bridge(s, mu, nu, penalty=1.0, solver="newton")
     with pytest.raises(ValueError, match="max_memory"):

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "qk/scalar_math.hpp"
 #include "qk/sinkhorn.hpp"
@@ -19,8 +20,9 @@ bool single_serves(Index n_entries, const std::vector<double>& mu, const std::ve
         const double top = *std::ranges::max_element(weights);
         return std::ranges::all_of(weights, [&](double w) { return w == 0 || w >= 1e-20 * top; });
     };
-    return n_entries >= Index{1} << 20 && options.row_damping == 1.0 && options.col_damping == 1.0 &&
-           options.method != BridgeMethod::symmetric && ordinary(mu) && ordinary(nu);
+    return n_entries >= Index{1} << 20 && std::isinf(options.row_penalty) &&
+           std::isinf(options.col_penalty) && options.method != BridgeMethod::symmetric && ordinary(mu) &&
+           ordinary(nu);
 }
 
 template <class T>
@@ -42,22 +44,22 @@ void solve_one(const Problem<T>& problem, bool stored, const std::vector<double>
     solve_bridge(*sweep, mu, nu, options, state, run);
 }
 
-BridgeOptions options_of(int method, double tol, Index max_visits, double row_damping, double col_damping) {
+BridgeOptions options_of(int method, double tol, Index max_visits, double row_penalty, double col_penalty) {
     BridgeOptions options;
     options.method = static_cast<BridgeMethod>(method);
     options.tol = tol;
     options.max_visits = max_visits;
-    options.row_damping = row_damping;
-    options.col_damping = col_damping;
+    options.row_penalty = row_penalty;
+    options.col_penalty = col_penalty;
     return options;
 }
 
 // (f, g, errors, visits, relaxation, status)
 py::tuple solve(const py::tuple& spec, const Doubles& mu, const Doubles& nu, const Doubles& f,
-                const Doubles& g, int method, double tol, Index max_visits, double row_damping,
-                double col_damping, bool stored, const py::object& report, int n_threads) {
+                const Doubles& g, int method, double tol, Index max_visits, double row_penalty,
+                double col_penalty, bool stored, const py::object& report, int n_threads) {
     const ScoreTuple scores(spec);
-    BridgeOptions options = options_of(method, tol, max_visits, row_damping, col_damping);
+    BridgeOptions options = options_of(method, tol, max_visits, row_penalty, col_penalty);
     // An exception of the callback travels through the solver, which owns nothing but memory.
     if (!report.is_none())
         options.report = [&](Index visits, double error) {
@@ -132,19 +134,19 @@ void register_bridge(py::module_& m) {
     m.attr("BRIDGE_STATUS") =
         py::make_tuple("converged", "iteration limit", "stagnated", "infeasible", "interrupted", "overflow");
     m.def("solve_bridge", &solve, py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"),
-          py::arg("method"), py::arg("tol"), py::arg("max_visits"), py::arg("row_damping"),
-          py::arg("col_damping"), py::arg("stored"), py::arg("report"), py::arg("n_threads"));
+          py::arg("method"), py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"),
+          py::arg("col_penalty"), py::arg("stored"), py::arg("report"), py::arg("n_threads"));
     m.def(
         "solve_bridges",
         [](const py::tuple& spec, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
-           int method, double tol, qk::Index max_visits, double row_damping, double col_damping, bool stored,
+           int method, double tol, qk::Index max_visits, double row_penalty, double col_penalty, bool stored,
            int n_threads) {
             const ScoreTuple scores(spec);
             const auto solver = scores.float32 ? &solve_batch_of<float> : &solve_batch_of<double>;
-            return solver(scores, mu, nu, f, g, options_of(method, tol, max_visits, row_damping, col_damping),
+            return solver(scores, mu, nu, f, g, options_of(method, tol, max_visits, row_penalty, col_penalty),
                           stored, n_threads);
         },
         py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"), py::arg("method"),
-        py::arg("tol"), py::arg("max_visits"), py::arg("row_damping"), py::arg("col_damping"),
+        py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"), py::arg("col_penalty"),
         py::arg("stored"), py::arg("n_threads"));
 }

@@ -120,14 +120,23 @@ public:
           options_(options),
           state_(state),
           run_(run),
+          row_damping_(damping(options.row_penalty)),
+          col_damping_(damping(options.col_penalty)),
+          balanced_(std::isinf(options.row_penalty) && std::isinf(options.col_penalty)),
+          log_unit_(balanced_ ? std::log(to_vector(mu).sum()) : 0.0),
           mu_(to_vector(mu)),
           nu_(to_vector(nu)),
-          log_mu_(mu_.array().log()),
-          log_nu_(nu_.array().log()),
-          f_(to_vector(state.f)),
+          log_mu_(mu_.array().log() - log_unit_),
+          log_nu_(nu_.array().log() - log_unit_),
+          f_(to_vector(state.f).array() - log_unit_),
           g_(to_vector(state.g)),
           lse_(mu_.size()),
           columns_(nu_.size()) {
+        if (balanced_) {  // marginals of mass 1, so that every threshold below is a share of the mass
+            const double unit = mu_.sum();
+            mu_ /= unit;
+            nu_ /= unit;
+        }
         for (Index j = 0; j < nu_.size(); ++j)
             if (nu_[j] == 0) g_[j] = none;
     }
@@ -153,6 +162,7 @@ public:
                 symmetric();
                 break;
         }
+        f_.array() += log_unit_;
         state_.f.assign(f_.data(), f_.data() + f_.size());
         state_.g.assign(g_.data(), g_.data() + g_.size());
     }
@@ -161,6 +171,9 @@ private:
     static Vector to_vector(const std::vector<double>& v) {
         return Eigen::Map<const Vector>(v.data(), static_cast<Index>(v.size()));
     }
+
+    // With a penalty of weight w the potential is this fraction of the one that would meet the marginal.
+    static double damping(double penalty) { return std::isinf(penalty) ? 1.0 : penalty / (1 + penalty); }
 
     // ---- steps ------------------------------------------------------------------------------------------
 
@@ -171,50 +184,83 @@ private:
         const Vector before = relaxation == 1.0 ? Vector() : f_;
         if (!visit_once(relaxation)) return false;
         if (sweep_.uncertainty() == 0) return true;
-        if (!columns_vanish() && sweep_.uncertainty() <= negligible * std::max(column_error(), options_.tol))
-            return true;
+        // The bound is in units of mass, as the columns are; errors are shares of it.
+        const double bearable = negligible * std::max(column_error(), options_.tol) * columns_.sum();
+        if (!columns_vanish() && sweep_.uncertainty() <= bearable) return true;
         if (relaxation != 1.0) f_ = before;
         sweep_.refine();
         return visit_once(relaxation);
     }
 
     bool visit_once(double relaxation) {
-        const double damping = options_.row_damping;
         const RowMass mass = [&](Index i, double lse) {
             if (log_mu_[i] == none) {
                 f_[i] = none;
                 return 0.0;
             }
-            const double target = damping * (log_mu_[i] - lse);
+            const double target = row_damping_ * (log_mu_[i] - lse);
             f_[i] = relaxation == 1.0 || f_[i] == none ? target : f_[i] + relaxation * (target - f_[i]);
-            return f_[i] == log_mu_[i] - lse ? mu_[i] : std::exp(f_[i] + lse);
+            return f_[i] == log_mu_[i] - lse && log_scale_ == 0 ? mu_[i] : std::exp(f_[i] + lse - log_scale_);
         };
         ++state_.n_visits;
         const Status status = sweep_.rows(g_.data(), mass, lse_.data(), columns_.data(), run_);
         if (status == Status::interrupted) return end(BridgeStatus::interrupted);
         if (status == Status::overflow) return end(BridgeStatus::overflow);
         for (Index i = 0; i < mu_.size(); ++i) {
-            if (lse_[i] == none && mu_[i] > 0) return end(BridgeStatus::infeasible);
+            // A row that sees nothing cannot have mass; a penalty bears that, a constraint does not.
+            if (lse_[i] == none && mu_[i] > 0 && std::isinf(options_.row_penalty))
+                return end(BridgeStatus::infeasible);
             if (lse_[i] == none) f_[i] = none;
         }
         return true;
     }
 
-    // How far the columns are from what they should be (L1).
+    // How far the columns are from what they should be: L1, as a share of the mass of the plan.
     double column_error() const {
-        if (options_.col_damping == 1.0) return (columns_ - nu_).cwiseAbs().sum();
-        // With a KL penalty of weight w the columns of the solution are nu exp(-g / w).
-        const double weight = options_.col_damping / (1 - options_.col_damping);
+        if (balanced_) return (columns_ - nu_).cwiseAbs().sum();
         double error = 0;
         for (Index j = 0; j < nu_.size(); ++j)
-            if (nu_[j] > 0) error += std::abs(columns_[j] - nu_[j] * std::exp(-g_[j] / weight));
-        return error;
+            if (nu_[j] > 0) error += std::abs(columns_[j] - std::exp(log_wanted(j) - log_scale_));
+        return error / columns_.sum();
+    }
+    // The logarithm of column j of the solution: with a KL penalty of weight w it is nu_j exp(-g_j / w).
+    double log_wanted(Index j) const {
+        return std::isinf(options_.col_penalty) ? log_nu_[j] : log_nu_[j] - g_[j] / options_.col_penalty;
     }
     // The move of g_j that Sinkhorn makes.
     double column_step(Index j) const {
         if (nu_[j] == 0) return 0;
-        const double lse = std::log(columns_[j]) - g_[j];
-        return options_.col_damping * (log_nu_[j] - lse) - g_[j];
+        const double lse = std::log(columns_[j]) + log_scale_ - g_[j];
+        return col_damping_ * (log_nu_[j] - lse) - g_[j];
+    }
+    // Penalised problems: f + t and g - t give the same plan for every t, and only the penalties tell them apart. Their
+    // best t is known in closed form; the iteration alone would approach it like (1 - 1 / penalty)^k.
+    void balance_masses() {
+        const double a = options_.row_penalty, b = options_.col_penalty;
+        const double rows = log_penalised_mass(mu_, log_mu_, f_, a),
+                     columns = log_penalised_mass(nu_, log_nu_, g_, b);
+        const double weight = std::isinf(a) ? b : std::isinf(b) ? a : a / (a + b) * b;
+        const double t = weight * (rows - columns);
+        if (std::isfinite(t)) g_.array() -= t;
+    }
+    // log sum_i mu_i exp(-f_i / penalty)
+    static double log_penalised_mass(const Vector& mu, const Vector& log_mu, const Vector& f,
+                                     double penalty) {
+        const auto term = [&](Index i) {
+            return std::isinf(penalty) ? log_mu[i] : log_mu[i] - f[i] / penalty;
+        };
+        double top = none, sum = 0;
+        for (Index i = 0; i < mu.size(); ++i)
+            if (mu[i] > 0 && f[i] != none) top = std::max(top, term(i));
+        for (Index i = 0; i < mu.size(); ++i)
+            if (mu[i] > 0 && f[i] != none) sum += std::exp(term(i) - top);
+        return top + std::log(sum);
+    }
+    // A penalised plan may have any mass: the next columns are scaled by that of these, so that neither underflows.
+    void rescale() {
+        const double mass = columns_.sum();
+        if (!balanced_ && mass > 0 && std::isfinite(mass) && !(1e-10 < mass && mass < 1e10))
+            log_scale_ += std::log(mass);
     }
     bool columns_vanish() const {
         for (Index j = 0; j < nu_.size(); ++j)
@@ -228,21 +274,39 @@ private:
         const Status status = sweep_.columns(f_.data(), lse.data(), run_);
         if (status == Status::interrupted) return end(BridgeStatus::interrupted);
         if (status == Status::overflow) return end(BridgeStatus::overflow);
-        double error = 0;
+        double top = none;
         for (Index j = 0; j < nu_.size(); ++j) {
             if (nu_[j] == 0) continue;
-            if (lse[j] == none) return end(BridgeStatus::infeasible);
-            error += std::abs(std::exp(g_[j] + lse[j]) - nu_[j]);
-            g_[j] = options_.col_damping * (log_nu_[j] - lse[j]);
+            if (lse[j] == none) {
+                if (std::isinf(options_.col_penalty)) return end(BridgeStatus::infeasible);
+                // A column that no entry reaches stays empty, whatever its penalty: it is as one without weight.
+                nu_[j] = 0;
+                log_nu_[j] = g_[j] = none;
+                continue;
+            }
+            top = std::max(top, g_[j] + lse[j]);
         }
-        note(error);
+        if (top == none) return end(BridgeStatus::converged);  // no entry at all: the empty plan
+        if (!balanced_) log_scale_ = top;
+        const double scale = balanced_ ? 0.0 : top;
+        double error = 0, mass = 0;
+        for (Index j = 0; j < nu_.size(); ++j) {
+            if (nu_[j] == 0) continue;
+            const double column = std::exp(g_[j] + lse[j] - scale);
+            mass += column;
+            error += std::abs(column - std::exp(log_wanted(j) - scale));
+        }
+        note(balanced_ ? error : error / mass);
+        if (state_.errors.back() <= options_.tol) return end(BridgeStatus::converged);
+        for (Index j = 0; j < nu_.size(); ++j)
+            if (nu_[j] > 0) g_[j] = col_damping_ * (log_nu_[j] - lse[j]);
         return !out_of_visits();
     }
     double row_error() const {
         double error = 0;
         for (Index i = 0; i < mu_.size(); ++i)
             if (mu_[i] > 0) error += std::abs(std::exp(f_[i] + lse_[i]) - mu_[i]);
-        return error;
+        return error;  // of balanced problems, whose mass is 1
     }
 
     void note(double error) {
@@ -306,6 +370,8 @@ private:
             previous = error;
             for (Index j = 0; j < nu_.size(); ++j)
                 if (nu_[j] > 0) g_[j] += relaxation * column_step(j);
+            if (!balanced_) balance_masses();
+            rescale();
         }
     }
 
@@ -482,11 +548,16 @@ private:
     void newton() {
         if (!visit(1.0)) return;
         // Far from the solution the quadratic model is worth little: Sinkhorn steps first.
-        do {
+        // A plateau that outlasts them is for the caller to judge, who knows whether the problem has a solution.
+        for (int steps = 0;; steps += 5) {
             if (columns_vanish() && !settle_columns()) return;
-            if (column_error() < 0.1) break;
+            if (column_error() < 0.1 || out_of_visits()) break;
+            if (steps >= most_first_steps) {
+                end(BridgeStatus::stagnated);
+                return;
+            }
             if (!plain_steps(5)) return;
-        } while (!out_of_visits());
+        }
         auto best = infinity<double>();
         Index since_best = 0;
         for (;;) {
@@ -543,6 +614,7 @@ private:
     // ---- the averaged update of symmetric problems: f = g, half-way to the row update --------------------
 
     void symmetric() {
+        g_.array() -= log_unit_ / 2;  // both potentials share the mass of an earlier result
         auto best = infinity<double>();
         Index since_best = 0;
         const RowMass nothing = [](Index, double) { return 0.0; };
@@ -582,6 +654,7 @@ private:
     }
 
     static constexpr Index patience = 100;
+    static constexpr int most_first_steps = 200;
     Index leaps_left_ = 20;
 
     // Directions need no more than single precision, until one turns out to be useless.
@@ -591,7 +664,12 @@ private:
     const BridgeOptions& options_;
     BridgeState& state_;
     const Run& run_;
-    Vector mu_, nu_, log_mu_, log_nu_, f_, g_, lse_, columns_;
+    const double row_damping_, col_damping_;
+    const bool balanced_;
+    const double log_unit_;  // of the mass that the marginals are counted in
+    Vector mu_, nu_, log_mu_, log_nu_, f_, g_, lse_;
+    Vector columns_;  // of the plan, times exp(-log_scale_)
+    double log_scale_ = 0;
 };
 
 }  // namespace

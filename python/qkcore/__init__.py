@@ -22,6 +22,7 @@ from . import (
     simplex,
 )
 from ._config import config, get_num_threads, set_num_threads, show_config
+from ._convergence import ConvergenceError, ConvergenceWarning
 from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
 from ._feasibility import usable_entries
@@ -50,6 +51,8 @@ __all__ = [
     "AttentionField",
     "BridgeChain",
     "Composition",
+    "ConvergenceError",
+    "ConvergenceWarning",
     "CurrentNorms",
     "DirectionalExperts",
     "FactoredBridge",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _checks
+from ._bridge_check import Conditions, Residual, block_sums, residual
 from ._bridge_result import SchrodingerBridge
 from ._lazy_scores import Real, Scores
 from ._score_masks import UNBOUNDED
@@ -36,11 +36,13 @@ class _Problem(NamedTuple):
     def balanced(self) -> bool:
         return math.isinf(self.row_penalty) and math.isinf(self.col_penalty)
 
-    def dampings(self) -> tuple[float, float]:
-        """The fraction of a full update that a KL penalty leaves: p / (1 + p)."""
-        return tuple(  # type: ignore[return-value]
-            1.0 if math.isinf(p) else p / (1 + p) for p in (self.row_penalty, self.col_penalty)
-        )
+    @property
+    def conditions(self) -> tuple[Conditions, Conditions]:
+        return Conditions(self.mu, self.row_penalty), Conditions(self.nu, self.col_penalty)
+
+    def check(self, f: Real, g: Real) -> Residual:
+        """The final check of potentials of the scores' dtype; for one problem."""
+        return residual(self.s, *self.conditions, f, g, self.tol, self.n_threads)
 
 
 def _gauge(f: Real, g: Real, nu: Real) -> tuple[Real, Real]:
@@ -50,44 +52,6 @@ def _gauge(f: Real, g: Real, nu: Real) -> tuple[Real, Real]:
         return f, g
     mean = float(np.sum(nu[live].astype(np.float64) * g[live]) / np.sum(nu, dtype=np.float64))
     return f + mean, g - mean
-
-
-def _wanted(potential: Real, weight: Real, penalty: float) -> Real:
-    """The marginal of the solution: the weight, or with a KL penalty weight * exp(-potential / penalty)."""
-    wanted = weight.astype(np.float64)
-    if math.isinf(penalty):
-        return wanted
-    with np.errstate(over="ignore", invalid="ignore"):
-        tilt = np.exp(-potential.astype(np.float64) / penalty)
-        return np.where(wanted > 0, wanted * tilt, 0.0)
-
-
-def _check(p: _Problem, f: Real, g: Real) -> tuple[float, float]:
-    """L1 and worst relative error of the conditions on the marginals of exp(f + s + g)."""
-    error = worst = 0.0
-    sums = p.s.marginals(f, g, n_threads=p.n_threads)
-    sides = ((f, p.mu, p.row_penalty), (g, p.nu, p.col_penalty))
-    for got, (potential, weight, strength) in zip(sums, sides, strict=True):
-        wanted = _wanted(potential, weight, strength)
-        off = np.abs(got.astype(np.float64) - wanted)
-        live = wanted > 0
-        error = max(error, float(off.sum()))
-        if live.any():
-            worst = max(worst, float((off[live] / wanted[live]).max()))
-    return (error, worst) if math.isfinite(error) else (math.inf, math.inf)
-
-
-def _marginal_errors(sums: Real, wanted: Real, cuts: npt.NDArray[np.int64] | None) -> Real:
-    """L1 and worst relative errors of each problem's marginal, (2, problems)."""
-    off = np.abs(sums.astype(np.float64) - wanted)
-    relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
-    if cuts is None:
-        length = off.shape[-1]
-        return np.stack([off.reshape(-1, length).sum(-1), relative.reshape(-1, length).max(-1)])
-    out = np.zeros((2, len(cuts) - 1))
-    for k, (first, end) in enumerate(pairwise(cuts)):
-        out[:, k] = off[first:end].sum(), relative[first:end].max(initial=0.0)
-    return out
 
 
 def _marginal(name: str, value: npt.ArrayLike, s: Scores, side: int) -> Real:
@@ -102,25 +66,28 @@ def _marginal(name: str, value: npt.ArrayLike, s: Scores, side: int) -> Real:
     return array
 
 
-def _block_sums(w: Real, cuts: npt.NDArray[np.int64]) -> Real:
-    """Sums of the blocks; reduceat gives an empty one the entry that follows it, so those stay out."""
-    sums = np.zeros(len(cuts) - 1)
-    live = np.flatnonzero(np.diff(cuts))
-    sums[live] = np.add.reduceat(w.astype(np.float64), cuts[live])
-    return sums
-
-
 def _same_mass(p: _Problem) -> None:
     """Both marginals of every problem must have the same total."""
     if p.s._offsets is not None:
-        masses = [_block_sums(w, cuts) for w, cuts in zip((p.mu, p.nu), p.s._offsets, strict=True)]
+        masses = [block_sums(w, cuts) for w, cuts in zip((p.mu, p.nu), p.s._offsets, strict=True)]
     else:
         masses = [w.sum(axis=-1, dtype=np.float64) for w in (p.mu, p.nu)]
-    slack = 16 * math.sqrt(max(p.s.shape[-2:])) * float(np.finfo(p.s.dtype).eps)
-    off = np.abs(masses[0] - masses[1]) > slack * np.abs(masses[0])
+    _compare_masses(masses, max(p.s.shape[-2:]), p.s.dtype)
+
+
+def _equal_masses(mu: Real, nu: Real) -> None:
+    """The marginals of one problem must have the same total."""
+    masses = [np.asarray(w.sum(dtype=np.float64)) for w in (mu, nu)]
+    _compare_masses(masses, max(len(mu), len(nu)), mu.dtype)
+
+
+def _compare_masses(masses: list[Real], n: int, dtype: np.dtype[Any]) -> None:
+    rows, columns = masses
+    slack = 16 * math.sqrt(n) * float(np.finfo(dtype).eps)
+    off = np.abs(rows - columns) > slack * np.abs(rows)
     if np.any(off):
         at = int(np.argmax(np.ravel(off)))
-        a, b = (float(np.ravel(np.broadcast_arrays(*masses)[k])[at]) for k in (0, 1))
+        a, b = (float(np.ravel(x)[at]) for x in np.broadcast_arrays(rows, columns))
         raise ValueError(
             f"nu: wanted the total mass of mu, {a:.6g}, got {b:.6g}; divide both by their sums, or "
             "pass penalty= for marginals that need not be met"
@@ -149,10 +116,15 @@ def _penalties(penalty: float | tuple[float, float] | None) -> tuple[float, floa
     pair = penalty if isinstance(penalty, tuple) else (penalty, penalty)
     if len(pair) != 2:
         raise ValueError(f"penalty: wanted one weight or two (rows, columns), got {len(pair)}")
-    for value in pair:
-        if not (isinstance(value, (int, float)) and value > 0):
-            raise ValueError(f"penalty: wanted weights > 0 (inf: a constraint), got {value!r}")
-    return float(pair[0]), float(pair[1])
+    return _penalty(pair[0]), _penalty(pair[1])
+
+
+def _penalty(value: object) -> float:
+    if isinstance(value, float) and value == math.inf:
+        return math.inf
+    if isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"penalty: wanted weights > 0 (inf: a constraint), got {value!r}")
+    return _checks.positive("penalty", value)
 
 
 def _stored(s: Scores, max_memory: float | None) -> bool:

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ._bridge_check import problem_part, wide_marginals
+from ._config import resolve_threads
+from ._convergence import WarnsOnUse
 from ._lazy_scores import Real, Scores
 from .operators import MarkovOperator, softmax
 
 __all__ = ["SchrodingerBridge"]
 
+Figure = Any  # a number, or for batches an array of them
+
 
 @dataclass(frozen=True, eq=False)
-class SchrodingerBridge:
+class SchrodingerBridge(WarnsOnUse):
     """A solved bridge: log potentials, how the solve went, and everything that follows from them.
 
     The coupling is :math:`\\Pi_{ij} = e^{f_i + s_{ij} + g_j}`. With batch axes, every figure below is
-    an array over the batch (over the blocks of ragged scores).
+    an array over the batch (over the blocks of ragged scores), ``b[k]`` is problem k as a result of its own
+    (``b[i, j]`` with two batch axes), and ``len(b)`` and iteration go through all of them.
+
+    Using a result that did not converge (its plan, projection, operators, cost, ...) gives one
+    :class:`qkcore.ConvergenceWarning`, unless ``qk.bridge`` was told otherwise (``on_fail=``).
     """
 
     scores: Scores = field(repr=False)
@@ -34,26 +44,31 @@ class SchrodingerBridge:
     status: str
     """"converged", or why not: "iteration limit", "stagnated" (at the precision of the dtype),
     "infeasible" (no coupling lives on the kernel's support), "no total support" (one does, on fewer
-    entries; the iteration creeps there like 1/k)"""
+    entries; the iteration approaches it like 1/k), "overflow" (one problem of a batch)"""
     converged: bool
-    """finite, and the conditions met within ``tol`` at a final check of their own"""
+    """finite, and the conditions met within ``tol`` at a final check in more precision than the dtype's"""
     n_iter: int
     """iterations: one visit of every entry each (Newton's method: see ``n_visits``)"""
     n_visits: int
     """visits of all entries, including those of inner solves"""
     errors: npt.NDArray[np.float64] = field(repr=False)
-    """the error after each iteration: L1 of the marginal that the last half-step did not fix"""
+    """the error after each iteration: L1 of the marginal that the last half-step did not fix, as a share of
+    the mass; for batches the last one of each problem"""
     error: float
-    """L1 error of the worse marginal at the final check (of the optimality conditions if unbalanced)"""
+    """L1 error of the worse marginal at the final check, as a share of the mass. With penalties: of the
+    optimality conditions, row sums = mu exp(-f / penalty) and likewise for columns, as a share of the mass of
+    the plan"""
     worst: float
     """largest relative error of a single entry of the marginals at the final check"""
     method: str
     """the solver that was used, and how it kept the entries, e.g. "relaxed, stored"."""
     tol: float
     penalty: tuple[float, float] = (math.inf, math.inf)
-    """weights of the KL penalties on both marginals; infinite: met exactly"""
+    """weights of the KL penalties on both marginals; infinite: met exactly; 0: left free"""
     relaxation: float = 1.0
     """the over-relaxation that was reached"""
+    on_fail: str = field(default="warn", repr=False)
+    """what using the result does when it did not converge: "warn" or "ignore" """
 
     @cached_property
     def _log_plan(self) -> Scores:
@@ -61,41 +76,93 @@ class SchrodingerBridge:
 
     def plan(self) -> Real:
         """The coupling as an array (N, M)."""
+        self._used()
         return np.exp(self._log_plan.to_numpy())
 
     def marginals(self) -> tuple[Real, Real]:
         """Row and column sums of the coupling, in one pass."""
         return self._log_plan.marginals()
 
-    @cached_property
+    @property
     def forward(self) -> MarkovOperator:
         """:math:`\\Pi_{ij}/\\sum_k \\Pi_{ik}` (eq 17): the softmax of s + g over rows (eq 33), N x M."""
+        self._used()
+        return self._forward
+
+    @property
+    def backward(self) -> MarkovOperator:
+        """:math:`\\Pi_{ij}/\\sum_k \\Pi_{kj}` as an M x N operator whose rows are the columns j."""
+        self._used()
+        return self._backward
+
+    @cached_property
+    def _forward(self) -> MarkovOperator:
         return softmax(self.scores.shift(columns=self.g))
 
     @cached_property
-    def backward(self) -> MarkovOperator:
-        """:math:`\\Pi_{ij}/\\sum_k \\Pi_{kj}` as an M x N operator whose rows are the columns j."""
+    def _backward(self) -> MarkovOperator:
         return softmax(self.scores.T.shift(columns=self.f))
 
     def project(self, V: npt.ArrayLike) -> Real:
         """Barycentric projection: the mean of V (M, k) or (M,) under each row of the coupling."""
-        return self.forward.apply(V)
+        self._used()
+        return self._forward.apply(V)
 
     @property
-    def cost(self) -> float:
+    def cost(self) -> Figure:
         """:math:`-\\sum_{ij} \\Pi_{ij} s_{ij}`."""
-        return self._row_terms[0]
+        self._used()
+        return self._figure("cost", lambda b: b._row_terms[0])
 
     @property
-    def entropy(self) -> float:
+    def entropy(self) -> Figure:
         """:math:`-\\sum_{ij} \\Pi_{ij}\\log \\Pi_{ij}`, in nats."""
-        return self._row_terms[1]
+        self._used()
+        return self._figure("entropy", lambda b: b._row_terms[1])
+
+    @property
+    def primal(self) -> Figure:
+        """What the bridge minimises: :math:`\\sum_{ij} \\Pi_{ij}(\\log\\Pi_{ij} - s_{ij} - 1)`, and with
+        penalties :math:`\\rho_1, \\rho_2` also :math:`\\rho_1\\mathrm{KL}(\\Pi 1\\|\\mu) +
+        \\rho_2\\mathrm{KL}(\\Pi^\\top 1\\|\\nu)`, :math:`\\mathrm{KL}(a\\|b) = \\sum a\\log(a/b) - a + b`."""
+        self._used()
+        return self._figure("primal", SchrodingerBridge._primal)
+
+    @property
+    def dual(self) -> Figure:
+        """:math:`\\langle f,\\mu\\rangle + \\langle g,\\nu\\rangle - \\sum_{ij}\\Pi_{ij}`, where a penalty
+        :math:`\\rho` replaces :math:`\\langle f,\\mu\\rangle` by :math:`\\rho\\langle 1 - e^{-f/\\rho},
+        \\mu\\rangle`: at most ``primal`` of any coupling, and equal to it at the solution."""
+        self._used()
+        return self._figure("dual", SchrodingerBridge._dual)
+
+    @property
+    def gap(self) -> Figure:
+        """primal - dual; only of the size of ``error`` times the potentials when converged."""
+        return self.primal - self.dual
+
+    @property
+    def rate(self) -> Figure:
+        """The observed factor by which the last iterations reduced the error; NaN if there were few, and for
+        batches, whose errors are not kept."""
+        return self._figure("rate", SchrodingerBridge._rate)
+
+    @property
+    def birkhoff_rate(self) -> Figure:
+        """:math:`\\tanh^2(\\Delta/4)`: the Birkhoff-Hopf bound on the factor per plain iteration.
+
+        :math:`\\Delta = \\max (s_{ij} + s_{kl} - s_{il} - s_{kj})`, exactly for small problems and from
+        above otherwise (twice the largest range of a row's difference from the first one); 1 when the
+        kernel has zeros. EOT's own rate is weaker still (erratum 7).
+        """
+        return self._figure("birkhoff_rate", lambda b: _birkhoff_rate(b.scores))
+
+    # ---- one problem --------------------------------------------------------------------------------
 
     @cached_property
     def _row_terms(self) -> tuple[float, float]:
         # A row of the coupling is its sum times a softmax, whose moments the engine gives.
-        self._require_one_problem()
-        forward = self.forward
+        forward = self._forward
         with np.errstate(invalid="ignore"):
             log_mass = (self.f + forward.log_normalizer).astype(np.float64)
         live = np.isfinite(log_mass)
@@ -107,55 +174,128 @@ class SchrodingerBridge:
         return -math.fsum(mass * (expected - g_mean)), math.fsum(mass * (entropy - log_mass))
 
     @cached_property
-    def primal(self) -> float:
-        """:math:`\\sum_{ij} \\Pi_{ij}(\\log\\Pi_{ij} - s_{ij} - 1)`, what a balanced bridge minimises."""
-        rows, _ = self.marginals()
-        return self.cost - self.entropy - float(rows.sum(dtype=np.float64))
-
-    @cached_property
-    def dual(self) -> float:
-        """:math:`\\langle f,\\mu\\rangle + \\langle g,\\nu\\rangle - \\sum_{ij}\\Pi_{ij}`: at most ``primal``
-        of any coupling with these marginals, and equal to it at the solution (balanced problems)."""
-        self._require_one_problem()
-        total = 0.0
-        for potential, weight in ((self.f, self.mu), (self.g, self.nu)):
-            live = weight > 0
-            total += math.fsum(potential[live].astype(np.float64) * weight[live])
-        rows, _ = self.marginals()
-        return total - float(rows.sum(dtype=np.float64))
+    def _sums(self) -> tuple[Real, Real]:
+        f, g = self.f.astype(np.float64), self.g.astype(np.float64)
+        return wide_marginals(self.scores, f, g, resolve_threads(None))
 
     @property
-    def gap(self) -> float:
-        """primal - dual; only of the size of ``error`` times the potentials when converged."""
-        return self.primal - self.dual
+    def _sides(self) -> tuple[tuple[Real, Real], tuple[Real, Real]]:
+        return (self.f, self.mu), (self.g, self.nu)
 
-    @property
-    def rate(self) -> float:
-        """The observed factor by which the last iterations reduced the error; NaN if there were few."""
-        tail = self.errors[-6:]
+    def _primal(self) -> float:
+        return primal_value(*self._row_terms, self._sums, self._sides, self.penalty)
+
+    def _dual(self) -> float:
+        return dual_value(self._sums, self._sides, self.penalty)
+
+    def _rate(self) -> float:
+        tail = np.atleast_1d(self.errors)[-6:]
         if len(tail) < 3 or not (tail > 0).all():
             return math.nan
         return float((tail[-1] / tail[0]) ** (1 / (len(tail) - 1)))
 
-    @cached_property
-    def birkhoff_rate(self) -> float:
-        """:math:`\\tanh^2(\\Delta/4)`: the Birkhoff-Hopf bound on the factor per plain iteration.
+    # ---- batches ------------------------------------------------------------------------------------
 
-        :math:`\\Delta = \\max (s_{ij} + s_{kl} - s_{il} - s_{kj})`, exactly for small problems and from
-        above otherwise (twice the largest range of a row's difference from the first one); 1 when the
-        kernel has zeros. EOT's own rate is weaker still (erratum 7).
-        """
-        self._require_one_problem()
-        return _birkhoff_rate(self.scores)
+    @property
+    def _is_batch(self) -> bool:
+        return bool(self.scores._batch) or self.scores._offsets is not None
 
-    def _require_one_problem(self) -> None:
-        if self.f.ndim != 1 or self.scores._offsets is not None:
-            raise ValueError(
-                "bridge: wanted one problem for this figure, got a batch; take them one by one"
+    def _figure(self, name: str, of: Callable[[SchrodingerBridge], float]) -> Figure:
+        """A figure of one problem, or an array of it over the batch; computed once."""
+        kept: dict[str, Any] = self.__dict__
+        key = f"_figure_{name}"
+        if key not in kept:
+            kept[key] = (
+                np.array([of(one) for one in self]).reshape(np.shape(self.converged))
+                if self._is_batch
+                else of(self)
             )
+        found: Figure = kept[key]
+        return found
+
+    def __bool__(self) -> bool:  # a result is one, however many problems it has
+        return True
+
+    def __len__(self) -> int:
+        if not self._is_batch:
+            raise TypeError("len: wanted a batch of bridges, got one bridge; see b.scores.shape")
+        return int(np.size(self.converged))
+
+    def __getitem__(self, index: int | tuple[int, ...]) -> SchrodingerBridge:
+        if not self._is_batch:
+            raise TypeError("index: wanted a batch of bridges, got one bridge; see b.plan()")
+        shape = np.shape(self.converged)
+        flat = np.arange(len(self))
+        try:
+            k = flat.reshape(shape)[index] if isinstance(index, tuple) else flat[index]
+        except IndexError:
+            raise IndexError(
+                f"index: wanted a problem of the batch {shape}, got {index!r}"
+            ) from None
+        if np.ndim(k):
+            raise TypeError(
+                f"index: wanted one integer for a problem, or one for each of the batch axes {shape}, "
+                f"got {index!r}"
+            )
+        k = int(k)
+        here, there = (problem_part(self.scores, k, side) for side in (0, 1))
+
+        def one(values: Any) -> Any:
+            return np.ravel(values)[k].item()
+
+        return replace(
+            self,
+            scores=self.scores._problem(k),
+            mu=self.mu[here],
+            nu=self.nu[there],
+            f=self.f[here],
+            g=self.g[there],
+            status=str(one(self.status)),
+            converged=one(self.converged),
+            n_iter=one(self.n_iter),
+            n_visits=one(self.n_visits),
+            errors=np.ravel(self.errors)[k : k + 1],
+            error=one(self.error),
+            worst=one(self.worst),
+            on_fail="ignore" if self.__dict__.get("_warned") else self.on_fail,
+        )
+
+    def __iter__(self) -> Iterator[SchrodingerBridge]:
+        return (self[k] for k in range(len(self)))
 
     def __str__(self) -> str:
         return summary(self)
+
+
+Sides = tuple[tuple[Any, Any], tuple[Any, Any]]  # (potential, weight) of rows and columns
+
+
+def primal_value(
+    cost: float, entropy: float, sums: tuple[Any, Any], sides: Sides, penalties: tuple[float, float]
+) -> float:
+    """See :attr:`SchrodingerBridge.primal`; ``sums`` are those of the plan, in float64."""
+    from scipy.special import kl_div
+
+    total = cost - entropy - math.fsum(sums[0])
+    for got, (_, weight), penalty in zip(sums, sides, penalties, strict=True):
+        if 0 < penalty < math.inf:
+            total += penalty * math.fsum(kl_div(got, weight.astype(np.float64)))
+    return total
+
+
+def dual_value(sums: tuple[Any, Any], sides: Sides, penalties: tuple[float, float]) -> float:
+    """See :attr:`SchrodingerBridge.dual`."""
+    total = -math.fsum(sums[0])
+    for (potential, weight), penalty in zip(sides, penalties, strict=True):
+        live = weight > 0
+        value, mass = potential[live].astype(np.float64), weight[live].astype(np.float64)
+        if math.isinf(penalty):
+            total += math.fsum(value * mass)
+        elif penalty > 0:
+            # -inf stands for a row that sees nothing, whose potential may be as large as one likes.
+            tilt = np.where(np.isneginf(value), -1.0, np.expm1(-value / penalty))
+            total -= penalty * math.fsum(tilt * mass)
+    return total
 
 
 def summary(result: Any, place: str = "") -> str:
@@ -166,10 +306,12 @@ def summary(result: Any, place: str = "") -> str:
         state = "converged" if result.converged else f"not converged ({result.status})"
     else:
         state = f"{int(np.sum(result.converged))} of {np.size(result.converged)} converged"
+    balanced = all(map(math.isinf, result.penalty))
+    what = "marginal error" if balanced else "optimality residual"
     return (
         f"Schrödinger bridge {size}, {result.scores.dtype}{place}: {state}\n"
         f"  {np.max(result.n_iter)} iterations ({result.method}), "
-        f"marginal error {np.max(result.error):.3g} (tolerance {result.tol:.3g})"
+        f"{what} {np.max(result.error):.3g} of the mass (tolerance {result.tol:.3g})"
     )
 
 

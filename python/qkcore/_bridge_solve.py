@@ -1,4 +1,4 @@
-"""One bridge, solved: the native iteration, what to try when it stagnates, and the final verdict."""
+"""One bridge, solved: the native iteration, what to try when it stalls, and the final verdict."""
 
 from __future__ import annotations
 
@@ -9,13 +9,17 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from . import _feasibility
-from ._bridge_problem import _band_only, _check, _gauge, _Problem
+from ._bridge_check import widened
+from ._bridge_problem import _band_only, _gauge, _Problem, _stored
 from ._bridge_result import SchrodingerBridge
 from ._lazy_scores import Real
 from ._native import cpu
 
 METHODS = {name: code for code, name in enumerate(cpu.BRIDGE_METHODS)}
-_CREEP = 200  # iterations spent on a problem that is known to converge like 1/k
+# Iterations spent on a problem that is known to converge like 1/k.
+_SLOW_LIMIT = 200
+# Above this error a solver without progress is on a plateau, far from the solution, not at its precision.
+_FAR = 1e-2
 
 Callback = Callable[[int, float], object]
 
@@ -23,33 +27,118 @@ Callback = Callable[[int, float], object]
 def solve_one(
     p: _Problem, solver: str, fall_backs: Sequence[str], f: Real, g: Real, report: Callback | None
 ) -> SchrodingerBridge:
-    # Cheap to know of bands beforehand, and the iteration would creep for ever.
+    # For a band alone this is cheap to know beforehand, and the iteration would never end.
     cheap = p.balanced and _band_only(p.s)
     if cheap and _feasibility.diagnose(p.s, p.mu, p.nu) == _feasibility.NO_TOTAL_SUPPORT:
-        p = p._replace(max_iter=min(p.max_iter, _CREEP))
-    if solver == "annealed":
-        found = _anneal(p, f, g, report)
-    else:
-        found = _solve(p, solver, f, g, report)
+        p = p._replace(max_iter=min(p.max_iter, _SLOW_LIMIT))
+    start = f, g
+    found = _attempt(p, solver, f, g, report)
+    if found.status in ("stagnated", "overflow"):
+        status = verdict(p, found)
+        if status in (_feasibility.INFEASIBLE, _feasibility.NO_TOTAL_SUPPORT):
+            return _with_status(found, status)
     for other in fall_backs:
-        if found.status != "stagnated" or found.n_visits >= p.max_iter:
-            break
-        left = p._replace(max_iter=p.max_iter - found.n_visits)
-        again = _solve(left, other, found.f, found.g, report)
-        best = again if again.error < found.error else found
-        visits = found.n_visits + again.n_visits
-        found = dataclasses.replace(best, n_visits=visits)
-    status = verdict(p, found.f, found.g, found.status, found.error)
+        # Annealing is for what is far from its solution; from close by it is a detour.
+        if _ended(p, found) or (other == "annealed" and found.error < _FAR):
+            continue
+        found = _better(found, _attempt(_rest(p, found), other, *_from(found, start), report))
+    latest = found
+    while not _ended(p, found) and found.error > _precision(found):
+        # A plateau: the error stays, or rises for a while, as the potentials move. Only the limit on visits
+        # ends it, and each attempt goes on from where the last one came to, not from the best point.
+        name = fall_backs[-1] if fall_backs else solver
+        name = "relaxed" if name == "annealed" else name  # annealing has done its part
+        latest = _attempt(_rest(p, found), name, *_from(latest, start), report)
+        found = _better(found, latest)
+    if not _ended(p, found) and p.s.dtype == np.float32:
+        found = _in_double(p, solver, fall_backs, found, start, report)
+    if found.status == "stagnated" and found.error > _precision(found):
+        found = _with_status(found, "iteration limit")
+    status = verdict(p, found)
     if status == "overflow":
         raise OverflowError(
             f"kernel: the potentials overflow {p.s.dtype}; scale the scores down, or use float64"
         )
+    return _with_status(found, status)
+
+
+def _ended(p: _Problem, found: SchrodingerBridge) -> bool:
+    return found.status not in ("stagnated", "overflow") or found.n_visits >= p.max_iter
+
+
+def _rest(p: _Problem, found: SchrodingerBridge) -> _Problem:
+    return p._replace(max_iter=p.max_iter - found.n_visits)
+
+
+def _from(found: SchrodingerBridge, start: tuple[Real, Real]) -> tuple[Real, Real]:
+    """Where the next attempt starts: potentials that overflowed are of no use to it."""
+    if found.status == "overflow":
+        return start
+    return found.f.astype(np.float64), found.g.astype(np.float64)
+
+
+def _better(a: SchrodingerBridge, b: SchrodingerBridge) -> SchrodingerBridge:
+    """The one with the smaller error, and the visits of both."""
+    best = b if b.converged or b.error <= a.error else a
+    return dataclasses.replace(best, n_visits=a.n_visits + b.n_visits)
+
+
+def _with_status(found: SchrodingerBridge, status: str) -> SchrodingerBridge:
     return dataclasses.replace(found, status=status, converged=status == "converged")
 
 
-def _solve(
+def _precision(found: SchrodingerBridge) -> float:
+    """The error that rounding of the potentials and scores leaves: below it no solver makes progress."""
+    size = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in (found.f, found.g))
+    return 16 * float(np.finfo(found.f.dtype).eps) * (32 + size)
+
+
+def verdict(p: _Problem, found: SchrodingerBridge) -> str:
+    """The last word on a problem: what its mask allows, if in doubt. Penalties make every mask feasible."""
+    if not p.balanced:
+        return found.status
+    return _feasibility.verdict(p.s, p.mu, p.nu, found.f, found.g, found.status, found.error)
+
+
+def _in_double(
+    p: _Problem,
+    solver: str,
+    fall_backs: Sequence[str],
+    found: SchrodingerBridge,
+    start: tuple[Real, Real],
+    report: Callback | None,
+) -> SchrodingerBridge:
+    """A float32 problem that stagnated, solved on in double precision and rounded at the end.
+
+    Single precision computes large scores with an error that the tolerance may not allow. The potentials of
+    the exact problem meet the conditions better than those of the rounded one, once they are rounded too.
+    """
+    wide = p._replace(
+        s=widened(p.s),
+        mu=p.mu.astype(np.float64),
+        nu=p.nu.astype(np.float64),
+        tol=0.1 * p.tol,
+        max_iter=p.max_iter - found.n_visits,
+    )
+    wide = wide._replace(stored=p.stored and _stored(wide.s, None))
+    exact = _attempt(wide, solver, *_from(found, start), report)
+    for other in fall_backs:
+        if _ended(wide, exact):
+            break
+        exact = _better(exact, _attempt(_rest(wide, exact), other, *_from(exact, start), report))
+    if exact.status == "overflow":
+        return found
+    again = _finish(
+        p, exact.f, exact.g, exact.errors, exact.n_visits, exact.status, solver, exact.relaxation
+    )
+    return _better(found, again)
+
+
+def _attempt(
     p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
 ) -> SchrodingerBridge:
+    if solver == "annealed":
+        return _anneal(p, f, g, report)
     if solver == "symmetric":  # f = g is the gauge that the averaged update keeps
         f = g = (f + g) / 2
     errors: list[Real] = []
@@ -65,7 +154,8 @@ def _solve(
             METHODS[solver],
             inner,
             p.max_iter - visits,
-            *p.dampings(),
+            p.row_penalty,
+            p.col_penalty,
             p.stored,
             report,
             p.n_threads,
@@ -73,10 +163,8 @@ def _solve(
         errors.append(new)
         visits += used
         status = cpu.BRIDGE_STATUS[code]
-        if status == "overflow":
-            raise OverflowError("kernel: scores overflow while solving; scale them or use float64")
         found = _finish(p, f, g, np.concatenate(errors), visits, status, solver, relaxation)
-        if found.converged or found.status != "stagnated" or visits >= p.max_iter:
+        if found.status != "stagnated" or status != "converged" or visits >= p.max_iter:
             break
     return found
 
@@ -93,15 +181,16 @@ def _finish(
 ) -> SchrodingerBridge:
     if p.balanced:
         f, g = _gauge(f, g, p.nu)
-    f, g = f.astype(p.s.dtype), g.astype(p.s.dtype)
-    try:
-        error, worst = _check(p, f, g)
-    except OverflowError:  # potentials that run away, as those of an infeasible problem do
-        error = worst = math.inf
-        status = "overflow"
-    converged = error <= p.tol and status != "infeasible"
-    if converged:
+    with np.errstate(over="ignore"):
+        f, g = f.astype(p.s.dtype), g.astype(p.s.dtype)
+    if (f == np.inf).any() or (g == np.inf).any() or np.isnan(f).any() or np.isnan(g).any():
+        status, error, worst, met = "overflow", math.inf, math.inf, False
+    else:
+        error, worst, met = p.check(f, g)
+    if met and status != "infeasible":
         status = "converged"
+    elif not math.isfinite(error) and status != "infeasible":
+        status = "overflow"
     elif status == "converged":
         status = "stagnated"
     return SchrodingerBridge(
@@ -111,7 +200,7 @@ def _finish(
         f=f,
         g=g,
         status=status,
-        converged=converged,
+        converged=status == "converged",
         n_iter=len(errors),
         n_visits=visits,
         errors=np.asarray(errors),
@@ -124,11 +213,6 @@ def _finish(
     )
 
 
-def verdict(p: _Problem, f: Real, g: Real, status: str, error: float) -> str:
-    """The last word on a problem: penalties make every mask feasible."""
-    return _feasibility.verdict(p.s, p.mu, p.nu, f, g, status, error) if p.balanced else status
-
-
 def _anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> SchrodingerBridge:
     """Scores times 1/64, 1/16, 1/4, 1: each stage to a rough tolerance, the last to the full one."""
     errors: list[Real] = []
@@ -138,22 +222,18 @@ def _anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> Schroding
         stage = p._replace(
             s=p.s * scale, tol=max(p.tol, 1e-3), max_iter=max(1, p.max_iter - visits)
         )
-        found = _solve(stage, "relaxed", f * scale, g * scale, report)
+        found = _attempt(stage, "relaxed", f * scale, g * scale, report)
         visits += found.n_visits
         errors.append(found.errors)
-        if found.status == "infeasible" or visits >= p.max_iter:
+        if found.status in ("infeasible", "interrupted") or visits >= p.max_iter:
             break
         f, g = (np.where(np.isfinite(x), x / scale, 0.0) for x in (found.f, found.g))
         scale *= 4
-    last = _solve(p._replace(max_iter=max(1, p.max_iter - visits)), "relaxed", f, g, report)
-    errors.append(last.errors)
-    return _finish(
-        p,
-        last.f,
-        last.g,
-        np.concatenate(errors),
-        visits + last.n_visits,
-        last.status,
-        "annealed",
-        last.relaxation,
+    last = _attempt(p._replace(max_iter=max(1, p.max_iter - visits)), "relaxed", f, g, report)
+    return dataclasses.replace(
+        last,
+        errors=np.concatenate([*errors, last.errors]),
+        n_iter=sum(map(len, errors)) + last.n_iter,
+        n_visits=visits + last.n_visits,
+        method=last.method.replace("relaxed", "annealed"),
     )

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from . import _checks, scores
 from ._bridge_result import SchrodingerBridge
 from ._config import resolve_threads
+from ._convergence import WarnsOnUse
 from ._factors import BLOCK_ROWS, Factored, LowRank, NegativeEntries, ProductOfFactors
 from ._lazy_scores import Real, Scores
 
@@ -82,7 +83,7 @@ class FactoredConditional:
 
 
 @dataclass(frozen=True, eq=False)
-class FactoredBridge:
+class FactoredBridge(WarnsOnUse):
     """A bridge over a factored kernel: the names of :class:`SchrodingerBridge`, and its signs.
 
     The coupling is :math:`\\Pi_{ij} = u_i K_{ij} v_j`. ``converged`` is True only for a coupling: the
@@ -116,6 +117,8 @@ class FactoredBridge:
     """scaling of the rows, float64; negative entries only after ``on_negative="continue"``"""
     v: Real = field(repr=False)
     """scaling of the columns, float64"""
+    on_fail: str = field(default="warn", repr=False)
+    """what using the result does when it did not converge: "warn" or "ignore" """
 
     @property
     def n_visits(self) -> int:

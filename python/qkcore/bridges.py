@@ -7,15 +7,24 @@ column sums that follow from it.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, overload
+from typing import Any, NamedTuple, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _checks, _device
 from ._bridge_batch import solve_batch
+from ._bridge_check import (
+    Conditions,
+    batch_residuals,
+    block_sums,
+    residual,
+    wide_marginals,
+    widened,
+)
 from ._bridge_problem import (
     _TOL,
     Init,
@@ -31,6 +40,7 @@ from ._bridge_problem import (
 from ._bridge_result import SchrodingerBridge
 from ._bridge_solve import METHODS, Callback, solve_one
 from ._config import resolve_threads
+from ._convergence import ConvergenceError, failure, on_fail_option
 from ._factored_bridge import FactoredBridge, bridge_factored
 from ._factors import Factored
 from ._lazy_scores import Scores
@@ -55,6 +65,7 @@ def bridge(
     max_memory: float | None = None,
     callback: Callback | None = None,
     progress: bool = False,
+    on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> SchrodingerBridge: ...
 @overload
@@ -71,6 +82,7 @@ def bridge(
     max_memory: float | None = None,
     callback: Callback | None = None,
     progress: bool = False,
+    on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> FactoredBridge: ...
 def bridge(
@@ -86,6 +98,7 @@ def bridge(
     max_memory: float | None = None,
     callback: Callback | None = None,
     progress: bool = False,
+    on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> SchrodingerBridge | FactoredBridge:
     """The Schrödinger bridge from mu (..., N) to nu (..., M) over the kernel exp(s) (DAC-7).
@@ -95,11 +108,12 @@ def bridge(
 
     ``solver``:
 
-    - "auto": "symmetric" where it applies, else "accelerated"; should that stall, "relaxed".
-    - "accelerated": "anderson", and "newton" from where it has come to once its rate shows it slow.
+    - "auto": "symmetric" where it applies, else "accelerated"; should that stall, "annealed" if it is still
+      far from the solution, then "newton", then "relaxed".
+    - "accelerated": "anderson" first; when its rate shows that many iterations are left, "newton" goes on.
     - "alternating": Sinkhorn's iteration.
     - "relaxed": the same, over-relaxed once its rate has settled, and only while that helps.
-    - "anderson": extrapolation of the last five iterates, with a way back.
+    - "anderson": extrapolation of the last five iterates; a step that makes things worse is undone.
     - "newton": Newton's method on the dual, conjugate gradients inside (the constant projected out).
     - "symmetric": the averaged update, for symmetric scores and mu = nu.
     - "annealed": from a small multiple of the scores to the scores, each stage starting from the last.
@@ -114,11 +128,14 @@ def bridge(
     mask on which it converges, :func:`semi_relaxed` leaves the columns free. Every problem of a batch is
     judged for itself.
 
-    ``tol`` bounds the L1 error of both marginals (default 1e-9, in float32 1e-5), ``max_iter`` the visits
-    of all entries, those of inner solves included. ``penalty``: KL
-    penalties on the marginals instead of constraints (unbalanced), one weight or (rows, columns), in
-    units of the kernel's own temperature; inf for a constraint. ``init``: an earlier result or
-    potentials (f, g). ``max_memory``: bytes for storing the kernel's entries (default: as much as a
+    ``tol`` bounds the L1 error of both marginals as a share of the mass (default 1e-9, in float32 1e-5); the
+    check of it at the end is made in more precision than the dtype's. ``max_iter`` bounds the visits of all
+    entries, those of inner solves included. ``penalty``: KL penalties on the marginals instead of constraints
+    (unbalanced), one weight or (rows, columns), in units of the kernel's own temperature; inf for a
+    constraint. Their ``tol`` bounds the residual of the optimality conditions as a share of the plan's mass.
+    ``on_fail``: what a solve that does not converge leads to, "warn" (a :class:`qkcore.ConvergenceWarning`
+    when the result is used), "raise" (a :class:`qkcore.ConvergenceError`) or "ignore". ``init``: an earlier
+    result or potentials (f, g). ``max_memory``: bytes for storing the kernel's entries (default: as much as a
     dense kernel has already, 256 MB for one from points; 0: compute them at every visit).
     ``callback(visits, error)`` is called after each iteration, ``progress=True`` shows a bar.
 
@@ -130,8 +147,9 @@ def bridge(
     >>> b.converged
     True
     """
+    fails = on_fail_option(on_fail)
     if isinstance(kernel, Factored):
-        return bridge_factored(
+        factored = bridge_factored(
             kernel,
             mu,
             nu,
@@ -144,15 +162,17 @@ def bridge(
             progress=progress,
             n_threads=n_threads,
         )
+        return _settled(factored, fails)
     if _device.is_factored(kernel):
         raise TypeError(
             f"kernel: wanted scores for a bridge on a device, got {kernel!r}; factored kernels are "
             "solved on the CPU: pass kernel.to_cpu() and NumPy marginals"
         )
     if _device.is_scores(kernel):
-        return _bridge_on_device(
+        there = _bridge_on_device(
             kernel, mu, nu, tol, max_iter, solver, penalty, init, max_memory, callback, progress
         )
+        return _settled(there, fails)
     s = _scores_argument(kernel)
     problem = _Problem(
         s,
@@ -180,7 +200,7 @@ def bridge(
         raise ValueError(f'solver: wanted "alternating" with penalties, got {solver!r}')
     if solver == "auto":
         solver = "alternating" if not balanced else "symmetric" if symmetric else "accelerated"
-        fall_backs = ("newton", "relaxed") if solver == "accelerated" else ()
+        fall_backs = ("annealed", "newton", "relaxed") if solver == "accelerated" else ()
     else:
         fall_backs = ()
     f, g = _start(init, s)
@@ -189,12 +209,26 @@ def bridge(
             raise ValueError(
                 "kernel: wanted one problem for a callback, a progress bar or annealing, got a batch"
             )
-        return solve_batch(problem, solver, fall_backs, f, g)
+        return _settled(solve_batch(problem, solver, fall_backs, f, g), fails)
     report = _reporter(callback, progress, problem.tol)
     try:
-        return solve_one(problem, solver, fall_backs, f, g, report.call)
+        found = solve_one(problem, solver, fall_backs, f, g, report.call)
     finally:
         report.close()
+    return _settled(found, fails)
+
+
+_Result = TypeVar("_Result", SchrodingerBridge, FactoredBridge)
+
+
+def _settled(found: _Result, on_fail: str) -> _Result:
+    """The result, told what to do when it is used without having converged; or an error instead of it."""
+    if on_fail == "raise" and not np.all(found.converged):
+        raise ConvergenceError(
+            f'bridge: {failure(found)}; raise max_iter or tol, lower beta, or pass on_fail="warn" for '
+            "the result as it is"
+        )
+    return dataclasses.replace(found, on_fail=on_fail)
 
 
 def sinkhorn(
@@ -290,28 +324,57 @@ def semi_relaxed(
     else:
         with np.errstate(divide="ignore"):
             g = np.log(_marginal("reference", reference, s, 1))
-    lse = s.shift(columns=g).logsumexp(1, n_threads=n_threads)
-    blind = np.isneginf(lse) & (rows > 0)
+    threads = resolve_threads(n_threads)
+    rows = np.broadcast_to(rows, (*s._batch, s.shape[-2]))
+    g = np.broadcast_to(g, (*s._batch, s.shape[-1]))
+    log_reference = g.astype(np.float64)
+    lse = widened(s).shift(columns=log_reference).logsumexp(1, n_threads=threads)
     with np.errstate(divide="ignore", invalid="ignore"):
-        f = np.where(np.isneginf(lse) | (rows == 0), -np.inf, np.log(rows) - lse).astype(s.dtype)
-    _, cols = s.marginals(f, np.broadcast_to(g, (*s._batch, s.shape[-1])), n_threads=n_threads)
-    infeasible = bool(blind.any())
+        f = np.where(np.isneginf(lse), -np.inf, np.log(rows.astype(np.float64)) - lse)
+    f = f.astype(s.dtype)
+    _, cols = wide_marginals(s, f.astype(np.float64), log_reference, threads)
+    tol = _TOL[s.dtype.itemsize]
+    sides = Conditions(rows, math.inf), Conditions(cols.astype(s.dtype), 0.0)
+    unseen = (np.isneginf(lse) & (rows > 0)).astype(np.float64)
+    figures: dict[str, Any]
+    if s._batch or s._offsets is not None:
+        cuts = None if s._offsets is None else s._offsets[0]
+        errors, worsts, met = batch_residuals(s, *sides, f, g, tol, threads)
+        blind = block_sums(unseen, cuts) > 0
+        status = np.where(blind, "infeasible", np.where(met, "converged", "stagnated"))
+        once = np.ones(met.shape, np.int64)
+        figures = {
+            "status": status,
+            "converged": met,
+            "n_iter": once,
+            "n_visits": once,
+            "errors": errors,
+            "error": errors,
+            "worst": worsts,
+        }
+        if s._offsets is None:
+            figures = {name: values.reshape(s._batch) for name, values in figures.items()}
+    else:
+        error, worst, one_met = residual(s, *sides, f, g, tol, threads)
+        figures = {
+            "status": "infeasible" if unseen.any() else "converged" if one_met else "stagnated",
+            "converged": one_met,
+            "n_iter": 1,
+            "n_visits": 1,
+            "errors": np.array([error]),
+            "error": error,
+            "worst": worst,
+        }
     return SchrodingerBridge(
         scores=s,
-        mu=np.broadcast_to(rows, f.shape),
-        nu=cols,
+        mu=rows,
+        nu=sides[1].weights,
         f=f,
-        g=np.broadcast_to(g, cols.shape),
-        status="infeasible" if infeasible else "converged",
-        converged=not infeasible,
-        n_iter=1,
-        n_visits=1,
-        errors=np.zeros(1),
-        error=float(rows[blind].sum()) if infeasible else 0.0,
-        worst=1.0 if infeasible else 0.0,
+        g=g,
         method="one row update",
-        tol=_TOL[s.dtype.itemsize],
+        tol=tol,
         penalty=(math.inf, 0.0),
+        **figures,
     )
 
 

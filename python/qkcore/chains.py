@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks
-from ._bridge_problem import _TOL, _at_least_one, _gauge, _marginal
+from ._bridge_check import largest_finite, rounding_slack, widened
+from ._bridge_problem import _TOL, _at_least_one, _equal_masses, _gauge, _marginal
+from ._config import resolve_threads
 from ._lazy_scores import Real, Scores
 from .operators import MarkovOperator, _scores_argument, softmax
 
@@ -37,10 +39,7 @@ class BridgeChain:
     @cached_property
     def _backward_potentials(self) -> list[Real]:
         """h_k: log of what the kernels after time k and g make of every state; h_n = g."""
-        h = [self.g]
-        for s in reversed(self.scores):
-            h.append(s.shift(columns=h[-1]).logsumexp(1))
-        return h[::-1]
+        return _backward(self.scores, self.g, None)
 
     @cached_property
     def kernels(self) -> tuple[MarkovOperator, ...]:
@@ -101,55 +100,111 @@ def bridge_chain(
                 f"got shape {s.shape}"
             )
     rows, cols = _marginal("mu", mu, chain[0], 0), _marginal("nu", nu, chain[-1], 1)
-    masses = float(rows.sum(dtype=np.float64)), float(cols.sum(dtype=np.float64))
-    if abs(masses[0] - masses[1]) > 1e-5 * masses[0]:
-        raise ValueError(f"nu: wanted the total mass of mu, {masses[0]:.6g}, got {masses[1]:.6g}")
+    _equal_masses(rows, cols)
     wanted = _TOL[rows.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
     limit = _at_least_one("max_iter", max_iter)
-    dtype = rows.dtype
-    with np.errstate(divide="ignore"):
-        log_mu, log_nu = np.log(rows), np.log(cols)
-    g = np.where(cols > 0, 0.0, -np.inf).astype(dtype)
+    threads = resolve_threads(n_threads)
+    g = np.where(cols > 0, 0.0, -np.inf)
     if init is not None:
-        g = np.where(np.isneginf(init.g) & (cols > 0), 0, init.g).astype(dtype)
+        g = np.where(np.isneginf(init.g) & (cols > 0), 0.0, init.g.astype(np.float64))
     errors: list[float] = []
-    status = "iteration limit"
-    best, best_at = math.inf, 0
+    attempts = [(chain, 0.5 * wanted), (chain, 0.05 * wanted)]
+    if rows.dtype == np.float32:  # whose own scores may be too coarse for the tolerance
+        attempts.append((tuple(map(widened, chain)), 0.05 * wanted))
+    for steps, inner in attempts:
+        f, g, status = _iterate(steps, rows, cols, g, inner, limit, errors, threads)
+        ends = [x.astype(rows.dtype) for x in _gauge(f, g, cols)]
+        error, met = _check(chain, rows, cols, ends[0], ends[1], wanted, threads)
+        if met or status == "infeasible" or len(errors) >= limit:
+            break
+    if met:
+        status = "converged"
+    elif status == "converged":
+        status = "stagnated"
+    return BridgeChain(
+        chain,
+        rows,
+        cols,
+        ends[0],
+        ends[1],
+        status,
+        met,
+        len(errors),
+        np.array(errors),
+        error,
+        wanted,
+    )
+
+
+def _iterate(
+    chain: tuple[Scores, ...],
+    mu: Real,
+    nu: Real,
+    g: Real,
+    tol: float,
+    limit: int,
+    errors: list[float],
+    n_threads: int,
+) -> tuple[Real, Real, str]:
+    """Alternating updates of both ends; the errors, as shares of the mass, are appended to the list."""
+    dtype = chain[0].dtype
+    with np.errstate(divide="ignore"):
+        log_mu, log_nu = np.log(mu.astype(np.float64)), np.log(nu.astype(np.float64))
+    mass = math.fsum(mu.tolist())
+    best, best_at = math.inf, len(errors)
     while True:
-        h = g
-        for s in reversed(chain):
-            h = s.shift(columns=h).logsumexp(1, n_threads=n_threads)
-        f = _minus(log_mu, h)
-        a = f
+        f = _minus(log_mu, _backward(chain, g.astype(dtype), n_threads)[0])
+        a = f.astype(dtype)
         for s in chain:
             a = s.shift(rows=a).logsumexp(0, n_threads=n_threads)
-        if np.any((rows > 0) & np.isneginf(f)) or np.any((cols > 0) & np.isneginf(a)):
-            status = "infeasible"
+        if np.any((mu > 0) & np.isneginf(f)) or np.any((nu > 0) & np.isneginf(a)):
             errors.append(math.inf)
-            break
+            return f, g, "infeasible"
         with np.errstate(invalid="ignore"):
-            reached = np.where(cols > 0, np.exp((a + g).astype(np.float64)), 0.0)
-        errors.append(float(np.abs(reached - cols).sum()))
-        if errors[-1] <= wanted:
-            status = "converged"
-            break
+            reached = np.where(nu > 0, np.exp(a.astype(np.float64) + g), 0.0)
+        errors.append(float(np.abs(reached - nu).sum()) / mass)
+        if errors[-1] <= tol:
+            return f, g, "converged"
+        if len(errors) >= limit:
+            return f, g, "iteration limit"
+        # Far above the rounding of the potentials a constant error is a plateau, and it goes on.
+        floor = 16 * float(np.finfo(dtype).eps) * (32 + sum(largest_finite(x) for x in (f, g)))
         if errors[-1] < 0.99 * best:
             best, best_at = errors[-1], len(errors)
-        elif len(errors) - best_at > 100:
-            status = "stagnated"
-            break
-        if len(errors) >= limit:
-            break
+        elif len(errors) - best_at > 100 and errors[-1] < floor:
+            return f, g, "stagnated"
         g = _minus(log_nu, a)
-    f, g = (x.astype(dtype) for x in _gauge(f, g, cols))
-    return BridgeChain(
-        chain, rows, cols, f, g, status, status == "converged", len(errors), np.array(errors),
-        errors[-1], wanted,
-    )  # fmt: skip
+
+
+def _backward(chain: Sequence[Scores], g: Real, n_threads: int | None) -> list[Real]:
+    """h_0, ..., h_n = g: what the end's potential is, seen from each earlier time."""
+    h = [g]
+    for s in reversed(chain):
+        h.append(s.shift(columns=h[-1]).logsumexp(1, n_threads=n_threads))
+    return h[::-1]
+
+
+def _check(
+    chain: tuple[Scores, ...], mu: Real, nu: Real, f: Real, g: Real, tol: float, n_threads: int
+) -> tuple[float, bool]:
+    """The error of the worse end, and whether it is within tol, in more precision than the dtype's."""
+    wide = tuple(map(widened, chain))
+    f, g = f.astype(np.float64), g.astype(np.float64)
+    h = _backward(wide, g, n_threads)
+    a = [f]
+    for s in wide:
+        a.append(s.shift(rows=a[-1]).logsumexp(0, n_threads=n_threads))
+    error = 0.0
+    for weight, log in ((mu, f + h[0]), (nu, a[-1] + g)):
+        wanted = weight.astype(np.float64)
+        off = np.abs(np.exp(np.where(np.isnan(log), -np.inf, log)) - wanted)
+        error = max(error, math.fsum(off) / math.fsum(wanted))
+    slack = sum(rounding_slack(s, x, y) for s, x, y in zip(wide, a, h[1:], strict=False))
+    return error, error + slack <= tol
 
 
 def _minus(log_weight: Real, lse: Real) -> Real:
-    """log_weight - lse, with weights of 0 staying out."""
+    """log_weight - lse in float64, with weights of 0 staying out."""
     with np.errstate(invalid="ignore"):
         out: Real = np.where(np.isneginf(log_weight) | np.isneginf(lse), -np.inf, log_weight - lse)
-    return out.astype(log_weight.dtype)
+    return out

@@ -2,6 +2,7 @@
 // Written once against Sweep, for every kernel. Potentials are natural logs, in double for both types.
 #pragma once
 
+#include <limits>
 #include <vector>
 
 #include "sweep.hpp"
@@ -13,11 +14,11 @@ enum class BridgeStatus { converged, iteration_limit, stagnated, infeasible, int
 
 struct BridgeOptions {
     BridgeMethod method = BridgeMethod::alternating;
-    double tol = 1e-9;         // L1 error of the column marginal, rows being met
+    double tol = 1e-9;         // L1 error of the column marginal, rows being met, as a share of the mass
     Index max_visits = 10000;  // of all entries
-    // Unbalanced marginals: the potential is this fraction of what would meet the marginal (1: meet it).
-    double row_damping = 1.0;
-    double col_damping = 1.0;
+    // Weights of KL penalties on the marginals; infinite: a constraint.
+    double row_penalty = std::numeric_limits<double>::infinity();
+    double col_penalty = std::numeric_limits<double>::infinity();
     std::function<void(Index, double)> report;  // after each iteration: visits so far, error
 };
 

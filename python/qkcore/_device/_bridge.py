@@ -101,29 +101,30 @@ def semi_relaxed(s: DeviceScores, mu: Any, reference: Any) -> DeviceBridge:
     f = c.module.map_vector("log_minus", rows, lse, a=1.0, stream=stream)
     # A row with mass that sees nothing has a potential of +inf.
     blind = c.figures(("f", f, None))[0]["plus_inf"]
-    lost = 0.0
     if blind:
-        host, mass = c.download(f), c.download(rows).astype(np.float64)
-        lost = float(mass[np.isposinf(host)].sum())
+        host = c.download(f)
         host[np.isposinf(host)] = -np.inf
         f = c.upload(host, dtype)
     plan = s._with(row_bias=(*s._row_bias, f), col_bias=(*s._col_bias, g))
-    _, columns = c.module.marginals(plan._spec, stream=stream)
+    sums, columns = c.module.marginals(plan._spec, stream=stream)
+    found, given = c.figures(("rows", sums, rows), ("mu", rows, None))
+    error, tol = found["difference"] / given["sum"], _TOL[s.dtype.itemsize]
+    met = not blind and error <= tol
     return DeviceBridge(
         scores=s,
         mu=mu,
         nu=c.give(columns, stream=stream),
         f=c.give(f, stream=stream),
         g=c.give(g, stream=stream),
-        status="infeasible" if blind else "converged",
-        converged=not blind,
+        status="infeasible" if blind else "converged" if met else "stagnated",
+        converged=met,
         n_iter=1,
         n_visits=1,
-        errors=np.zeros(1),
-        error=lost,
-        worst=1.0 if blind else 0.0,
+        errors=np.array([error]),
+        error=error,
+        worst=found["ratio"],
         method="one row update",
-        tol=_TOL[s.dtype.itemsize],
+        tol=tol,
         penalty=(math.inf, 0.0),
         checked=np.ones(1, np.int64),
     )
@@ -183,7 +184,8 @@ def run(loops: list[Loop], tol: float, max_iter: int, report: Any = None) -> Non
             stream,
         )
         done += count
-        for loop, (error, stuck) in zip(active, seen, strict=True):
+        for loop, (absolute, stuck) in zip(active, seen, strict=True):
+            error = absolute / loop.mass
             if report is not None:
                 report(done, error)
             loop.look(count, error, stuck, tol)
@@ -222,6 +224,8 @@ class Loop:
             module.map_vector("affine", self.g, a=-1.0, out=self.g, stream=stream)
         self.lse = module.empty((n,), dtype, device, stream)
         self.columns = module.empty((m,), dtype, device, stream)
+        # Errors are shares of the mass: of the marginals, or of the plan where these need not be met.
+        self.mass = self.c.figures(("mu", self.mu, None))[0]["sum"]
         self.errors: list[float] = []
         self.checked: list[int] = []
         self.n_iter = self.n_visits = 0
@@ -273,7 +277,7 @@ class Loop:
     # ---- the end -------------------------------------------------------------------------------
 
     def _error(self) -> tuple[float, float]:
-        """L1 and worst relative error of the conditions on the marginals of exp(f + s + g)."""
+        """L1 (as a share of the mass) and worst relative error of the conditions on the marginals."""
         s = self.s._with(row_bias=(*self.s._row_bias, self.f), col_bias=(*self.s._col_bias, self.g))
         sums = self.c.module.marginals(s._spec, stream=self.stream)
         wanted = []
@@ -292,7 +296,10 @@ class Loop:
         self.n_visits += 1
         if any(side["nan"] or side["plus_inf"] for side in figures):
             return math.inf, math.inf
-        return max(s["difference"] for s in figures), max(s["ratio"] for s in figures)
+        mass = self.mass if self.balanced else figures[0]["sum"]
+        off = max(s["difference"] for s in figures)
+        error = off / mass if mass > 0 else math.inf if off > 0 else 0.0
+        return error, max(s["ratio"] for s in figures)
 
     def finish(self, tol: float) -> _Found:
         module, status = self.c.module, self.status

@@ -10,7 +10,8 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from .._bridge_result import _birkhoff_rate, summary
+from .._bridge_result import _birkhoff_rate, dual_value, primal_value, summary
+from .._convergence import WarnsOnUse
 from ._moments import totals
 from ._operators import DeviceMarkovOperator
 from ._scores import DeviceScores
@@ -19,7 +20,7 @@ __all__ = ["DeviceBridge"]
 
 
 @dataclass(frozen=True, eq=False)
-class DeviceBridge:
+class DeviceBridge(WarnsOnUse):
     """A solved bridge whose arrays are on the device; see :class:`qkcore.SchrodingerBridge`.
 
     ``errors`` are those of the checks (every 1 to 16 iterations), not of every iteration. With batch axes
@@ -56,6 +57,8 @@ class DeviceBridge:
         default_factory=lambda: np.empty(0, np.int64), repr=False
     )
     """the iterations after which ``errors`` were looked at; empty for batches"""
+    on_fail: str = field(default="warn", repr=False)
+    """what using the result does when it did not converge: "warn" or "ignore" """
 
     @cached_property
     def _log_plan(self) -> DeviceScores:
@@ -63,36 +66,50 @@ class DeviceBridge:
 
     def plan(self) -> Any:
         """The coupling as a device array (N, M)."""
+        self._used()
         return self._log_plan._materialize(False, None, None)
 
     def marginals(self) -> tuple[Any, Any]:
         """Row and column sums of the coupling, in one pass."""
         return self._log_plan.marginals()
 
-    @cached_property
+    @property
     def forward(self) -> DeviceMarkovOperator:
         """:math:`\\Pi_{ij}/\\sum_k \\Pi_{ik}`, N x M."""
-        return DeviceMarkovOperator(self.scores.shift(columns=self.g), 1)
+        self._used()
+        return self._forward
 
     @cached_property
+    def _forward(self) -> DeviceMarkovOperator:
+        return DeviceMarkovOperator(self.scores.shift(columns=self.g), 1)
+
+    @property
     def backward(self) -> DeviceMarkovOperator:
         """:math:`\\Pi_{ij}/\\sum_k \\Pi_{kj}` as an M x N operator whose rows are the columns j."""
+        self._used()
+        return self._backward
+
+    @cached_property
+    def _backward(self) -> DeviceMarkovOperator:
         return DeviceMarkovOperator(self.scores.T.shift(columns=self.f), 1)
 
     def project(self, V: Any) -> Any:
         """Barycentric projection: the mean of V (M, k) or (M,) under each row of the coupling."""
-        return self.forward.apply(V)
+        self._used()
+        return self._forward.apply(V)
 
     # ---- figures of one problem ----------------------------------------------------------------
 
     @property
     def cost(self) -> float:
         """:math:`-\\sum_{ij} \\Pi_{ij} s_{ij}`."""
+        self._used()
         return -self._totals[0]
 
     @property
     def entropy(self) -> float:
         """:math:`-\\sum_{ij} \\Pi_{ij}\\log \\Pi_{ij}`, in nats."""
+        self._used()
         return -self._totals[1]
 
     @cached_property
@@ -101,24 +118,38 @@ class DeviceBridge:
         return totals(self._log_plan, self.scores, self.scores._context.stream())
 
     @cached_property
-    def _mass(self) -> float:
+    def _sums(self) -> tuple[Any, Any]:
         c = self.scores._context
-        rows, _ = c.module.marginals(self._log_plan._spec, stream=c.stream())
-        return c.figures(("rows", rows, None))[0]["sum"]
+        rows, columns = c.module.marginals(self._log_plan._spec, stream=c.stream())
+        return c.download(rows).astype(np.float64), c.download(columns).astype(np.float64)
 
     @cached_property
+    def _sides(self) -> tuple[tuple[Any, Any], tuple[Any, Any]]:
+        """Potential and weight of both sides, on the host."""
+        s, (n, m) = self.scores, self.scores.shape[-2:]
+        take = s._context
+        pairs = ("f", self.f, n), ("mu", self.mu, n), ("g", self.g, m), ("nu", self.nu, m)
+        f, mu, g, nu = (
+            take.download(take.vector(name, x, str(s.dtype), k, s._batch)).astype(np.float64)
+            for name, x, k in pairs
+        )
+        return (f, mu), (g, nu)
+
+    @property
     def primal(self) -> float:
-        """:math:`\\sum_{ij} \\Pi_{ij}(\\log\\Pi_{ij} - s_{ij} - 1)`, what a balanced bridge minimises."""
-        return self.cost - self.entropy - self._mass
-
-    @cached_property
-    def dual(self) -> float:
-        """:math:`\\langle f,\\mu\\rangle + \\langle g,\\nu\\rangle - \\sum_{ij}\\Pi_{ij}`: at most ``primal``
-        of any coupling with these marginals, and equal to it at the solution (balanced problems)."""
+        """What the bridge minimises; see :attr:`qkcore.SchrodingerBridge.primal`."""
+        self._used()
         self._require_one_problem()
-        c = self.scores._context
-        sides = c.figures(("f", self.f, self.mu), ("g", self.g, self.nu))
-        return math.fsum(side["dot"] for side in sides) - self._mass
+        return primal_value(
+            -self._totals[0], -self._totals[1], self._sums, self._sides, self.penalty
+        )
+
+    @property
+    def dual(self) -> float:
+        """At most ``primal``, and equal to it at the solution; see :attr:`qkcore.SchrodingerBridge.dual`."""
+        self._used()
+        self._require_one_problem()
+        return dual_value(self._sums, self._sides, self.penalty)
 
     @property
     def gap(self) -> float:

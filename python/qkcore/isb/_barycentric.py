@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._bridge_check import Conditions, residual, widened
 from .._config import resolve_threads
 from .._lazy_scores import Real, Scores
 from .._native import cpu
@@ -237,35 +238,41 @@ def solve(
     g: npt.NDArray[np.float64],
     options: Options,
 ) -> BarycentricMap:
-    """Solves from checked arguments. The final check rounds the potentials to the dtype."""
+    """Solves from checked arguments; the final check is made in more precision than the dtype's."""
     s = _scores(x, epsilon)
     errors: list[npt.NDArray[np.float64]] = []
     used = 0
-    for inner in (0.5 * options.tol, 0.05 * options.tol):
+    attempts = [(s, 0.5 * options.tol), (s, 0.05 * options.tol)]
+    if x.dtype == np.float32:  # whose own scores may be too coarse for the tolerance
+        attempts.append((widened(s), 0.05 * options.tol))
+    for scores, inner in attempts:
+        scratch = options.scratch if scores is s else None
         g, new, visits, code = cpu.solve_self_bridge(
-            s._spec, w, g, inner, options.max_iter - used, options.scratch, options.n_threads
+            scores._spec, w, g, inner, options.max_iter - used, scratch, options.n_threads
         )
         errors.append(new)
         used += visits
         status = cpu.BRIDGE_STATUS[code]
         if status == "overflow":
             raise OverflowError("X: scores overflow while solving; scale the points or use float64")
-        columns = s.shift(columns=g.astype(x.dtype))
-        lse, means, _, _ = cpu.reduce_rows(
-            columns._spec, _SOFTMAX, x, True, False, options.n_threads
-        )
-        assert lse is not None and means is not None
-        values: Real = means
-        live = w > 0
-        rows = np.exp(g[live] + lse[live].astype(np.float64))
-        error = float(np.abs(rows - w[live]).sum())
-        converged = error <= options.tol
-        if converged or status != "converged" or used >= options.max_iter:
+        side = Conditions(w, math.inf)
+        error, _, converged = residual(s, side, side, g, g, options.tol, options.n_threads)
+        stuck = status == "stagnated" and (scores is not s or x.dtype == np.float64)
+        if (
+            converged
+            or status not in ("converged", "stagnated")
+            or stuck
+            or used >= options.max_iter
+        ):
             break
     if converged:
         status = "converged"
     elif status == "converged":
         status = "stagnated"
+    columns = s.shift(columns=g.astype(x.dtype))
+    _, means, _, _ = cpu.reduce_rows(columns._spec, _SOFTMAX, x, False, False, options.n_threads)
+    assert means is not None
+    values: Real = means
     return BarycentricMap(
         X=x,
         weights=w,
@@ -276,7 +283,7 @@ def solve(
         converged=converged,
         n_iter=used,
         errors=np.concatenate(errors),
-        error=error if math.isfinite(error) else math.inf,
+        error=error,
         tol=options.tol,
         method="on the fly" if options.scratch is None else "stored",
         n_threads=options.n_threads,

@@ -1,0 +1,347 @@
+"""The final check of a bridge: what its potentials, as they are given back, make of the conditions.
+
+The check recomputes the kernel in double precision whatever the dtype, by a visit of its own, and adds
+what its own rounding may hide. Where that leaves open on which side of ``tol`` the truth lies, extended
+precision decides if the problem is small enough; otherwise the conditions do not count as met. So
+``converged`` holds in exact arithmetic.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ._lazy_scores import Real, Scores
+from ._score_masks import UNBOUNDED
+
+_EPS = float(np.finfo(np.float64).eps)
+# Entries of dense float32 scores that are widened to float64 at a time.
+_WIDENED = 2**21
+# Extended precision takes some 0.1 microseconds per entry.
+_EXTENDED = 2**21
+_HAS_EXTENDED = np.finfo(np.longdouble).eps < _EPS
+# Sums of plans outside of this range are taken after a shift of the potentials.
+_SMALLEST, _LARGEST = 1e-200, 1e200
+
+Cuts = npt.NDArray[np.int64] | None
+
+
+class Residual(NamedTuple):
+    """How far the marginals of exp(f + s + g) are from what they should be."""
+
+    error: float
+    """the L1 error of the worse side, as a share of its mass; where a side is penalised, of the plan's"""
+    worst: float
+    """the largest relative error of a single row or column"""
+    met: bool
+    """whether the error is at most the tolerance, rounding of the check included"""
+
+
+class Conditions(NamedTuple):
+    """One side of a problem: its weights, and the weight of the KL penalty on them (0: free)."""
+
+    weights: Real
+    penalty: float
+
+    def wanted(self, potential: Real, shift: float = 0.0) -> Real:
+        """The marginal of the solution times exp(shift): the weights, tilted by exp(-potential / penalty)."""
+        weights = self.weights.astype(potential.dtype)
+        if math.isinf(self.penalty):
+            return weights * np.exp(shift) if shift else weights
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            log = np.log(weights) - potential / self.penalty + shift
+            return np.where(weights > 0, np.exp(log), 0.0)
+
+
+def residual(
+    s: Scores, rows: Conditions, columns: Conditions, f: Real, g: Real, tol: float, n_threads: int
+) -> Residual:
+    """The check of one problem at the potentials f and g, which are of the scores' own dtype."""
+    f, g = f.astype(np.float64), g.astype(np.float64)
+    sides = _without_dead(s, rows, f, g, n_threads), _without_dead(s.T, columns, g, f, n_threads)
+    try:
+        shift, sums = _sums(s, sides, f, g, n_threads)
+    except OverflowError:  # potentials that run away, as those of an infeasible problem do
+        return Residual(math.inf, math.inf, False)
+    error, worst = _compare(sums, sides, (f, g), shift)
+    slack = rounding_slack(s, f, g)
+    if error + slack <= tol:
+        return Residual(error, worst, True)
+    if error - slack > tol or not math.isfinite(error) or math.prod(s.shape) > _EXTENDED:
+        return Residual(error, worst, False)
+    if not _HAS_EXTENDED:
+        return Residual(error, worst, False)
+    exact = f.astype(np.longdouble), g.astype(np.longdouble)
+    error, worst = _compare(_extended_sums(s, *exact, shift), sides, exact, shift)
+    return Residual(error, worst, error <= tol)
+
+
+def _without_dead(
+    s: Scores, side: Conditions, own: Real, other: Real, n_threads: int
+) -> Conditions:
+    """Penalised weights of rows that see nothing set to 0: their marginal is 0 whatever the potentials."""
+    dead = np.isneginf(own) & (side.weights > 0)
+    if math.isinf(side.penalty) or not dead.any():
+        return side
+    with np.errstate(invalid="ignore"):
+        seen = widened(s).shift(columns=other).logsumexp(n_threads=n_threads)
+    return Conditions(np.where(dead & np.isneginf(seen), 0, side.weights), side.penalty)
+
+
+def rounding_slack(s: Scores, f: Real, g: Real) -> float:
+    """A bound on what rounding does to the error: relative errors of entries, as a share of the mass."""
+    # Three roundings of an exponent, a few of its score, which `top` bounds term by term; exp; the sums.
+    exponent = s._top + sum(largest_finite(x) for x in (f, g))
+    features = [x for x, _, _ in s._dots] + [x for x, _, _, _ in s._distances]
+    terms = 4 + max((x.shape[-1] for x in features), default=0)
+    return _EPS * (terms * exponent + 32 + math.sqrt(max(s.shape[-2:])))
+
+
+def largest_finite(potential: Real) -> float:
+    finite = potential[np.isfinite(potential)]
+    return float(np.abs(finite).max(initial=0.0))
+
+
+def _sums(
+    s: Scores, sides: tuple[Conditions, Conditions], f: Real, g: Real, n_threads: int
+) -> tuple[float, tuple[Real, Real]]:
+    """Row and column sums of the plan times exp(shift), with a shift that keeps them in range."""
+    if all(math.isinf(side.penalty) for side in sides):
+        mass = math.fsum(sides[0].weights.tolist())
+        shift = 0.0 if mass == 0 or _SMALLEST < mass < _LARGEST else -math.log(mass)
+        return shift, wide_marginals(s, f + shift, g, n_threads)
+    with contextlib.suppress(OverflowError):
+        found = wide_marginals(s, f, g, n_threads)
+        if _SMALLEST < float(found[0].sum()) < _LARGEST:
+            return 0.0, found
+    # Double precision cannot hold the mass of the plan, or hardly so; its logarithm is known all the same.
+    log_rows = f + widened(s).shift(columns=g).logsumexp(n_threads=n_threads)
+    top = float(log_rows.max(initial=-math.inf))
+    if top == -math.inf:  # no entry carries anything
+        return 0.0, (np.zeros_like(f), np.zeros_like(g))
+    if not math.isfinite(top):
+        raise OverflowError
+    return -top, wide_marginals(s, f - top, g, n_threads)
+
+
+def _compare(
+    sums: tuple[Real, Real],
+    sides: tuple[Conditions, Conditions],
+    potentials: tuple[Real, Real],
+    shift: float,
+) -> tuple[float, float]:
+    error = worst = 0.0
+    balanced = all(math.isinf(side.penalty) for side in sides)
+    if not balanced and not any(side.weights.any() for side in sides):
+        return 0.0, 0.0  # nothing can carry mass: the empty plan is the solution
+    for got, side, potential in zip(sums, sides, potentials, strict=True):
+        if side.penalty == 0:  # free
+            continue
+        wanted = side.wanted(potential, shift)
+        mass = float((wanted if math.isinf(side.penalty) else got).sum())
+        off = np.abs(got - wanted)
+        live = wanted > 0
+        with np.errstate(invalid="ignore"):
+            error = max(error, _share(off, mass))
+            worst = max(worst, float((off[live] / wanted[live]).max(initial=0.0)))
+    return (error, worst) if math.isfinite(error) else (math.inf, math.inf)
+
+
+def _share(off: Real, mass: float) -> float:
+    """The sum of what is off as a share of the mass; where there is no mass, nothing may be off."""
+    total = float(off.sum())
+    return total / mass if mass > 0 else math.inf if total != 0 else 0.0
+
+
+# ---- sums in more precision than the dtype's -----------------------------------------------------
+
+
+def wide_marginals(s: Scores, f: Real, g: Real, n_threads: int) -> tuple[Real, Real]:
+    """Row and column sums of exp(f + s + g) in float64, from scores that are computed in float64 too."""
+    if s.dtype == np.float64 or not s._dense or s._offsets is not None:
+        return widened(s).marginals(f, g, n_threads=n_threads)
+    n, m = s.shape[-2:]
+    height = max(1, _WIDENED // (math.prod(s._batch) * m))
+    if height >= n:
+        return widened(s).marginals(f, g, n_threads=n_threads)
+    rows = np.empty((*s._batch, n))
+    columns = np.zeros((*s._batch, m))
+    lost = np.zeros_like(columns)  # what earlier additions rounded away
+    for start in range(0, n, height):
+        stop = min(n, start + height)
+        block = widened(s.rows(start, stop))
+        rows[..., start:stop], part = block.marginals(f[..., start:stop], g, n_threads=n_threads)
+        part = part + lost
+        total = columns + part
+        lost = part - (total - columns)
+        columns = total
+    return rows, columns
+
+
+def widened(s: Scores) -> Scores:
+    """The same scores in float64: the arrays are converted, so every term is computed more exactly."""
+    if s.dtype == np.float64:
+        return s
+    seen: dict[int, Real] = {}
+
+    def wide(x: Any) -> Any:  # one array for one array, so that symmetric scores stay so
+        if id(x) not in seen:
+            seen[id(x)] = x.astype(np.float64)
+        return seen[id(x)]
+
+    return Scores(
+        np.dtype(np.float64),
+        s._batch,
+        s._n_rows,
+        s._n_cols,
+        dots=tuple((wide(x), wide(y), c) for x, y, c in s._dots),
+        distances=tuple((wide(x), wide(y), c, k) for x, y, c, k in s._distances),
+        dense=tuple((wide(z), c) for z, c in s._dense),
+        row_bias=tuple(wide(r) for r in s._row_bias),
+        col_bias=tuple(wide(c) for c in s._col_bias),
+        masks=s._masks,
+        band=s._band,
+        offsets=s._offsets,
+        top=s._top,
+    )
+
+
+def extended_scores(s: Scores, start: int, stop: int) -> npt.NDArray[np.longdouble]:
+    """Rows start to stop of one problem's scores, every term computed in extended precision."""
+
+    def wide(x: Any, cut: bool) -> Any:
+        return (x[start:stop] if cut and len(x) > 1 else x).astype(np.longdouble)
+
+    out = np.zeros((stop - start, s._n_cols), np.longdouble)
+    for x, y, scale in s._dots:
+        out += np.longdouble(scale) * (wide(x, True) @ wide(y, False).T)
+    for x, y, scale, n_negative in s._distances:
+        rows, columns = wide(x, True), wide(y, False)
+        for k in range(rows.shape[1]):
+            sign = -1 if k >= rows.shape[1] - n_negative else 1
+            out -= sign * np.longdouble(scale) * np.square(rows[:, k, None] - columns[:, k])
+    for z, scale in s._dense:
+        out += np.longdouble(scale) * wide(z, True)
+    for r in s._row_bias:
+        out += wide(r, True)[:, None]
+    for c in s._col_bias:
+        out += wide(c, False)
+    for mask in s._masks:
+        out[
+            (mask[start:stop] if len(mask) > 1 else np.broadcast_to(mask, out.shape)) == 0
+        ] = -np.inf
+    lo, hi = s._band
+    if (lo, hi) != (-UNBOUNDED, UNBOUNDED):
+        offset = np.arange(s._n_cols) - np.arange(start, stop)[:, None]
+        out[(offset < lo) | (offset > hi)] = -np.inf
+    return out
+
+
+def _extended_sums(s: Scores, f: Any, g: Any, shift: float) -> tuple[Any, Any]:
+    n, m = s.shape
+    rows, columns = np.zeros(n, np.longdouble), np.zeros(m, np.longdouble)
+    height = max(1, 2**16 // m)
+    for start in range(0, n, height):
+        stop = min(n, start + height)
+        with np.errstate(invalid="ignore"):  # -inf scores beside -inf potentials are masked alike
+            log = extended_scores(s, start, stop) + (f[start:stop, None] + shift) + g
+        plan = np.exp(log)
+        rows[start:stop] = plan.sum(axis=1)
+        columns += plan.sum(axis=0)
+    return rows, columns
+
+
+# ---- batches -------------------------------------------------------------------------------------
+
+
+def batch_residuals(
+    s: Scores,
+    rows: Conditions,
+    columns: Conditions,
+    f: Real,
+    g: Real,
+    tol: float,
+    n_threads: int,
+) -> tuple[Real, Real, npt.NDArray[np.bool_]]:
+    """The check of every problem of a batch: errors, worst errors, and whether the conditions are met.
+
+    One visit serves all of them. Problems that it cannot judge safely are looked at alone.
+    """
+    cuts: Any = s._offsets if s._offsets is not None else (None, None)
+    n = math.prod(s._batch) if s._offsets is None else len(s._offsets[0]) - 1
+    error, worst = np.full(n, np.inf), np.full(n, np.inf)
+    undecided = np.ones(n, np.bool_)
+    slack = rounding_slack(s, f, g)
+    wide = f.astype(np.float64), g.astype(np.float64)
+    with contextlib.suppress(OverflowError):  # of one of them: then each is looked at alone
+        sums = wide_marginals(s, *wide, n_threads)
+        error, worst, mass = _batch_errors(sums, (rows, columns), wide, cuts)
+        safe = (mass > _SMALLEST) & (mass < _LARGEST) & np.isfinite(error)
+        undecided = ~safe | (np.abs(error - tol) <= slack)
+    met: npt.NDArray[np.bool_] = error + slack <= tol
+    for k in np.flatnonzero(undecided).tolist():
+        here, there = problem_part(s, k, 0), problem_part(s, k, 1)
+        error[k], worst[k], met[k] = residual(
+            s._problem(k),
+            Conditions(rows.weights[here], rows.penalty),
+            Conditions(columns.weights[there], columns.penalty),
+            f[here],
+            g[there],
+            tol,
+            n_threads,
+        )
+    return error, worst, met
+
+
+def _batch_errors(
+    sums: tuple[Real, Real],
+    sides: tuple[Conditions, Conditions],
+    potentials: tuple[Real, Real],
+    cuts: tuple[Cuts, Cuts],
+) -> tuple[Real, Real, Real]:
+    """Errors, worst errors and masses of all problems; see :class:`Residual`."""
+    found = []
+    for got, side, potential, cut in zip(sums, sides, potentials, cuts, strict=True):
+        if side.penalty == 0:  # free
+            continue
+        wanted = np.broadcast_to(side.wanted(potential), got.shape)
+        off = np.abs(got - wanted)
+        mass = block_sums(wanted if math.isinf(side.penalty) else got, cut)
+        total = block_sums(off, cut)
+        with np.errstate(invalid="ignore"):  # rows that see nothing are judged alone
+            relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
+            share = np.divide(total, mass, out=np.where(total > 0, np.inf, 0.0), where=mass > 0)
+        found.append((share, _block_maxima(relative, cut), np.where(total > 0, mass, 1.0)))
+    error, worst = (np.max([side[k] for side in found], axis=0) for k in (0, 1))
+    mass = np.min([side[2] for side in found], axis=0)
+    error[np.isnan(error)] = np.inf
+    return error, worst, mass
+
+
+def block_sums(values: Real, cuts: Cuts) -> Real:
+    """Sums over the last axis, flattened, or of the blocks between cuts (an empty block has the sum 0)."""
+    if cuts is None:
+        return np.asarray(values.sum(axis=-1, dtype=np.float64)).reshape(-1)
+    sums = np.zeros(len(cuts) - 1)
+    # reduceat gives an empty block the entry that follows it, so those are left out.
+    live = np.flatnonzero(np.diff(cuts))
+    sums[live] = np.add.reduceat(values.astype(np.float64), cuts[live])
+    return sums
+
+
+def _block_maxima(values: Real, cuts: Cuts) -> Real:
+    if cuts is None:
+        return np.asarray(values.max(axis=-1)).reshape(-1)
+    return np.array([values[first:end].max(initial=0.0) for first, end in pairwise(cuts)])
+
+
+def problem_part(s: Scores, k: int, side: int) -> Any:
+    """Where problem k's rows (side 0) or columns lie in an array of all of them."""
+    if s._offsets is not None:
+        return slice(*s._offsets[side][k : k + 2])
+    return np.unravel_index(k, s._batch)

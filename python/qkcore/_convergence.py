@@ -1,0 +1,60 @@
+"""What happens when a result that did not converge is used."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ConvergenceError", "ConvergenceWarning", "WarnsOnUse", "failure", "on_fail_option"]
+
+_CHOICES = ("warn", "raise", "ignore")
+
+
+class ConvergenceWarning(UserWarning):
+    """A result was used whose solver did not converge; ``status`` of the result says why."""
+
+
+class ConvergenceError(RuntimeError):
+    """A solver did not converge, and the caller asked for an error (``on_fail="raise"``)."""
+
+
+def on_fail_option(value: object) -> str:
+    """``on_fail`` as the caller gave it, checked."""
+    if value not in _CHOICES:
+        raise ValueError(
+            f'on_fail: wanted "warn" (when the result is used), "raise" or "ignore", got {value!r}'
+        )
+    return str(value)
+
+
+def failure(result: Any) -> str:
+    """In one phrase, how a solve failed."""
+    if isinstance(result.status, str):
+        return (
+            f"not converged ({result.status} after {result.n_visits} visits, error {result.error:.2g}, "
+            f"wanted {result.tol:.2g})"
+        )
+    bad = ~np.asarray(result.converged)
+    reasons = ", ".join(sorted(set(np.asarray(result.status)[bad].tolist())))
+    return f"{int(bad.sum())} of {bad.size} problems not converged ({reasons})"
+
+
+class WarnsOnUse:
+    """For results with ``converged``, ``status``, ``n_visits``, ``error``, ``tol`` and ``on_fail``."""
+
+    converged: Any
+    on_fail: str
+
+    def _used(self) -> None:
+        """Warns, once, at the line that uses a result whose solver did not converge."""
+        if self.on_fail == "ignore" or np.all(self.converged) or self.__dict__.get("_warned"):
+            return
+        self.__dict__["_warned"] = True
+        warnings.warn(
+            f"bridge: {failure(self)}; look at b.converged and b.status before using the result, raise "
+            'max_iter or tol, or pass on_fail="raise" or "ignore"',
+            ConvergenceWarning,
+            stacklevel=3,
+        )

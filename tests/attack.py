@@ -1,0 +1,214 @@
+"""Random hard bridges, and an oracle in extended precision that shares nothing with the library.
+
+``python -m tests.attack 20000`` runs a campaign and prints what it found; tests/test_attack.py runs a
+small one.
+"""
+
+from __future__ import annotations
+
+import collections
+import math
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+import qkcore as qk
+
+Long = np.longdouble
+SOLVERS = ("auto", "alternating", "relaxed", "anderson", "accelerated", "newton", "annealed")
+
+
+@dataclass
+class Problem:
+    """Scores for the library, the same in extended precision, marginals and options."""
+
+    scores: Any
+    exact: list[Any]  # one array (n, m) per problem of the batch
+    mu: Any
+    nu: Any
+    options: dict[str, Any]
+    parts: list[tuple[Any, Any]]  # where each problem's rows and columns lie in mu and nu
+    label: str
+
+
+def weights(rng: np.random.Generator, n: int, dtype: str, mass: float) -> Any:
+    """Weights of a given mass: uniform, uneven, spread over many orders of magnitude, with zeros."""
+    kind = rng.integers(5)
+    w = np.ones(n) if kind == 0 else rng.random(n) + 1e-3
+    if kind == 2:
+        w = 10.0 ** rng.uniform(-12, 0, n)
+    if kind == 3:
+        w = 10.0 ** rng.uniform(-250 if dtype == "float64" else -25, 0, n)
+    if kind == 4 and n > 1:
+        w[rng.random(n) < 0.3] = 0
+    if not w.any():
+        w[0] = 1.0
+    return (w / w.sum() * mass).astype(dtype)
+
+
+def same_mass(mu: Any, nu: Any) -> Any:
+    """nu scaled to the mass of mu, in the dtype."""
+    return (nu.astype(Long) * (mu.astype(Long).sum() / nu.astype(Long).sum())).astype(nu.dtype)
+
+
+def one_scores(rng: np.random.Generator, n: int, m: int, dtype: str) -> tuple[Any, Any, str]:
+    scale = 10.0 ** rng.uniform(-2, 4 if dtype == "float64" else 2.5)
+    kind = str(rng.choice(["dense", "distance", "dot", "sum"]))
+    d = int(rng.integers(1, 6))
+    X, Y = rng.normal(size=(n, d)).astype(dtype), rng.normal(size=(m, d)).astype(dtype)
+    beta = float(np.dtype(dtype).type(scale / (4 * d)))
+    Z = (scale * rng.normal(size=(n, m))).astype(dtype)
+    x, y = X.astype(Long), Y.astype(Long)
+    squares = ((x[:, None] - y) ** 2).sum(-1)
+    if kind == "dense":
+        return qk.scores.dense(Z), Z.astype(Long), kind
+    if kind == "distance":
+        return qk.scores.distance(X, Y, beta=beta), -Long(beta) * squares, kind
+    if kind == "dot":
+        return qk.scores.dot(X, Y, beta=beta), Long(beta) * (x @ y.T), kind
+    together = qk.scores.distance(X, Y, beta=beta) + qk.scores.dense(Z)
+    return together, Z.astype(Long) - Long(beta) * squares, kind
+
+
+def masked(rng: np.random.Generator, s: Any, exact: Any) -> tuple[Any, Any, str]:
+    n, m = exact.shape
+    kind = rng.integers(6)
+    if kind == 0:
+        keep = rng.random((n, m)) < 0.7
+        keep[np.arange(n), rng.integers(m, size=n)] = True
+        return s.masked(keep), np.where(keep, exact, -np.inf), "masked"
+    if kind == 1:
+        offset = int(rng.integers(-1, m + 1))
+        keep = np.arange(m) <= np.arange(n)[:, None] + offset
+        return s.causal(offset), np.where(keep, exact, -np.inf), "causal"
+    return s, exact, "full"
+
+
+def draw(seed: int) -> Problem:
+    rng = np.random.default_rng(seed)
+    dtype = str(rng.choice(["float32", "float64"]))
+    n, m = (int(x) for x in rng.integers(1, 9 if rng.random() < 0.7 else 40, 2))
+    mass = 10.0 ** float(rng.choice([0, 0, 0, -12, 12, -6, 6]))
+    unbalanced = rng.random() < 0.35
+    solver = "auto" if unbalanced or rng.random() < 0.3 else str(rng.choice(SOLVERS))
+    options: dict[str, Any] = {"solver": solver, "max_iter": 2000}
+    if rng.random() < 0.3:
+        options["max_memory"] = 0
+    if rng.random() < 0.3:
+        options["tol"] = float(10.0 ** rng.uniform(-6 if dtype == "float32" else -13, -2))
+    if unbalanced:
+        pair = [float(10.0 ** rng.uniform(-2, 3)) if rng.random() < 0.8 else math.inf for _ in "ab"]
+        if all(map(math.isinf, pair)):
+            pair[0] = 1.0
+        options["penalty"] = tuple(pair)
+    count = int(rng.integers(2, 5)) if rng.random() < 0.2 and solver != "annealed" else 0
+    if count:
+        Z = (10.0 ** rng.uniform(-1, 2) * rng.normal(size=(count, n, m))).astype(dtype)
+        s, exact, label = qk.scores.dense(Z), list(Z.astype(Long)), "batch"
+        mu = np.stack([weights(rng, n, dtype, mass) for _ in range(count)])
+        nu = np.stack([weights(rng, m, dtype, mass) for _ in range(count)])
+        if not unbalanced:
+            nu = np.stack([same_mass(a, b) for a, b in zip(mu, nu, strict=True)])
+        parts = [(k, k) for k in range(count)]
+        return Problem(s, exact, mu, nu, options, parts, f"{label} {dtype}")
+    s, one, kind = one_scores(rng, n, m, dtype)
+    s, one, mask = masked(rng, s, one)
+    mu, nu = weights(rng, n, dtype, mass), weights(rng, m, dtype, mass)
+    if not unbalanced:
+        nu = same_mass(mu, nu)
+    every = (slice(None), slice(None))
+    return Problem(s, [one], mu, nu, options, [every], f"{kind} {mask} {dtype}")
+
+
+def true_residual(p: Problem, k: int, f: Any, g: Any) -> float:
+    """L1 error of the worse side of problem k as a share of the mass, in extended precision."""
+    at = p.parts[k]
+    mu, nu = (w[where].astype(Long) for w, where in zip((p.mu, p.nu), at, strict=True))
+    f, g = f[at[0]].astype(Long), g[at[1]].astype(Long)
+    penalty = p.options.get("penalty", (math.inf, math.inf))
+    with np.errstate(invalid="ignore"):
+        log = np.where(np.isneginf(p.exact[k]), -np.inf, p.exact[k] + f[:, None] + g)
+    log[np.isneginf(f)] = -np.inf
+    log[:, np.isneginf(g)] = -np.inf
+    balanced = all(map(math.isinf, penalty))
+    top = Long(0) if balanced else log.max()
+    if np.isneginf(top):
+        return 0.0
+    plan = np.exp(log - top)
+    worst = Long(0)
+    for sums, w, potential, strength, axis in (
+        (plan.sum(1), mu, f, penalty[0], 1),
+        (plan.sum(0), nu, g, penalty[1], 0),
+    ):
+        if math.isinf(strength):
+            wanted = w * np.exp(-top)
+        else:
+            # A row that no entry reaches has no mass whatever the penalty is.
+            reached = (~np.isneginf(p.exact[k]) & _live(nu if axis else mu, axis)).any(axis=axis)
+            with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+                wanted = np.exp(np.log(w) - potential / Long(strength) - top)
+            wanted = np.where((w > 0) & (reached | ~np.isneginf(potential)), wanted, 0)
+        mass = wanted.sum() if math.isinf(strength) else sums.sum()
+        worst = max(worst, np.abs(sums - wanted).sum() / mass)
+    return float(worst)
+
+
+def _live(other: Any, axis: int) -> Any:
+    return (other > 0)[None, :] if axis else (other > 0)[:, None]
+
+
+@dataclass
+class Outcome:
+    status: str
+    error: float
+    true: float
+    tol: float
+    label: str
+    seed: int
+
+    @property
+    def false_claim(self) -> bool:
+        return self.status == "converged" and not self.true <= self.tol
+
+    @property
+    def misreported(self) -> bool:
+        """An error that is said to be far from what it is."""
+        if self.status != "converged":
+            return False
+        return abs(self.error - self.true) > 0.1 * self.tol + 1e-3 * self.true
+
+
+def attack(seed: int) -> list[Outcome]:
+    p = draw(seed)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            b = qk.bridge(p.scores, p.mu, p.nu, on_fail="ignore", **p.options)
+    except OverflowError:
+        return [Outcome("OverflowError", math.inf, math.inf, 0.0, p.label, seed)]
+    out = []
+    for k in range(len(p.exact)):
+        status, error = (str(np.ravel(b.status)[k]), float(np.ravel(b.error)[k]))
+        out.append(Outcome(status, error, true_residual(p, k, b.f, b.g), b.tol, p.label, seed))
+    return out
+
+
+def main() -> None:
+    count = int(sys.argv[1]) if len(sys.argv) > 1 else 2000
+    first = int(sys.argv[2]) if len(sys.argv) > 2 else 0
+    seen: collections.Counter[str] = collections.Counter()
+    bad = 0
+    for seed in range(first, first + count):
+        for one in attack(seed):
+            seen[one.status] += 1
+            if one.false_claim or one.misreported or one.status == "OverflowError":
+                bad += 1
+                print(one)
+    print(f"{count} problems from seed {first}: {dict(seen)}; {bad} to look at")
+
+
+if __name__ == "__main__":
+    main()
