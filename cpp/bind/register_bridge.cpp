@@ -3,6 +3,7 @@
 
 #include "qk/scalar_math.hpp"
 #include "qk/sinkhorn.hpp"
+#include "qk/transport_flow.hpp"
 #include "score_tuple.hpp"
 
 namespace qk::bind {
@@ -124,6 +125,18 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
     return py::make_tuple(f_out, g_out, errors, visits, status);
 }
 
+// (rows, columns, amounts, rest of rows, rest of columns); `allowed` (n, m) is C-contiguous and of one byte per entry
+py::tuple transport_flow(const py::array& allowed, const Doubles& mu, const Doubles& nu) {
+    const Index n = allowed.shape(0), m = allowed.shape(1);
+    const auto* entries = data_of<std::uint8_t>(allowed);
+    const double *mu_data = mu.data(), *nu_data = nu.data();
+    const TransportFlow found = without_gil(
+        1, [&](const Run& run) { return largest_flow(entries, n, m, mu_data, nu_data, run); });
+    const auto array = [](const auto& v) { return py::array(static_cast<py::ssize_t>(v.size()), v.data()); };
+    return py::make_tuple(array(found.rows), array(found.cols), array(found.amounts), array(found.row_rest),
+                          array(found.col_rest));
+}
+
 }  // namespace
 }  // namespace qk::bind
 
@@ -149,4 +162,5 @@ void register_bridge(py::module_& m) {
         py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"), py::arg("method"),
         py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"), py::arg("col_penalty"),
         py::arg("stored"), py::arg("n_threads"));
+    m.def("transport_flow", &transport_flow, py::arg("allowed").noconvert(), py::arg("mu"), py::arg("nu"));
 }

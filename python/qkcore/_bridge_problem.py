@@ -83,8 +83,7 @@ def _equal_masses(mu: Real, nu: Real) -> None:
 
 def _compare_masses(masses: list[Real], n: int, dtype: np.dtype[Any]) -> None:
     rows, columns = masses
-    slack = 16 * math.sqrt(n) * float(np.finfo(dtype).eps)
-    off = np.abs(rows - columns) > slack * np.abs(rows)
+    off = np.abs(rows - columns) > _checks.mass_slack(n, dtype) * np.abs(rows)
     if np.any(off):
         at = int(np.argmax(np.ravel(off)))
         a, b = (float(np.ravel(x)[at]) for x in np.broadcast_arrays(rows, columns))

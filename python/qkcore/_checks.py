@@ -475,3 +475,8 @@ def masses(name: str, array: Real) -> None:
         raise OverflowError(
             f"{name}: the total mass overflows float64; divide the weights by their largest"
         )
+
+
+def mass_slack(n: int, dtype: np.dtype[Any]) -> float:
+    """How far sums of n rounded weights may differ, as a share of either, and still count as equal."""
+    return 16 * math.sqrt(n) * float(np.finfo(dtype).eps)

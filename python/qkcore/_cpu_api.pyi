@@ -83,6 +83,9 @@ def solve_bridges(
     stored: bool,
     n_threads: int,
 ) -> tuple[_Real, _Real, _Real, npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+def transport_flow(
+    allowed: npt.NDArray[np.bool_], mu: _Real, nu: _Real
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], _Real, _Real, _Real]: ...
 def attention_push(
     factors: tuple[_Real, ...], left: _Real, right: _Real, d_values: _Real, n_threads: int
 ) -> _Real: ...

@@ -9,11 +9,12 @@ potentials diverge.
 from __future__ import annotations
 
 import math
-from typing import Any
+from fractions import Fraction
 
 import numpy as np
 import numpy.typing as npt
 
+from ._checks import mass_slack
 from ._config import resolve_threads
 from ._lazy_scores import Real, Scores
 from ._native import cpu
@@ -29,7 +30,6 @@ NO_TOTAL_SUPPORT = "no total support"
 MAX_ENTRIES = 4_000_000
 # Up to this many it is, wherever a coupling that meets its marginals does not show its own support.
 _SMALL = 250_000
-_UNITS = 2**30  # mass is counted in whole units of this fraction: SciPy's flows are integers
 
 
 def may_be_masked(s: Scores) -> bool:
@@ -104,7 +104,7 @@ def _shows_its_support(s: Scores, mu: Real, nu: Real, f: Real, g: Real, error: f
     coupling = s.shift(rows=f, columns=g)  # -inf where there is no weight
     plan = cpu.materialize(coupling._spec, False, cpu.WEIGHTS.index("exp"), resolve_threads(None))
     total = float(np.sum(mu, dtype=np.float64))
-    noise = 4 * error + 16 * float(np.finfo(s.dtype).eps) * total
+    noise = (4 * error + 16 * float(np.finfo(s.dtype).eps)) * total
     waiting = live_rows.copy()
     while waiting.any():
         rows, cols = np.zeros_like(live_rows), np.zeros_like(live_cols)
@@ -133,20 +133,34 @@ def _run_away(s: Scores, mu: Real, nu: Real, f: Real, g: Real) -> bool:
 
 def _staircase(mu: Real, nu: Real, offset: int) -> str:
     """Row i sees the columns j <= i + offset: mass may only come from rows low enough."""
-    total = float(np.sum(mu, dtype=np.float64))
-    slack = 1e-12 * total if mu.dtype == np.float64 else 1e-6 * total
-    rows_before = np.concatenate([[0.0], np.cumsum(mu, dtype=np.float64)])  # rows < k
-    cols_before = np.concatenate([[0.0], np.cumsum(nu, dtype=np.float64)])
     k = np.arange(len(mu) + 1)
-    # Rows < k must fit into the columns they see: j <= k - 1 + offset.
-    seen = cols_before[np.clip(k + offset, 0, len(nu))]
-    spare = seen - rows_before
-    if (spare < -slack).any():
+    seen = np.clip(k + offset, 0, len(nu))  # how many columns the rows < k see
+    rows, cols = _sums_before(mu), _sums_before(nu)
+    later_rows, later_cols = _sums_before(mu[::-1])[::-1], _sums_before(nu[::-1])[::-1]
+    # Rows < k must fit into the columns that they see. The room that is left is computed on the side of the
+    # cut that has less mass, where it is known best.
+    below, above = rows[k], later_rows[k]
+    spare = np.where(below <= above, cols[seen] - below, above - later_cols[seen])
+    noise = _slack(mu, nu) * np.minimum(below, above)
+    if (spare < -noise).any():
         return INFEASIBLE
     # Where they fit exactly, no later row may use those columns: allowed entries that carry nothing.
-    inside = (k > 0) & (k < len(mu)) & (rows_before > slack) & (rows_before < total - slack)
-    tight = inside & (spare <= slack) & (k + offset > 0)
+    tight = (above > 0) & (cols[seen] > 0) & (spare <= noise)
     return NO_TOTAL_SUPPORT if tight.any() else "feasible"
+
+
+def _sums_before(weights: Real) -> npt.NDArray[np.longdouble]:
+    """The sum of the first k weights, for k from 0 to all of them."""
+    return np.concatenate([[0.0], np.cumsum(weights, dtype=np.longdouble)])
+
+
+def _slack(mu: Real, nu: Real) -> float:
+    """How far two sums of weights may differ, as a share of either, and still count as equal.
+
+    Weights are rounded numbers, and the totals of the two sides may differ by as much
+    (:func:`_checks.mass_slack`).
+    """
+    return mass_slack(max(len(mu), len(nu)), mu.dtype)
 
 
 def usable_entries(s: Scores, mu: npt.ArrayLike, nu: npt.ArrayLike) -> npt.NDArray[np.bool_]:
@@ -178,44 +192,115 @@ def usable_entries(s: Scores, mu: npt.ArrayLike, nu: npt.ArrayLike) -> npt.NDArr
     return usable
 
 
-def _units(weights: Real, total: float) -> npt.NDArray[np.int64]:
-    """Weights in whole units that add up to exactly _UNITS."""
-    exact = weights.astype(np.float64) / total * _UNITS
-    whole = np.floor(exact).astype(np.int64)
-    missing = _UNITS - int(whole.sum())
-    order = np.argsort(whole - exact)  # the largest remainders first
-    live = order[weights[order] > 0]
-    whole[live[np.arange(missing) % len(live)]] += 1 if missing > 0 else 0
-    return whole
-
-
 def _usable(allowed: npt.NDArray[np.bool_], mu: Real, nu: Real) -> npt.NDArray[np.bool_] | None:
-    """Entries of some coupling, by the residual graph of a largest flow; None if there is none."""
-    from scipy.sparse import coo_array, csr_array
-    from scipy.sparse.csgraph import connected_components, maximum_flow
+    """Entries of some coupling, by the residual graph of a largest flow; None if there is none.
 
-    n, m = allowed.shape
-    live = allowed & (mu > 0)[:, None] & (nu > 0)
-    i, j = np.nonzero(live)
-    source, sink = n + m, n + m + 1
-    row_units, col_units = (_units(w, float(np.sum(w, dtype=np.float64))) for w in (mu, nu))
-    heads = np.concatenate([np.full(n, source), i, n + np.arange(m)])
-    tails = np.concatenate([np.arange(n), n + j, np.full(m, sink)])
-    room = np.concatenate([row_units, np.full(len(i), _UNITS), col_units])
-    graph: Any = csr_array(
-        coo_array((room.astype(np.int32), (heads, tails)), shape=(n + m + 2, n + m + 2))
-    )
-    flow = maximum_flow(graph, source, sink)
-    # Rounding to units may strand a few of them; anything more is a real obstacle.
-    if flow.flow_value < _UNITS - 4 * (n + m):
+    The flow is exact (cpp/src/transport_flow.cpp), so weights of any size count on their own scale. There is
+    no coupling if a set of rows has more mass than the columns it sees, by more than rounding of its weights.
+    """
+    live = np.ascontiguousarray(allowed & (mu > 0)[:, None] & (nu > 0))
+    i, j, amounts, row_rest, col_rest = cpu.transport_flow(live, mu, nu)
+    used = np.zeros_like(live)
+    used[i, j] = True
+    rounding = _Rounding(mu, nu)
+    if _overfull(live, used, mu, row_rest, rounding) or _overfull(
+        live.T, used.T, nu, col_rest, rounding
+    ):
         return None
-    carried = flow.flow[:n, n : n + m].toarray()
-    used = carried > n + m  # more than stranded units
-    # Mass can be moved onto an entry when a cycle of the residual graph passes it: rows reach their
-    # columns through allowed entries, columns reach rows through entries that carry something.
-    forth = coo_array((np.ones(len(i), np.int8), (i, n + j)), shape=(n + m, n + m))
-    bi, bj = np.nonzero(used)
-    back = coo_array((np.ones(len(bi), np.int8), (n + bj, bi)), shape=(n + m, n + m))
-    _, label = connected_components(csr_array(forth + back), directed=True, connection="strong")
+    # What an entry carries may be there by rounding of the weights alone. Entries that carry too little to be
+    # sure are left out first; each comes back if all that flows through the cut it crosses is more than that.
+    n = len(live)
+    low = np.flatnonzero(amounts <= rounding.share * math.fsum(mu.tolist()))
+    low = low[np.argsort(-amounts[low], kind="stable")]
+    i, j, amounts = i[low], j[low], amounts[low]
+    used[i, j] = False
+    label = _cycles(live, used)
+    for a, b in zip(i.tolist(), j.tolist(), strict=True):
+        if label[a] == label[n + b] or used[a, b]:
+            continue
+        rows, cols = _reached(live, used, np.array([n + b]))
+        crossing = ~rows[i] & cols[j]
+        through = math.fsum(amounts[crossing].tolist())
+        if not (rounding.explains(through, nu[cols]) and rounding.explains(through, mu[~rows])):
+            used[i[crossing], j[crossing]] = True
+            label = _cycles(live, used)
     usable: npt.NDArray[np.bool_] = (live & (label[:n, None] == label[None, n:])) | used
     return usable
+
+
+class _Rounding:
+    """Whether rounding of weights explains that two sums of them, which should be equal, differ."""
+
+    def __init__(self, mu: Real, nu: Real) -> None:
+        self.share = mass_slack(max(len(mu), len(nu)), mu.dtype)
+        self._eps = float(np.finfo(mu.dtype).eps)
+        self._equal = _exact_sum(mu) == _exact_sum(nu)
+
+    def explains(self, difference: float, weights: Real) -> bool:
+        # Weights are whole multiples of their last digits. If the two totals are equal, sums that differ by
+        # much less than the last digit of the largest weight differ by the smaller weights, and truly so.
+        finest = 0.25 * self._eps * float(weights.max(initial=0.0)) if self._equal else 0.0
+        return finest <= difference <= self.share * math.fsum(weights.tolist())
+
+
+def _exact_sum(weights: Real) -> Fraction:
+    return sum(map(Fraction, weights.tolist()), Fraction(0))
+
+
+def _overfull(
+    live: npt.NDArray[np.bool_],
+    used: npt.NDArray[np.bool_],
+    weights: Real,
+    rest: Real,
+    rounding: _Rounding,
+) -> bool:
+    """Whether some rows have more mass than the columns they see, by more than rounding of their weights."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    left = np.flatnonzero(rest)
+    if not left.size:
+        return False
+    # Rows that mass could be moved to from those with mass left, and the columns they see, which are full.
+    rows, cols = _reached(live, used, left)
+    i, j = np.nonzero(live & rows[:, None] & cols)
+    n, m = live.shape
+    graph = coo_array((np.ones(len(i)), (i, n + j)), shape=(n + m, n + m))
+    count, label = connected_components(graph.tocsr(), directed=False)
+    over = np.bincount(label[left], weights=rest[left], minlength=count)
+    return any(
+        not rounding.explains(over[k], weights[(label[:n] == k) & rows])
+        for k in np.flatnonzero(over).tolist()
+    )
+
+
+def _cycles(live: npt.NDArray[np.bool_], used: npt.NDArray[np.bool_]) -> npt.NDArray[np.int32]:
+    """Labels of rows and columns; two have the same when mass can be moved round a cycle through both.
+
+    Mass moves from rows to the columns they see, and from columns to the rows that fill them.
+    """
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    n, m = live.shape
+    i, j = np.nonzero(live)
+    a, b = np.nonzero(used)
+    heads, tails = np.concatenate([i, n + b]), np.concatenate([n + j, a])
+    graph = coo_array((np.ones(len(heads)), (heads, tails)), shape=(n + m, n + m)).tocsr()
+    _, label = connected_components(graph, directed=True, connection="strong")
+    return label
+
+
+def _reached(
+    live: npt.NDArray[np.bool_], used: npt.NDArray[np.bool_], starts: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Rows and columns that mass can be moved to from the starting nodes (columns count from n on)."""
+    n, m = live.shape
+    rows, cols = np.zeros(n, np.bool_), np.zeros(m, np.bool_)
+    new_rows, new_cols = starts[starts < n], starts[starts >= n] - n
+    while new_rows.size or new_cols.size:
+        rows[new_rows] = cols[new_cols] = True
+        seen = live[new_rows].any(axis=0) & ~cols
+        fed = used[:, new_cols].any(axis=1) & ~rows
+        new_rows, new_cols = np.flatnonzero(fed), np.flatnonzero(seen)
+    return rows, cols
