@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -572,3 +573,31 @@ def test_erratum_15_the_conditioning_rule_runs_away() -> None:
     assert away.condition > 1e10
     assert away.epsilon == pytest.approx(0.1 * 1.5**60)
     assert qk.adaptive_ipf(X, X, u, u).epsilon == 0.1
+
+
+def test_adaptive_ipf_stops_on_changes_of_phi() -> None:
+    """EOT-10, H: the rule is on phi = eps log a and psi = eps log b, not on the logarithms."""
+    rng = np.random.default_rng(3)
+    X, Y = rng.normal(size=(12, 2)), rng.normal(size=(9, 2))
+    mu, nu = np.full(12, 1 / 12), np.full(9, 1 / 9)
+    earlier, later = (
+        qk.adaptive_ipf(X, Y, mu, nu, tol=1e-12, epsilon=3.0, max_iter=k) for k in (2, 3)
+    )
+    moved = max(np.abs(later.phi - earlier.phi).max(), np.abs(later.psi - earlier.psi).max())
+    assert later.potential_change[-1] == pytest.approx(moved, rel=1e-12)
+
+
+def test_adaptive_ipf_does_not_form_the_kernel() -> None:
+    """The condition of the entries is found by blocks of rows."""
+    rng = np.random.default_rng(4)
+    X, Y = rng.normal(size=(2500, 1)), rng.normal(size=(2500, 1))
+    u = np.full(2500, 1 / 2500)
+    tracemalloc.start()
+    try:
+        found = qk.adaptive_ipf(X, Y, u, u, max_iter=1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20e6  # the scores alone would be 50 MB
+    C = (X - Y.T) ** 2 / 2 / found.epsilon
+    assert found.condition == pytest.approx(np.exp(C.max() - C.min()))

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,10 @@ __all__ = ["CompressionErrors", "FactoredBridge", "compression_errors", "solve_f
 
 _TOL = {4: 1e-5, 8: 1e-9}
 _SIGNS = ("stop", "continue")
+# Up to this many entries are looked at one by one when the signs of a coupling are checked.
+_LOOKED_AT = 4_000_000
+# Terms of the sums that are taken in extended precision, some 10 ns each, where double leaves a doubt.
+_EXTENDED_TERMS = 200_000_000
 # No progress over this many iterations: the error is at the precision of the kernel.
 _PATIENCE = 200
 
@@ -106,9 +111,10 @@ class FactoredBridge(WarnsOnUse):
     n_iter: int
     """iterations: one product with K and one with its transpose each"""
     errors: npt.NDArray[np.float64] = field(repr=False)
-    """after each iteration, the L1 error of the marginal that the last half-step did not fix"""
+    """after each iteration, the L1 error of the marginal that the last half-step did not fix, as a share of
+    the mass"""
     error: float
-    """L1 error of the worse marginal at the final check"""
+    """L1 error of the worse marginal at the final check, as a share of the mass"""
     worst: float
     """largest relative error of a single entry of the marginals at the final check"""
     method: str
@@ -117,6 +123,8 @@ class FactoredBridge(WarnsOnUse):
     """scaling of the rows, float64; negative entries only after ``on_negative="continue"``"""
     v: Real = field(repr=False)
     """scaling of the columns, float64"""
+    signs_checked: float = 1.0
+    """the share of the entries whose signs were looked at; below 1, ``.negative`` looks at all of them"""
     on_fail: str = field(default="warn", repr=False)
     """what using the result does when it did not converge: "warn" or "ignore" """
 
@@ -127,7 +135,10 @@ class FactoredBridge(WarnsOnUse):
 
     @cached_property
     def negative(self) -> NegativeEntries:
-        """The negative entries of the coupling: their number, fraction, the smallest entry, their sum."""
+        """The negative entries of the coupling: their number, fraction, the smallest entry, their sum.
+
+        Looks at all N M entries, whatever the solver looked at.
+        """
         K = self.kernel._double()
         # Signs that the scalings lost are counted in the kernel's entries all the same.
         eps = float(np.finfo(self.kernel.dtype).eps)
@@ -200,10 +211,15 @@ class FactoredBridge(WarnsOnUse):
     def __str__(self) -> str:
         n, m = self.kernel.shape
         state = "converged" if self.converged else f"not converged ({self.status})"
+        signs = (
+            ""
+            if self.signs_checked == 1
+            else f"\n  signs of {self.signs_checked:.2%} of the entries checked"
+        )
         return (
             f"Factored Schrödinger bridge {n} x {m}, {self.kernel.dtype}: {state}\n"
             f"  {self.n_iter} iterations ({self.method}), "
-            f"marginal error {self.error:.3g} (tolerance {self.tol:.3g})"
+            f"marginal error {self.error:.3g} of the mass (tolerance {self.tol:.3g}){signs}"
         )
 
 
@@ -216,6 +232,7 @@ def solve_factored(
     max_iter: int = 10_000,
     init: Init = None,
     on_negative: str = "stop",
+    signs: str = "auto",
     callback: Callable[[int, float], object] | None = None,
     n_threads: int | None = None,
 ) -> FactoredBridge:
@@ -228,8 +245,11 @@ def solve_factored(
     - each iteration checks that K v and K^T u are positive wherever there is mass. If not, the
       solve stops with status "negative kernel" and the last scalings (``on_negative="continue"``
       goes on with signed ones, as a solver without a guard would, to the same status).
-    - after convergence all entries are looked at, in O(N M r), unless no factor is negative. Any
-      below 0 by more than rounding: status "negative entries"; ``.negative`` has the figures.
+    - after convergence entries are looked at, unless no factor is negative. Any below 0 by more than
+      rounding: status "negative entries"; ``.negative`` has the figures. ``signs="auto"`` looks at all
+      entries up to 4e6, and beyond at whole rows and columns that are spread evenly over the kernel, as
+      many as have 4e6 entries; ``signs_checked`` says which share that is. ``signs="all"`` looks at every
+      entry whatever their number, which takes O(N M r).
 
     Ways out: more rank, ``low_rank(A, r, nonnegative=True)``, ``positive_features``, or the exact
     operators, ``result.exact()``.
@@ -252,6 +272,8 @@ def solve_factored(
         )
     if on_negative not in _SIGNS:
         raise ValueError(f'on_negative: wanted "stop" or "continue", got {on_negative!r}')
+    if signs not in ("auto", "all"):
+        raise ValueError(f'signs: wanted "auto" or "all", got {signs!r}')
     if callback is not None and not callable(callback):
         raise TypeError(f"callback: wanted a function of (iterations, error), got {callback!r}")
     limit = _checks.integer("max_iter", max_iter)
@@ -263,7 +285,7 @@ def solve_factored(
     wanted = _TOL[K.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
     state = _Scaling(K, rows, cols, init, threads)
     status, errors = state.iterate(0.5 * wanted, limit, on_negative == "continue", callback)
-    return _finish(state, status, np.array(errors), wanted, on_negative)
+    return _finish(state, status, np.array(errors), wanted, on_negative, signs)
 
 
 def bridge_factored(
@@ -298,7 +320,9 @@ class _Scaling:
         self.K: Factored = K._double()
         self.KT: Factored = self.K.T
         self.n_threads = n_threads
-        self.mu, self.nu = mu.astype(np.float64), nu.astype(np.float64)
+        self.mass = math.fsum(mu.tolist())
+        # Marginals of mass 1: errors are shares of the mass.
+        self.mu, self.nu = (w.astype(np.float64) / self.mass for w in (mu, nu))
         self.live = self.mu > 0, self.nu > 0
         f, g = _start(init, K)
         # Only ratios matter: the largest weight is 1.
@@ -360,6 +384,7 @@ def _finish(
     errors: npt.NDArray[np.float64],
     tol: float,
     on_negative: str,
+    signs: str,
 ) -> FactoredBridge:
     u, v = state.u, state.v
     live_u, live_v = state.live
@@ -369,26 +394,19 @@ def _finish(
     if math.isfinite(mean):
         f, g, shift = f + mean, g - mean, math.exp(min(max(mean, -600.0), 600.0))
         u, v = u * shift, v / shift
-    error = worst = 0.0
-    sums = _sums(state.K, u, v, state.n_threads)
-    for got, wanted in zip(sums, (state.mu, state.nu), strict=True):
-        off = np.abs(got - wanted)
-        error = max(error, float(off.sum()))
-        live = wanted > 0
-        worst = max(worst, float((off[live] / wanted[live]).max()))
-    if not math.isfinite(error):
-        error = worst = math.inf
+    error, worst, met = _residual(state, u, v, tol)
+    f, u = f + math.log(state.mass), u * state.mass
     signs_lost = bool((u[live_u] <= 0).any() or (v[live_v] <= 0).any())
     negative: NegativeEntries | None = None
+    checked = 1.0
     if status != "infeasible":
         if signs_lost:
             status = "negative kernel"
-        elif error <= tol and status != "negative kernel":
+        elif met and status != "negative kernel":
             status = "converged"
             if not state.kernel.nonnegative:
-                eps = float(np.finfo(state.kernel.dtype).eps)
-                negative = state.K._negative(u, v, eps, state.n_threads)
-                if negative.count:
+                found_negative, checked, negative = _signs(state, u, v, signs)
+                if found_negative:
                     status = "negative entries"
         elif status == "converged":
             status = "stagnated"
@@ -409,10 +427,81 @@ def _finish(
         tol=tol,
         u=u,
         v=v,
+        signs_checked=checked,
     )
     if negative is not None:
         found.__dict__["negative"] = negative  # the cached property
     return found
+
+
+def _residual(state: _Scaling, u: Real, v: Real, tol: float) -> tuple[float, float, bool]:
+    """L1 error of the worse marginal (of mass 1), largest relative error, and whether ``tol`` is met.
+
+    It is met in exact arithmetic: what rounding may hide is added, and extended precision decides in doubt.
+    """
+    wanted = state.mu, state.nu
+    error, worst = _compare(_sums(state.K, u, v, state.n_threads), wanted)
+    if not math.isfinite(error):
+        return math.inf, math.inf, False
+    sizes = [
+        np.prod([np.sqrt(np.einsum("ci,ci->i", f, f)) for f in side], axis=0)
+        for side in (state.K._left, state.K._right)
+    ]
+    terms = sum(r + 2 for r in state.K.ranks) + math.sqrt(max(state.K.shape))
+    with np.errstate(over="ignore", invalid="ignore"):
+        slack = float(np.abs(u) @ sizes[0] * (np.abs(v) @ sizes[1])) * terms
+    slack *= float(np.finfo(np.float64).eps)
+    if abs(error - tol) > slack:
+        return error, worst, error <= tol
+    if math.prod(state.K.ranks) * sum(state.K.shape) > _EXTENDED_TERMS:
+        return error, worst, False
+    error, worst = _compare(_extended_sums(state.K, u, v), wanted)
+    return error, worst, error <= tol
+
+
+def _compare(sums: tuple[Any, Any], wanted: tuple[Real, Real]) -> tuple[float, float]:
+    error = worst = 0.0
+    for got, weights in zip(sums, wanted, strict=True):
+        off = np.abs(got - weights)
+        live = weights > 0
+        error = max(error, float(off.sum()))
+        worst = max(worst, float((off[live] / weights[live]).max()))
+    return error, worst
+
+
+def _extended_sums(K: Factored, u: Real, v: Real) -> tuple[Any, Any]:
+    """:func:`_sums` in extended precision, one combination of components after another."""
+    left, right = ([f.astype(np.longdouble) for f in side] for side in (K._left, K._right))
+    rows, cols = np.zeros(len(u), np.longdouble), np.zeros(len(v), np.longdouble)
+    for parts in product(*(range(r) for r in K.ranks)):
+        on_rows = math.prod(f[c] for f, c in zip(left, parts, strict=True))
+        on_cols = math.prod(f[c] for f, c in zip(right, parts, strict=True))
+        rows += on_rows * (on_cols @ v)
+        cols += on_cols * (on_rows @ u)
+    return u * rows, v * cols
+
+
+def _signs(
+    state: _Scaling, u: Real, v: Real, signs: str
+) -> tuple[bool, float, NegativeEntries | None]:
+    """Whether negative entries were found, in which share of all entries, and their figures if in all."""
+    n, m = state.K.shape
+    eps = float(np.finfo(state.kernel.dtype).eps)
+    if signs == "all" or n * m <= _LOOKED_AT:
+        negative = state.K._negative(u, v, eps, state.n_threads)
+        return negative.count > 0, 1.0, negative
+    count = max(1, _LOOKED_AT // (n + m))  # rows, and as many columns
+    for K, scales in ((state.K, (u, v)), (state.KT, (v, u))):
+        chosen = np.unique(np.linspace(0, K.shape[0] - 1, count).round().astype(np.int64))
+        if K._negative(*scales, eps, state.n_threads, rows=chosen).count:
+            return True, _share_of(count, n, m), None
+    return False, _share_of(count, n, m), None
+
+
+def _share_of(count: int, n: int, m: int) -> float:
+    """The share of the entries of n x m that lie in ``count`` rows or ``count`` columns."""
+    rows, cols = min(1.0, count / n), min(1.0, count / m)
+    return rows + cols - rows * cols
 
 
 def _sums(K: Factored, u: Real, v: Real, n_threads: int) -> tuple[Real, Real]:
@@ -554,8 +643,7 @@ def _marginal(name: str, value: npt.ArrayLike, K: Factored, side: int) -> Real:
 
 def _same_mass(mu: Real, nu: Real, K: Factored) -> None:
     a, b = (float(w.sum(dtype=np.float64)) for w in (mu, nu))
-    slack = 16 * math.sqrt(max(K.shape)) * float(np.finfo(K.dtype).eps)
-    if abs(a - b) > slack * a:
+    if abs(a - b) > _checks.mass_slack(max(K.shape), K.dtype) * a:
         raise ValueError(
             f"nu: wanted the total mass of mu, {a:.6g}, got {b:.6g}; divide both by their sums"
         )

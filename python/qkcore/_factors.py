@@ -128,23 +128,32 @@ class Factored:
         u, v = (np.full(k, one) for k in (n, m))
         return self._negative(u, v, float(np.finfo(self.dtype).eps), resolve_threads(n_threads))
 
-    def _negative(self, u: Real, v: Real, eps: float, n_threads: int) -> NegativeEntries:
-        """Of u_i K_ij v_j, for u, v >= 0 of the kernel's dtype."""
+    def _negative(
+        self,
+        u: Real,
+        v: Real,
+        eps: float,
+        n_threads: int,
+        rows: npt.NDArray[np.int64] | None = None,
+    ) -> NegativeEntries:
+        """Of u_i K_ij v_j, for u, v >= 0 of the kernel's dtype; in all rows, or in those given."""
+        left = self._left if rows is None else tuple(f[:, rows] for f in self._left)
         slack = eps * sum(r + 2 for r in self.ranks)
-        rows, cols = (
+        row_sizes, col_sizes = (
             np.prod([np.sqrt(np.einsum("ci,ci->i", f, f)) for f in side], axis=0)
-            for side in (self._left, self._right)
+            for side in (left, self._right)
         )
         count, smallest, mass = cpu.negative_entries(
-            self._left,
+            left,
             self._right,
-            np.ascontiguousarray(u),
+            np.ascontiguousarray(u if rows is None else u[rows]),
             np.ascontiguousarray(v),
-            rows.astype(self.dtype, copy=False),
-            (slack * cols).astype(self.dtype, copy=False),
+            row_sizes.astype(self.dtype, copy=False),
+            (slack * col_sizes).astype(self.dtype, copy=False),
             n_threads,
         )
-        return NegativeEntries(count, count / math.prod(self.shape), smallest, mass)
+        looked_at = row_sizes.size * col_sizes.size
+        return NegativeEntries(count, count / looked_at, smallest, mass)
 
     def relative_error(self, exact: object) -> float:
         """:math:`\\|K - A\\|_F / \\|A\\|_F` (D.1), by blocks of rows: O(M) memory, O(N M r) work.

@@ -7,6 +7,7 @@ temperature that was asked for.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,7 +37,7 @@ class AdaptiveIPF:
     tv: npt.NDArray[np.float64] = field(repr=False)
     """TV of both marginals together, after each iteration (line 11)"""
     potential_change: npt.NDArray[np.float64] = field(repr=False)
-    """largest change of a potential in each iteration (H's second rule)"""
+    """largest change of a potential, phi or psi, in each iteration (H's second rule)"""
     dual_objective: npt.NDArray[np.float64] = field(repr=False)
     """:math:`\\langle a, Kb\\rangle - \\langle\\mu_0, \\log a\\rangle - \\langle\\mu_1, \\log b\\rangle`,
     which the document calls the dual gap: it is minus the dual value, and tends to it, not to 0"""
@@ -80,8 +81,9 @@ def adaptive_ipf(
     """Algorithm 2 (EOT-10): K = exp(-|x - y|^2_{a^-1} / 2 eps), IPF on logarithms.
 
     Line by line: eps starts at 0.1 and grows by 1.5 while the condition of K exceeds 1e10; b, then a;
-    TV of both marginals below ``tol`` *and* potentials that change by less than ``tol`` stop it; every
-    fifth iteration Anderson's extrapolation of the last five iterates, kept only if the TV falls.
+    TV of both marginals below ``tol`` *and* potentials phi = eps log a that change by less than ``tol``
+    stop it; every fifth iteration Anderson's extrapolation of the last five iterates, kept only if the TV
+    falls.
 
     ``condition="entries"`` reads the condition as max K / min K, which a larger eps does lower.
     ``"spectral"`` is the usual condition number: for a Gaussian kernel it grows with eps, so the rule
@@ -103,7 +105,8 @@ def adaptive_ipf(
     unit = scores.distance(X, Y, W=metric, beta=0.5)  # K at eps = 1
     rows, cols = _marginal("mu0", mu0, unit, 0), _marginal("mu1", mu1, unit, 1)
     raises = 0
-    while (kappa := _condition(unit / eps, condition)) > largest and raises < 60:
+    kappa_at = _condition(unit, condition)
+    while (kappa := kappa_at(eps)) > largest and raises < 60:
         eps *= 1.5
         raises += 1
     s = unit / eps
@@ -131,7 +134,7 @@ def adaptive_ipf(
     for k in range(1, limit + 1):
         start = log_a
         log_a, new_b, off, mass = step(start)
-        change.append(max(_largest(log_a - start), _largest(new_b - log_b)))
+        change.append(eps * max(_largest(log_a - start), _largest(new_b - log_b)))
         log_b = new_b
         past = [*past[-4:], (start, log_a)]
         if k % 5 == 0 and len(past) == 5:
@@ -154,11 +157,17 @@ def adaptive_ipf(
     )
 
 
-def _condition(s: Scores, kind: str) -> float:
-    Z = s.to_numpy().astype(np.float64)
+def _condition(unit: Scores, kind: str) -> Callable[[float], float]:
+    """The condition of K = exp(unit / eps) as a function of eps."""
     if kind == "entries":
-        return float(np.exp(np.minimum(Z.max() - Z.min(), 700.0)))
-    return float(np.linalg.cond(np.exp(Z)))
+        low, high = math.inf, -math.inf
+        height = max(1, 2**20 // unit.shape[1])  # rows at a time: the scores are never all there
+        for start in range(0, unit.shape[0], height):
+            block = unit.rows(start, min(unit.shape[0], start + height)).to_numpy()
+            low, high = min(low, float(block.min())), max(high, float(block.max()))
+        return lambda eps: math.exp(min((high - low) / eps, 700.0))
+    Z = unit.to_numpy().astype(np.float64)
+    return lambda eps: float(np.linalg.cond(np.exp(Z / eps)))
 
 
 def _largest(x: Real) -> float:

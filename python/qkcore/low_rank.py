@@ -42,6 +42,8 @@ __all__ = [
 # Matrices with a side up to this long are decomposed whole, by LAPACK, in double.
 DENSE_UP_TO = 1024
 _METHODS = ("auto", "dense", "svds", "randomised")
+# Singular values that differ by less than this, relatively, differ by rounding.
+_EQUAL = 1e-9
 # The randomised method stops when the singular values move by less than this, relatively.
 _SETTLED = {4: 1e-5, 8: 1e-9}
 
@@ -122,6 +124,7 @@ def low_rank(
         U, s, Vt = np.linalg.svd(array, full_matrices=False)
         dtype, products = products.dtype, _Products(array, threads)
         products.dtype = dtype
+        U, Vt = _same_basis_everywhere(U, s, Vt, k)
         U, s, Vt = U[:, :k], s[:k], Vt[:k]
     elif method == "svds":
         U, s, Vt = _svds(products, k)
@@ -165,6 +168,28 @@ def low_rank(
         cut_gap=gap,
         source=source,
     )
+
+
+def _same_basis_everywhere(U: Real, s: Real, Vt: Real, k: int) -> tuple[Real, Real]:
+    """The first k singular vectors, with a basis that does not depend on LAPACK where values are equal.
+
+    Any orthonormal basis of their space serves there, and which one comes out differs between processors.
+    The one taken here is that of fixed vectors projected onto the space.
+    """
+    U, Vt = U.copy(), Vt.copy()
+    start = 0
+    while start < k:
+        stop = start + 1
+        while stop < len(s) and s[stop] > (1 - _EQUAL) * s[stop - 1] > 0:
+            stop += 1
+        if stop - start > 1:
+            angles = np.outer(np.arange(1, len(U) + 1), np.sqrt(2.0) + np.arange(stop - start))
+            Q, R = np.linalg.qr(U[:, start:stop].T @ np.cos(angles))
+            Q *= np.where(np.diag(R) < 0, -1.0, 1.0)
+            U[:, start:stop] = U[:, start:stop] @ Q
+            Vt[start:stop] = Q.T @ Vt[start:stop]
+        start = stop
+    return U, Vt
 
 
 def _gap(s: Real, r: int) -> float:
@@ -254,7 +279,8 @@ def _hals(A: _Products, left: Real, right: Real, sweeps: int) -> tuple[Real, Rea
         for sign in (1, -1):
             x, y = np.maximum(sign * left[:, c], 0), np.maximum(sign * right[c], 0)
             parts.append((float(np.linalg.norm(x) * np.linalg.norm(y)), x, y))
-        size, x, y = max(parts, key=lambda p: p[0])
+        # Of parts of equal size the positive one, whatever rounding says.
+        size, x, y = parts[1] if parts[1][0] > (1 + 1e-6) * parts[0][0] else parts[0]
         size = size or 1.0
         x_norm, y_norm = np.linalg.norm(x) or 1.0, np.linalg.norm(y) or 1.0
         L[:, c], R[c] = x * math.sqrt(size) / x_norm, y * math.sqrt(size) / y_norm
