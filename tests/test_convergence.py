@@ -300,6 +300,56 @@ def test_on_fail() -> None:
         qk.bridge(s, mu, nu, on_fail="stop")
 
 
+def unfinished_chain(**options: Any) -> Any:
+    C, mu, nu = clouds(6, 6)
+    return qk.bridge_chain([dense(-20 * C), dense(-20 * C.T)], mu, mu, max_iter=1, **options)
+
+
+def unfinished_ipf(**options: Any) -> Any:
+    x = np.random.default_rng(0).normal(size=(2, 6, 2))
+    u = np.full(6, 1 / 6)
+    return qk.adaptive_ipf(*x, u, u, tol=1e-12, max_iter=1, **options)
+
+
+def unfinished_factors(**options: Any) -> Any:
+    rng = np.random.default_rng(0)
+    K = qk.LowRank(rng.random((6, 2)) ** 8, rng.random((2, 6)) ** 8)
+    return qk.bridge(K, np.full(6, 1 / 6), np.full(6, 1 / 6), max_iter=1, **options)
+
+
+@pytest.mark.parametrize(
+    ("make", "uses"),
+    [
+        (unfinished_chain, ("kernels", "marginals")),
+        (unfinished_ipf, ("phi", "psi", "plan")),
+        (unfinished_factors, ("plan", "forward", "backward", "cost")),
+    ],
+)
+def test_chains_and_factors_warn_alike(make: Callable[..., Any], uses: tuple[str, ...]) -> None:
+    for use in uses:
+        b = make()
+        assert not b.converged
+        with pytest.warns(qk.ConvergenceWarning, match="iteration limit after 1 visits"):
+            value = getattr(b, use)
+            value() if callable(value) else value
+        value = getattr(make(on_fail="ignore"), use)
+        value() if callable(value) else value
+    with pytest.raises(qk.ConvergenceError, match="not converged"):
+        make(on_fail="raise")
+
+
+def test_barycentric_maps_warn_when_they_are_made() -> None:
+    """Their values are computed at once."""
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    with pytest.warns(qk.ConvergenceWarning, match="barycentric: not converged") as seen:
+        B = qk.isb.barycentric(X, 0.1, max_iter=1)
+    assert seen[0].filename == __file__
+    B(X), B.score(), B.operator  # a second warning would be an error here
+    assert not qk.isb.barycentric(X, 0.1, max_iter=1, on_fail="ignore").converged
+    with pytest.raises(qk.ConvergenceError, match="barycentric: not converged"):
+        qk.isb.barycentric(X, 0.1, max_iter=1, on_fail="raise")
+
+
 # ---- batches --------------------------------------------------------------------------------------
 
 

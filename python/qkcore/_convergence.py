@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-__all__ = ["ConvergenceError", "ConvergenceWarning", "WarnsOnUse", "failure", "on_fail_option"]
+__all__ = [
+    "ConvergenceError",
+    "ConvergenceWarning",
+    "WarnsOnUse",
+    "failure",
+    "on_fail_option",
+    "settle",
+]
 
 _CHOICES = ("warn", "raise", "ignore")
 
@@ -53,8 +61,30 @@ class WarnsOnUse:
             return
         self.__dict__["_warned"] = True
         warnings.warn(
-            f"bridge: {failure(self)}; look at b.converged and b.status before using the result, raise "
-            'max_iter or tol, or pass on_fail="raise" or "ignore"',
+            f"{_NAMES.get(type(self).__name__, 'bridge')}: {failure(self)}; look at converged and status "
+            'before using the result, raise max_iter or tol, or pass on_fail="raise" or "ignore"',
             ConvergenceWarning,
             stacklevel=3,
         )
+
+
+# The functions that return these results; the others come from `bridge`.
+_NAMES = {
+    "BridgeChain": "bridge_chain",
+    "AdaptiveIPF": "adaptive_ipf",
+    "BarycentricMap": "barycentric",
+}
+
+_Result = TypeVar("_Result", bound=WarnsOnUse)
+
+
+def settle(found: _Result, on_fail: str) -> _Result:
+    """The result, told what to do when it is used without having converged; or an error instead of it."""
+    if on_fail == "raise" and not np.all(found.converged):
+        name = _NAMES.get(type(found).__name__, "bridge")
+        raise ConvergenceError(
+            f'{name}: {failure(found)}; raise max_iter or tol, lower beta, or pass on_fail="warn" for '
+            "the result as it is"
+        )
+    settled: Any = dataclasses.replace(found, on_fail=on_fail)  # type: ignore[type-var]
+    return settled  # type: ignore[no-any-return]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from . import _checks, scores
 from ._bridge_result import SchrodingerBridge
 from ._config import resolve_threads
-from ._convergence import WarnsOnUse
+from ._convergence import WarnsOnUse, on_fail_option, settle
 from ._factors import BLOCK_ROWS, Factored, LowRank, NegativeEntries, ProductOfFactors
 from ._lazy_scores import Real, Scores
 
@@ -146,6 +146,7 @@ class FactoredBridge(WarnsOnUse):
 
     def plan(self) -> Real:
         """The coupling as an array (N, M)."""
+        self._used()
         out = self.u[:, None] * self.kernel._double().to_numpy() * self.v
         return out.astype(self.kernel.dtype, copy=False)
 
@@ -155,23 +156,31 @@ class FactoredBridge(WarnsOnUse):
         rows, cols = _sums(self.kernel._double(), self.u, self.v, resolve_threads(None))
         return rows.astype(dtype, copy=False), cols.astype(dtype, copy=False)
 
-    @cached_property
+    @property
     def forward(self) -> FactoredConditional:
         """:math:`K_{ij} v_j / (K v)_i`, N x M (eq 17)."""
+        self._used()
+        return self._forward
+
+    @cached_property
+    def _forward(self) -> FactoredConditional:
         return FactoredConditional(self.kernel, self.v)
 
     @cached_property
     def backward(self) -> FactoredConditional:
         """:math:`K_{ij} u_i / (K^\\top u)_j` as an M x N operator whose rows are the columns j."""
+        self._used()
         return FactoredConditional(self.kernel.T, self.u)
 
     def project(self, V: npt.ArrayLike) -> Real:
         """Barycentric projection: the mean of V (M, k) or (M,) under each row of the coupling."""
-        return self.forward.apply(V)
+        self._used()
+        return self._forward.apply(V)
 
     @cached_property
     def cost(self) -> float:
         """:math:`-\\sum_{ij}\\Pi_{ij}\\log K_{ij}`, by blocks of rows; NaN when entries are negative."""
+        self._used()
         if self.status.startswith("negative") or (
             not self.kernel.nonnegative and self.negative.count > 0
         ):
@@ -233,6 +242,7 @@ def solve_factored(
     init: Init = None,
     on_negative: str = "stop",
     signs: str = "auto",
+    on_fail: str = "warn",
     callback: Callable[[int, float], object] | None = None,
     n_threads: int | None = None,
 ) -> FactoredBridge:
@@ -251,8 +261,8 @@ def solve_factored(
       many as have 4e6 entries; ``signs_checked`` says which share that is. ``signs="all"`` looks at every
       entry whatever their number, which takes O(N M r).
 
-    Ways out: more rank, ``low_rank(A, r, nonnegative=True)``, ``positive_features``, or the exact
-    operators, ``result.exact()``.
+    ``on_fail`` is that of :func:`qkcore.bridge`. Ways out: more rank, ``low_rank(A, r, nonnegative=True)``,
+    ``positive_features``, or the exact operators, ``result.exact()``.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore.low_rank import LowRank, solve_factored
@@ -272,6 +282,7 @@ def solve_factored(
         )
     if on_negative not in _SIGNS:
         raise ValueError(f'on_negative: wanted "stop" or "continue", got {on_negative!r}')
+    fails = on_fail_option(on_fail)
     if signs not in ("auto", "all"):
         raise ValueError(f'signs: wanted "auto" or "all", got {signs!r}')
     if callback is not None and not callable(callback):
@@ -285,7 +296,7 @@ def solve_factored(
     wanted = _TOL[K.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
     state = _Scaling(K, rows, cols, init, threads)
     status, errors = state.iterate(0.5 * wanted, limit, on_negative == "continue", callback)
-    return _finish(state, status, np.array(errors), wanted, on_negative, signs)
+    return settle(_finish(state, status, np.array(errors), wanted, on_negative, signs), fails)
 
 
 def bridge_factored(

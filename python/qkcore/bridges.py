@@ -7,10 +7,9 @@ column sums that follow from it.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -40,7 +39,7 @@ from ._bridge_problem import (
 from ._bridge_result import SchrodingerBridge
 from ._bridge_solve import METHODS, Callback, solve_one
 from ._config import resolve_threads
-from ._convergence import ConvergenceError, failure, on_fail_option
+from ._convergence import on_fail_option, settle
 from ._factored_bridge import FactoredBridge, bridge_factored
 from ._factors import Factored
 from ._lazy_scores import Scores
@@ -149,7 +148,7 @@ def bridge(
     """
     fails = on_fail_option(on_fail)
     if isinstance(kernel, Factored):
-        factored = bridge_factored(
+        return bridge_factored(
             kernel,
             mu,
             nu,
@@ -160,9 +159,9 @@ def bridge(
             init=init,
             callback=callback,
             progress=progress,
+            on_fail=fails,
             n_threads=n_threads,
         )
-        return _settled(factored, fails)
     if _device.is_factored(kernel):
         raise TypeError(
             f"kernel: wanted scores for a bridge on a device, got {kernel!r}; factored kernels are "
@@ -172,7 +171,7 @@ def bridge(
         there = _bridge_on_device(
             kernel, mu, nu, tol, max_iter, solver, penalty, init, max_memory, callback, progress
         )
-        return _settled(there, fails)
+        return settle(there, fails)
     s = _scores_argument(kernel)
     problem = _Problem(
         s,
@@ -209,26 +208,13 @@ def bridge(
             raise ValueError(
                 "kernel: wanted one problem for a callback, a progress bar or annealing, got a batch"
             )
-        return _settled(solve_batch(problem, solver, fall_backs, f, g), fails)
+        return settle(solve_batch(problem, solver, fall_backs, f, g), fails)
     report = _reporter(callback, progress, problem.tol)
     try:
         found = solve_one(problem, solver, fall_backs, f, g, report.call)
     finally:
         report.close()
-    return _settled(found, fails)
-
-
-_Result = TypeVar("_Result", SchrodingerBridge, FactoredBridge)
-
-
-def _settled(found: _Result, on_fail: str) -> _Result:
-    """The result, told what to do when it is used without having converged; or an error instead of it."""
-    if on_fail == "raise" and not np.all(found.converged):
-        raise ConvergenceError(
-            f'bridge: {failure(found)}; raise max_iter or tol, lower beta, or pass on_fail="warn" for '
-            "the result as it is"
-        )
-    return dataclasses.replace(found, on_fail=on_fail)
+    return settle(found, fails)
 
 
 def sinkhorn(

@@ -14,6 +14,7 @@ from . import _checks
 from ._bridge_check import largest_finite, rounding_slack, widened
 from ._bridge_problem import _TOL, _at_least_one, _equal_masses, _gauge, _marginal
 from ._config import resolve_threads
+from ._convergence import WarnsOnUse, on_fail_option, settle
 from ._lazy_scores import Real, Scores
 from .operators import MarkovOperator, _scores_argument, softmax
 
@@ -21,7 +22,7 @@ __all__ = ["BridgeChain", "bridge_chain"]
 
 
 @dataclass(frozen=True, eq=False)
-class BridgeChain:
+class BridgeChain(WarnsOnUse):
     """The path measure :math:`e^{f(x_0)} \\prod_k e^{s_k(x_{k-1}, x_k)} e^{g(x_n)}` with given ends."""
 
     scores: tuple[Scores, ...] = field(repr=False)
@@ -33,8 +34,17 @@ class BridgeChain:
     converged: bool
     n_iter: int
     errors: npt.NDArray[np.float64] = field(repr=False)
+    """after each iteration, the L1 error of the last marginal as a share of the mass"""
     error: float
+    """L1 error of the worse end as a share of the mass, at the final check"""
     tol: float
+    on_fail: str = field(default="warn", repr=False)
+    """what using the result does when it did not converge: "warn" or "ignore" """
+
+    @property
+    def n_visits(self) -> int:
+        """Iterations; each visits every kernel twice."""
+        return self.n_iter
 
     @cached_property
     def _backward_potentials(self) -> list[Real]:
@@ -44,12 +54,14 @@ class BridgeChain:
     @cached_property
     def kernels(self) -> tuple[MarkovOperator, ...]:
         """The steps of the bridge, row-stochastic: :math:`\\mathrm{softmax}_j(s_k + h_k)`."""
+        self._used()
         h = self._backward_potentials
         return tuple(softmax(s.shift(columns=h[k + 1])) for k, s in enumerate(self.scores))
 
     @cached_property
     def marginals(self) -> tuple[Real, ...]:
         """The laws at times 0..n: mu, pushed through the steps."""
+        self._used()
         laws = [np.exp(self.f + self._backward_potentials[0])]
         for step in self.kernels:
             laws.append(step.apply_left(laws[-1]))
@@ -72,13 +84,14 @@ def bridge_chain(
     tol: float | None = None,
     max_iter: int = 10_000,
     init: BridgeChain | None = None,
+    on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> BridgeChain:
     """The Schrödinger bridge over several steps (DAC-7): the closest path measure with both ends.
 
     Kernels (N0, N1), (N1, N2), ... as scores; intermediate states need not be as many as the ends.
     Solved by alternating updates of both ends, every kernel visited twice per iteration; products of
-    kernels are never formed.
+    kernels are never formed. ``on_fail`` is that of :func:`bridge`.
 
     >>> import numpy as np, qkcore as qk
     >>> s = qk.scores.distance(np.array([[0.0], [1.0], [2.0]]))
@@ -87,6 +100,7 @@ def bridge_chain(
     >>> c.marginals[1].argmax()  # half-way it is in the middle
     np.int64(1)
     """
+    fails = on_fail_option(on_fail)
     chain = tuple(_scores_argument(s) for s in kernels)
     if not chain:
         raise ValueError("kernels: wanted at least one, got none")
@@ -121,7 +135,7 @@ def bridge_chain(
         status = "converged"
     elif status == "converged":
         status = "stagnated"
-    return BridgeChain(
+    found = BridgeChain(
         chain,
         rows,
         cols,
@@ -134,6 +148,7 @@ def bridge_chain(
         error,
         wanted,
     )
+    return settle(found, fails)
 
 
 def _iterate(

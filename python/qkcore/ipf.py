@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from . import _checks, scores
 from ._bridge_problem import _at_least_one, _marginal
+from ._convergence import WarnsOnUse, on_fail_option, settle
 from ._lazy_scores import Real, Scores
 from .chains import _minus
 
@@ -22,7 +23,7 @@ __all__ = ["AdaptiveIPF", "adaptive_ipf"]
 
 
 @dataclass(frozen=True, eq=False)
-class AdaptiveIPF:
+class AdaptiveIPF(WarnsOnUse):
     """What algorithm 2 returns, and how it got there."""
 
     log_a: Real = field(repr=False)
@@ -41,6 +42,19 @@ class AdaptiveIPF:
     dual_objective: npt.NDArray[np.float64] = field(repr=False)
     """:math:`\\langle a, Kb\\rangle - \\langle\\mu_0, \\log a\\rangle - \\langle\\mu_1, \\log b\\rangle`,
     which the document calls the dual gap: it is minus the dual value, and tends to it, not to 0"""
+    tol: float = 1e-3
+    on_fail: str = field(default="warn", repr=False)
+    """what using the result does when it did not converge: "warn" or "ignore" """
+
+    @property
+    def error(self) -> float:
+        """The larger of what the two stopping rules look at, after the last iteration."""
+        return float(max(self.tv[-1], self.potential_change[-1]))
+
+    @property
+    def n_visits(self) -> int:
+        """Iterations; each visits every entry three times."""
+        return self.n_iter
 
     @property
     def converged(self) -> bool:
@@ -50,17 +64,20 @@ class AdaptiveIPF:
     @property
     def phi(self) -> Real:
         """:math:`\\varphi = \\varepsilon \\log a` (line 12)."""
+        self._used()
         out: Real = self.log_a * self.log_a.dtype.type(self.epsilon)
         return out
 
     @property
     def psi(self) -> Real:
         """:math:`\\psi = \\varepsilon \\log b` (line 12)."""
+        self._used()
         out: Real = self.log_b * self.log_b.dtype.type(self.epsilon)
         return out
 
     def plan(self) -> Real:
         """The coupling as an array."""
+        self._used()
         return np.exp(self.scores.shift(rows=self.log_a, columns=self.log_b).to_numpy())
 
 
@@ -76,6 +93,7 @@ def adaptive_ipf(
     epsilon: float = 0.1,
     condition: str = "entries",
     max_condition: float = 1e10,
+    on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> AdaptiveIPF:
     """Algorithm 2 (EOT-10): K = exp(-|x - y|^2_{a^-1} / 2 eps), IPF on logarithms.
@@ -83,7 +101,7 @@ def adaptive_ipf(
     Line by line: eps starts at 0.1 and grows by 1.5 while the condition of K exceeds 1e10; b, then a;
     TV of both marginals below ``tol`` *and* potentials phi = eps log a that change by less than ``tol``
     stop it; every fifth iteration Anderson's extrapolation of the last five iterates, kept only if the TV
-    falls.
+    falls. ``on_fail`` is that of :func:`bridge`.
 
     ``condition="entries"`` reads the condition as max K / min K, which a larger eps does lower.
     ``"spectral"`` is the usual condition number: for a Gaussian kernel it grows with eps, so the rule
@@ -95,6 +113,7 @@ def adaptive_ipf(
     >>> found.converged, found.epsilon
     (True, 0.1)
     """
+    fails = on_fail_option(on_fail)
     tolerance = _checks.positive("tol", tol)
     eps = _checks.positive("epsilon", epsilon)
     limit = _at_least_one("max_iter", max_iter)
@@ -152,9 +171,20 @@ def adaptive_ipf(
         if off < tolerance and change[-1] < tolerance:
             status = "converged"
             break
-    return AdaptiveIPF(
-        log_a, log_b, s, eps, kappa, status, len(tv), np.array(tv), np.array(change), np.array(dual)
+    found = AdaptiveIPF(
+        log_a,
+        log_b,
+        s,
+        eps,
+        kappa,
+        status,
+        len(tv),
+        np.array(tv),
+        np.array(change),
+        np.array(dual),
+        tolerance,
     )
+    return settle(found, fails)
 
 
 def _condition(unit: Scores, kind: str) -> Callable[[float], float]:

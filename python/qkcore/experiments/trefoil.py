@@ -142,7 +142,9 @@ class _Kernel:
         }
 
     def _bridge(self, factors: tuple[LowRank, ...]) -> Any:
-        return qk.bridge(qk.poe(*factors), self.mu, self.nu, tol=self.config["tolerance"])
+        return qk.bridge(
+            qk.poe(*factors), self.mu, self.nu, tol=self.config["tolerance"], on_fail="ignore"
+        )
 
     def _errors(self, factors: tuple[LowRank, ...]) -> dict[str, Any]:
         b = self._bridge(factors)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from .. import _checks
 from .._bridge_check import Conditions, residual, widened
 from .._config import resolve_threads
+from .._convergence import WarnsOnUse, on_fail_option, settle
 from .._lazy_scores import Real, Scores
 from .._native import cpu
 from ..operators import MarkovOperator, softmax
@@ -27,7 +28,7 @@ _STORED_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
-class BarycentricMap:
+class BarycentricMap(WarnsOnUse):
     """:math:`B_{\\rho,\\varepsilon}` of a weighted cloud: its values, and how the solve went."""
 
     X: Real = field(repr=False)
@@ -53,6 +54,13 @@ class BarycentricMap:
     method: str
     """how the entries were kept: "stored" (the upper triangle) or "on the fly"."""
     n_threads: int = field(repr=False, default=1)
+    on_fail: str = field(default="ignore", repr=False)
+    """what :func:`barycentric` was told to do when the solve did not converge"""
+
+    @property
+    def n_visits(self) -> int:
+        """As ``n_iter``."""
+        return self.n_iter
 
     @cached_property
     def operator(self) -> MarkovOperator:
@@ -115,6 +123,7 @@ def barycentric(
     max_iter: int = 1000,
     init: Init = None,
     max_memory: float | None = None,
+    on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> BarycentricMap:
     """The barycentric projection of the bridge from a cloud X (N, d) to itself (ISB-1).
@@ -133,6 +142,9 @@ def barycentric(
     potential. ``max_memory``: bytes for the upper triangle of the kernel (default 256 MB; 0: entries are
     computed at every visit, in O(N) memory).
 
+    The values are computed at once, so a solve that did not converge leads to a
+    :class:`qkcore.ConvergenceWarning` here; ``on_fail="raise"`` or ``"ignore"`` as in :func:`qkcore.bridge`.
+
     For few points the map is that of the points, not of the law they were drawn from: see docs/isb.md.
 
     >>> import numpy as np, qkcore as qk
@@ -143,10 +155,13 @@ def barycentric(
     >>> B(np.array([[0.0]]))
     array([[0.]])
     """
+    fails = on_fail_option(on_fail)
     x, epsilon = cloud(X, epsilon)
     options = solver_options(x, tol, max_iter, max_memory, n_threads)
     w = masses("weights", weights, x)
-    return solve(x, epsilon, w, start(init, w), options)
+    found = settle(solve(x, epsilon, w, start(init, w), options), fails)
+    found._used()
+    return found
 
 
 # ---- shared with the steps and flows ------------------------------------------------------------
