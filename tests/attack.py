@@ -11,6 +11,7 @@ import math
 import sys
 import warnings
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -35,13 +36,16 @@ class Problem:
 
 
 def weights(rng: np.random.Generator, n: int, dtype: str, mass: float) -> Any:
-    """Weights of a given mass: uniform, uneven, spread over many orders of magnitude, with zeros."""
+    """Weights of a given mass: uniform, uneven, spread over many orders of magnitude, with zeros.
+
+    The smallest are 1e-300.
+    """
     kind = rng.integers(5)
     w = np.ones(n) if kind == 0 else rng.random(n) + 1e-3
     if kind == 2:
         w = 10.0 ** rng.uniform(-12, 0, n)
     if kind == 3:
-        w = 10.0 ** rng.uniform(-250 if dtype == "float64" else -25, 0, n)
+        w = 10.0 ** rng.uniform(-288 if dtype == "float64" else -25, 0, n)
     if kind == 4 and n > 1:
         w[rng.random(n) < 0.3] = 0
     if not w.any():
@@ -182,18 +186,131 @@ class Outcome:
 
 
 def attack(seed: int) -> list[Outcome]:
+    """One problem in five is of another family than `qk.bridge` on scores."""
+    families = (symmetric, one_sided, factored, chain, self_bridge)
+    if seed % 5 == 0:
+        return families[seed // 5 % len(families)](seed)
+    return of_scores(seed)
+
+
+def of_scores(seed: int) -> list[Outcome]:
     p = draw(seed)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            b = qk.bridge(p.scores, p.mu, p.nu, on_fail="ignore", **p.options)
+        b = quietly(qk.bridge, p.scores, p.mu, p.nu, on_fail="ignore", **p.options)
     except OverflowError:
         return [Outcome("OverflowError", math.inf, math.inf, 0.0, p.label, seed)]
+    return outcomes(p, b, seed)
+
+
+def quietly(call: Any, *args: Any, **options: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        return call(*args, **options)
+
+
+def outcomes(p: Problem, b: Any, seed: int) -> list[Outcome]:
     out = []
     for k in range(len(p.exact)):
         status, error = (str(np.ravel(b.status)[k]), float(np.ravel(b.error)[k]))
         out.append(Outcome(status, error, true_residual(p, k, b.f, b.g), b.tol, p.label, seed))
     return out
+
+
+# ---- other families ------------------------------------------------------------------------------
+
+
+def start(seed: int) -> tuple[np.random.Generator, str, float]:
+    rng = np.random.default_rng(seed)
+    dtype = str(rng.choice(["float32", "float64"]))
+    return rng, dtype, 10.0 ** float(rng.choice([0, 0, -12, 12]))
+
+
+def symmetric(seed: int) -> list[Outcome]:
+    """A cloud to itself, by the averaged update or any other solver."""
+    rng, dtype, mass = start(seed)
+    n, d = int(rng.integers(1, 30)), int(rng.integers(1, 4))
+    X = rng.normal(size=(n, d)).astype(dtype)
+    beta = float(np.dtype(dtype).type(10.0 ** rng.uniform(-1, 3 if dtype == "float64" else 1.5)))
+    x = X.astype(Long)
+    exact = -Long(beta) * ((x[:, None] - x) ** 2).sum(-1)
+    mu = weights(rng, n, dtype, mass)
+    solver = str(rng.choice(["auto", "symmetric", "newton"]))
+    b = quietly(
+        qk.bridge, qk.scores.distance(X, beta=beta), mu, mu, solver=solver, on_fail="ignore"
+    )
+    every = (slice(None), slice(None))
+    return outcomes(Problem(None, [exact], mu, mu, {}, [every], f"symmetric {dtype}"), b, seed)
+
+
+def one_sided(seed: int) -> list[Outcome]:
+    """Rows met in one step; columns are free."""
+    rng, dtype, mass = start(seed)
+    n, m = (int(x) for x in rng.integers(1, 30, 2))
+    s, exact, label = one_scores(rng, n, m, dtype)
+    s, exact, mask = masked(rng, s, exact)
+    mu = weights(rng, n, dtype, mass)
+    b = quietly(qk.semi_relaxed, s, mu, reference=weights(rng, m, dtype, 1.0))
+    with np.errstate(invalid="ignore"):
+        log = exact + b.f.astype(Long)[:, None] + b.g.astype(Long)
+    rows = np.exp(np.where(np.isnan(log), -np.inf, log)).sum(1)
+    true = float(np.abs(rows - mu.astype(Long)).sum() / mu.astype(Long).sum())
+    return [Outcome(b.status, b.error, true, b.tol, f"one-sided {label} {mask} {dtype}", seed)]
+
+
+def factored(seed: int) -> list[Outcome]:
+    """Products of one or two experts, positive or of both signs."""
+    rng, dtype, mass = start(seed)
+    n, m = (int(x) for x in rng.integers(1, 30, 2))
+    experts, kernel = [], np.ones((n, m), Long)
+    for _ in range(int(rng.integers(1, 3))):
+        r = int(rng.integers(1, 5))
+        left, right = (10.0 ** rng.uniform(-3, 1, k) for k in ((n, r), (r, m)))
+        if rng.random() < 0.3:
+            left, right = left * rng.normal(size=left.shape), right + 0.1
+        left, right = left.astype(dtype), right.astype(dtype)
+        experts.append(qk.LowRank(left, right))
+        kernel *= left.astype(Long) @ right.astype(Long)
+    mu, nu = weights(rng, n, dtype, mass), weights(rng, m, dtype, mass)
+    K = experts[0] if len(experts) == 1 else qk.poe(*experts)
+    b = quietly(qk.bridge, K, mu, same_mass(mu, nu), max_iter=2000, on_fail="ignore")
+    plan = b.u.astype(Long)[:, None] * kernel * b.v.astype(Long)
+    pairs = ((plan.sum(1), b.mu), (plan.sum(0), b.nu))
+    true = max(float(np.abs(x - w.astype(Long)).sum() / w.astype(Long).sum()) for x, w in pairs)
+    if b.converged and plan.min() < -1e-4 * plan.max():
+        true = math.inf  # a coupling has no negative entries
+    return [Outcome(b.status, b.error, true, b.tol, f"factored {dtype}", seed)]
+
+
+def chain(seed: int) -> list[Outcome]:
+    """Two or three steps; products of the kernels in extended precision."""
+    rng, dtype, mass = start(seed)
+    sizes = [int(x) for x in rng.integers(1, 12, int(rng.integers(3, 5)))]
+    steps = [
+        (10.0 ** rng.uniform(-1, 1.5) * rng.normal(size=pair)).astype(dtype)
+        for pair in pairwise(sizes)
+    ]
+    mu, nu = weights(rng, sizes[0], dtype, mass), weights(rng, sizes[-1], dtype, mass)
+    dense = [qk.scores.dense(z) for z in steps]
+    b = quietly(qk.bridge_chain, dense, mu, same_mass(mu, nu), max_iter=2000, on_fail="ignore")
+    exact = steps[0].astype(Long)
+    for z in steps[1:]:
+        exact = np.logaddexp.reduce(exact[:, :, None] + z.astype(Long), axis=1)
+    every = (slice(None), slice(None))
+    return outcomes(Problem(None, [exact], b.mu, b.nu, {}, [every], f"chain {dtype}"), b, seed)
+
+
+def self_bridge(seed: int) -> list[Outcome]:
+    """The bridge behind barycentric projections."""
+    rng, dtype, _ = start(seed)
+    n, d = int(rng.integers(1, 30)), int(rng.integers(1, 4))
+    X = rng.normal(size=(n, d)).astype(dtype)
+    epsilon = float(np.dtype(dtype).type(10.0 ** rng.uniform(-3 if dtype == "float64" else -1, 1)))
+    w = weights(rng, n, dtype, 1.0)
+    b = quietly(qk.isb.barycentric, X, epsilon, w, on_fail="ignore")
+    x, g = X.astype(Long), b.potential.astype(Long)
+    log = g[:, None] + g - Long(1 / (2 * epsilon)) * ((x[:, None] - x) ** 2).sum(-1)
+    true = float(np.abs(np.exp(log).sum(1) - b.weights.astype(Long)).sum())
+    return [Outcome(b.status, b.error, true, b.tol, f"self bridge {dtype}", seed)]
 
 
 def main() -> None:

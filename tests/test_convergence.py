@@ -301,7 +301,7 @@ def test_on_fail() -> None:
 
 
 def unfinished_chain(**options: Any) -> Any:
-    C, mu, nu = clouds(6, 6)
+    C, mu, _ = clouds(6, 6)
     return qk.bridge_chain([dense(-20 * C), dense(-20 * C.T)], mu, mu, max_iter=1, **options)
 
 
@@ -317,6 +317,12 @@ def unfinished_factors(**options: Any) -> Any:
     return qk.bridge(K, np.full(6, 1 / 6), np.full(6, 1 / 6), max_iter=1, **options)
 
 
+def used(result: Any, name: str) -> None:
+    value = getattr(result, name)
+    if callable(value):
+        value()
+
+
 @pytest.mark.parametrize(
     ("make", "uses"),
     [
@@ -330,10 +336,8 @@ def test_chains_and_factors_warn_alike(make: Callable[..., Any], uses: tuple[str
         b = make()
         assert not b.converged
         with pytest.warns(qk.ConvergenceWarning, match="iteration limit after 1 visits"):
-            value = getattr(b, use)
-            value() if callable(value) else value
-        value = getattr(make(on_fail="ignore"), use)
-        value() if callable(value) else value
+            used(b, use)
+        used(make(on_fail="ignore"), use)
     with pytest.raises(qk.ConvergenceError, match="not converged"):
         make(on_fail="raise")
 

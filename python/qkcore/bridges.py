@@ -39,7 +39,7 @@ from ._bridge_problem import (
 from ._bridge_result import SchrodingerBridge
 from ._bridge_solve import METHODS, Callback, solve_one
 from ._config import resolve_threads
-from ._convergence import on_fail_option, settle
+from ._convergence import ConvergenceError, on_fail_option, settle
 from ._factored_bridge import FactoredBridge, bridge_factored
 from ._factors import Factored
 from ._lazy_scores import Scores
@@ -230,7 +230,7 @@ def sinkhorn(
     :math:`A^{+-}` from forward scores, :math:`A^{-+}` from backward ones, :math:`P^{+-}` from
     distances (symmetric, by the averaged update). ``tol`` bounds the mean over rows (columns) of
     how far their sums are from 1. ``.bridge`` is the solver's result; a solve that did not converge
-    raises.
+    raises :class:`qkcore.ConvergenceError`.
 
     >>> import numpy as np, qkcore as qk
     >>> B = qk.sinkhorn(qk.scores.distance(np.array([[0.0], [1.0], [3.0]])))
@@ -261,7 +261,7 @@ def sinkhorn(
 
 def _require_converged(found: Any) -> None:
     if not found.converged:
-        raise RuntimeError(
+        raise ConvergenceError(
             f"sinkhorn: {found.status} after {found.n_iter} iterations, with a marginal error of "
             f"{found.error:.3g} (wanted {found.tol:.3g}); raise max_iter or tol, lower beta, or look "
             "at qk.bridge(s, mu, nu), which returns what it has"
