@@ -208,6 +208,18 @@ def test_locking_bound_is_attained_and_the_printed_one_is_not_a_bound(
     assert float(curvature.locking_bound(0.2, 1000.0)) <= 1
 
 
+def test_locking_bound_of_tails_near_underflow() -> None:
+    """A tail of 1e-280 and logits that move by 350: the odds come to e^700 1e-280, and all mass moves."""
+    assert float(curvature.locking_bound(1e-280, 350.0)) == pytest.approx(1.0)
+    assert float(curvature.locking_bound(1e-280, 300.0)) == pytest.approx(1e-280 * np.exp(600.0))
+    assert float(curvature.locking_bound(0.0, 1e6)) == 0.0
+    # Rows whose tail underflows, and which the next layer turns round, keep the bound.
+    z = np.zeros((2, 6, 3))
+    z[0, :, 0], z[1, :, 1] = 2000.0, 2000.0
+    found = curvature.locking(z)
+    assert found.exceeding == 0.0 and found.bound[0] == 1.0
+
+
 def test_locking_summary() -> None:
     rng = np.random.default_rng(4)
     base = 5 * rng.normal(size=(3, 40, 12))

@@ -162,6 +162,51 @@ def test_motion_bound_limits() -> None:
     assert rows.shape == (2,) and rows[0] < rows[1]
 
 
+def exact_motion(z: list[float], R: float, tau: float) -> float:
+    """The bound from its definition, with 2000 digits."""
+    import mpmath as mp
+
+    with mp.workdps(2000):
+        weights = sorted(mp.exp(mp.mpf(x) / mp.mpf(tau)) for x in z if np.isfinite(x))
+        t = sum(weights[:-1], mp.mpf(0)) / sum(weights)
+        E = mp.exp(2 * mp.mpf(R) / mp.mpf(tau))
+        if t * (1 + mp.sqrt(E)) <= 1:
+            return float(t * (1 - t) * (E - 1) / (1 + t * (E - 1)))
+        return float(mp.tanh(mp.mpf(R) / mp.mpf(tau) / 2))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.floats(-1500, 1500) | st.just(-np.inf), min_size=1, max_size=5),
+    st.floats(0, 2000),
+    st.floats(0.5, 3),
+)
+def test_motion_bound_of_logits_whose_tail_underflows(
+    logits: list[float], R: float, tau: float
+) -> None:
+    """The tail of a row may be e^-2000, which no float64 holds."""
+    z = np.array([0.0, *logits])
+    bound = motion_bound(z, R, tau=tau, logits=True)
+    assert bound == pytest.approx(exact_motion(z.tolist(), R, tau), rel=1e-9, abs=1e-300)
+
+
+def test_an_exit_is_not_certified_by_a_tail_that_underflows() -> None:
+    """A row of logits (800, 0) is one-hot in float64, and logits that may move by 10000 turn it round."""
+    for dtype in (np.float32, np.float64):
+        z = np.array([800.0, 0.0], dtype)
+        decision = EarlyExit(tol=1e-3, variation=1000.0, n_layers=10).update(z)
+        assert decision.remaining == 10000.0 and decision.bound == 1.0
+        assert decision.certified and not decision.all
+        assert EarlyExit(tol=1e-3, variation=30.0, n_layers=10).update(z).all  # 800 > 2 * 300
+        masked = np.array([800.0, -np.inf], dtype)
+        assert EarlyExit(tol=1e-3, variation=1000.0, n_layers=10).update(masked).all
+    # Numbers that overflow once they are doubled or divided by the temperature.
+    huge = np.array([1.7e308, -1.7e308])
+    assert motion_bound(huge, 1.7e308, tau=0.5, logits=True) == 0.5  # odds that come to 1
+    assert motion_bound(huge, 1e300, tau=1e-10, logits=True) == 0.0
+    assert motion_bound(huge, np.inf, logits=True) == 1.0
+
+
 def test_certified_exit_is_safe() -> None:
     """EOT-15: whatever the later layers do within the bound, rows that left stay within the tolerance."""
     rng = np.random.default_rng(2)

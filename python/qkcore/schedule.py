@@ -22,6 +22,7 @@ from . import _checks
 from .simplex import Mobility
 from .simplex._softmax import logits as check_logits
 from .simplex._softmax import plain_entropy, plain_softmax
+from .simplex._tail import LogTail, locked_motion, log_tail
 
 Real = npt.NDArray[np.floating[Any]]
 Double = npt.NDArray[np.float64]
@@ -224,7 +225,9 @@ def entropy_flow(
     return ScheduleFlow(sol.t, taus, sol.y[1], bool(sol.success), str(sol.message))
 
 
-def motion_bound(p: npt.ArrayLike, remaining: npt.ArrayLike, *, tau: float = 1.0) -> Any:
+def motion_bound(
+    p: npt.ArrayLike, remaining: npt.ArrayLike, *, tau: float = 1.0, logits: bool = False
+) -> Any:
     """Most that p can move, in total variation, while its logits move by at most ``remaining`` (EOT-15).
 
     Logits that change by :math:`\\delta_i \\in [-R, R]` in all, up to a common constant, multiply odds by
@@ -239,26 +242,34 @@ def motion_bound(p: npt.ArrayLike, remaining: npt.ArrayLike, *, tau: float = 1.0
     :attr:`Mobility.mass_norm` times R.
 
     remaining: R, per row: half of max - min of the sum of the steps to come, at most their
-    :math:`\\sum\\|\\Delta z\\|_\\infty`.
+    :math:`\\sum\\|\\Delta z\\|_\\infty`. logits: True says that ``p`` holds logits instead of
+    probabilities. An entry of p that is 0 is taken as masked, so a row with one entry cannot move; a
+    softmax rounds to that row when the other logits are 745 lower (104 in single precision). Logits tell the
+    two apart, so pass them where you have them.
 
     >>> import numpy as np, qkcore as qk
     >>> float(np.round(qk.schedule.motion_bound(np.array([0.999, 0.001]), 0.5), 6))
     0.001714
+    >>> qk.schedule.motion_bound(np.array([800.0, 0.0]), 1000.0, logits=True)
+    1.0
     """
     tau = _checks.positive("tau", tau)
-    tail = np.asarray(Mobility(p, tau).tail)
+    if not isinstance(logits, (bool, np.bool_)):
+        raise TypeError(
+            f"logits: wanted True or False, got {type(logits).__name__}; pass the logits first, as p"
+        )
+    if logits:
+        tail = log_tail(check_logits("p", p), tau)
+    else:
+        with np.errstate(divide="ignore"):
+            mass = np.log(np.asarray(Mobility(p, tau).tail))
+        tail = LogTail(np.zeros_like(mass), mass)
     R = _checks.doubles("remaining", remaining, inf=True)
     if (R < 0).any():
         raise ValueError(
             "remaining: wanted numbers >= 0 (inf: unknown), got others; bound the steps to come"
         )
-    shape = np.broadcast_shapes(tail.shape, R.shape)
-    tail, R = np.broadcast_to(tail, shape), np.broadcast_to(R, shape) / tau
-    with np.errstate(over="ignore", invalid="ignore"):
-        gain = np.expm1(2 * R)
-        locked = np.where(np.isfinite(gain), tail * (1 - tail) * gain / (1 + tail * gain), 1 - tail)
-        near = tail * (1 + np.exp(R)) <= 1
-    out = np.where(tail == 0, 0.0, np.where(near, locked, np.tanh(R / 2)))
+    out = locked_motion(tail, R, tau)
     return float(out) if out.ndim == 0 else out
 
 
@@ -351,7 +362,8 @@ class EarlyExit:
             remaining = left * self._largest
         p = plain_softmax(logits.astype(np.float64), self.tau)
         J = Mobility(p, self.tau)
-        bound = motion_bound(p, remaining, tau=self.tau)
+        # From the logits: the tail of p may underflow to 0, which would certify anything.
+        bound = motion_bound(logits, remaining, tau=self.tau, logits=True)
         return ExitDecision(
             layer=self.layer,
             exit=bound <= self.tol,

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from ..simplex._tail import locked_motion, log_tail
 from ._arrays import Float
 
 _ROW_SUM = {4: 1e-3, 8: 1e-6}  # rows further from 1 than this are not probabilities at all
@@ -37,6 +38,8 @@ class RowMotion:
     """half the range of the change of the logits: the norm that ignores common shifts"""
     tail: Float
     """1 - max p before"""
+    bound: Float
+    """the most that the row can move in TV when its logits move by ``change`` (eq 23, sharp)"""
     defect: Float
     """half the L1 distance to one Euler step of the probability flow, p + J dz"""
     square: Float
@@ -159,7 +162,8 @@ def row_motion(before: Rows, after: Rows) -> RowMotion:
     dz *= before.p
     step -= dz
     defect = 0.5 * np.abs(step, out=step).sum(axis=1)
-    return RowMotion(tv, change, tail_mass(before.p), defect, square, mass)
+    bound = locked_motion(log_tail(before.z), change)
+    return RowMotion(tv, change, tail_mass(before.p), bound, defect, square, mass)
 
 
 def tail_mass(p: Float) -> Float:

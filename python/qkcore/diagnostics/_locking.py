@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from ..simplex._tail import LogTail, locked_motion
 from ._arrays import Float, count, float64, one_of
 from ._layers import LayerStack, row_motion
 
@@ -42,10 +43,9 @@ def locking_bound(
     if one_of("form", form, ("sharp", "printed")) == "printed":
         extra = _checks.number("alpha", alpha)
         return np.asarray(0.5 * (np.minimum(1.0, 2 * delta) + extra) * eps)
-    growth = np.expm1(2 * np.minimum(eps, 300))  # beyond, all of it has moved
-    moved = delta * (1 - delta) * growth / (1 + growth * delta)
-    most = np.tanh(eps / 2)
-    return np.asarray(np.where(delta * (1 + np.exp(np.minimum(eps, 700))) <= 1, moved, most))
+    with np.errstate(divide="ignore"):
+        logs = np.log(delta)
+    return locked_motion(LogTail(np.zeros_like(logs), logs), eps)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,16 +105,16 @@ def locking(
     tail = np.concatenate([m.tail for m in motions])
     change = np.concatenate([m.change for m in motions])
     tv = np.concatenate([m.tv for m in motions])
-    return summarize(tail, change, tv, bins=count("bins", bins), least=least)
+    bound = np.concatenate([m.bound for m in motions])
+    return summarize(tail, change, tv, bound, bins=count("bins", bins), least=least)
 
 
 def summarize(
-    tail: Float, change: Float, tv: Float, *, bins: int = 12, least: float = 1e-6
+    tail: Float, change: Float, tv: Float, bound: Float, *, bins: int = 12, least: float = 1e-6
 ) -> Locking:
-    """Bins of (tail mass, logit change, TV) triples of rows."""
+    """Bins of the tail mass, logit change, TV and sharp bound of rows."""
     edges = np.concatenate([[0.0], np.geomspace(_checks.positive("least", least), 1.0, bins)])
     index = np.clip(np.searchsorted(edges, tail, side="right") - 1, 0, bins - 1)
-    bound = locking_bound(tail, change)
     slack = 8 * np.finfo(np.float64).eps
     sharp = tv > bound * (1 + 1e-9) + slack
     printed = tv > locking_bound(tail, change, form="printed") * (1 + 1e-9) + slack

@@ -119,6 +119,7 @@ class Motions:
     tv: Float
     change: Float
     tail: Float
+    bound: Float
     defect: Float
 
 
@@ -126,7 +127,10 @@ def motions(transitions: Iterable[tuple[Rows, Rows]]) -> Motions:
     """Walk the layers once."""
     found = [row_motion(before, after) for before, after in transitions]
     return Motions(
-        *(np.stack([getattr(m, k) for m in found]) for k in ("tv", "change", "tail", "defect"))
+        *(
+            np.stack([getattr(m, k) for m in found])
+            for k in ("tv", "change", "tail", "bound", "defect")
+        )
     )
 
 
@@ -187,8 +191,8 @@ def adequacy(
 
 def locking_check(m: Motions, limits: Thresholds) -> Check:
     """P2 (M.6): the bound of eq 23, and a small median in low-tail bins."""
-    tail, change, tv = m.tail.ravel(), m.change.ravel(), m.tv.ravel()
-    found = _locking.summarize(tail, change, tv)
+    tail, tv = m.tail.ravel(), m.tv.ravel()
+    found = _locking.summarize(tail, m.change.ravel(), tv, m.bound.ravel())
     details = {
         "edges": found.edges,
         "counts": found.counts,

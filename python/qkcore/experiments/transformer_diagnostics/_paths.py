@@ -75,10 +75,9 @@ def locking(layers: Sequence[Array]) -> dict[str, Any]:
         after = _rows(layers[k])
         m = row_motion(before, after)
         several = np.isfinite(after.z).sum(axis=1) > 1
-        parts.append(np.stack([m.tail, m.change, m.tv])[:, several])
+        parts.append(np.stack([m.tail, m.change, m.tv, m.bound])[:, several])
         before = after
-    tail, change, tv = np.concatenate(parts, axis=1)
-    found = _locking.summarize(tail, change, tv)
+    found = _locking.summarize(*np.concatenate(parts, axis=1))
     bins = [
         {
             "bin": k,
