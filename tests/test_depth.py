@@ -322,6 +322,33 @@ def jumping(L: int = 40, at: tuple[int, ...] = (19,), size: float = 4.0, V: int 
     return z
 
 
+@pytest.mark.parametrize("window", [1, 3, 8])
+@pytest.mark.parametrize("size", [2.0, 30.0])
+@pytest.mark.parametrize("L", [6, 30])
+def test_a_jump_is_found_where_it_is(L: int, size: float, window: int) -> None:
+    """Also at the first increments, where no median is known yet, and in an echo of the window."""
+    for at in {0, 1, 2, 4, 5, L // 2, L - 1}:
+        z = np.linspace(0, 1, L + 1)[:, None] * np.array([1.0, 0.0, -1.0])
+        z[at + 1 :] += np.array([size, 0.0, 0.0])
+        out = depth.segment(z, window=window)
+        assert set(out.boundaries) | set(out.dropped) == {at}
+        # A boundary leaves five increments on each side.
+        assert bool(out.boundaries) == (5 <= at <= L - 6)
+        detector = depth.detect(z, window=window)
+        assert [s.layer for s in detector.steps if s.violated and s.spike] == [at]
+
+
+def test_two_early_jumps_are_one_cluster() -> None:
+    """The median of the first four increments is that of the two jumps; five tell them apart."""
+    z = np.linspace(0, 1, 31)[:, None] * np.array([1.0, 0.0, -1.0])
+    z[1:] += np.array([9.0, 0.0, 0.0])
+    z[2:] += np.array([0.0, 8.0, 0.0])
+    out = depth.segment(z)
+    assert out.boundaries == () and out.dropped == (0,)
+    spikes = [s.layer for s in out.detector.steps if s.violated and s.spike]
+    assert spikes == [0, 1]
+
+
 def test_segments_of_a_jump() -> None:
     """EOT-4, K.2: cut at the jump; on both sides the fitted drift is exact, and so is the flow."""
     z = jumping()

@@ -15,6 +15,7 @@ from ._depth_budget import Layers, increments
 Double = npt.NDArray[np.float64]
 
 MEDIANS = 5.0  # H.1: a spike is five times the median
+WARM_UP = 8  # increments that are judged again while the median settles
 HISTORY = 512  # layers whose median is taken, so that a stream may last
 
 
@@ -55,6 +56,10 @@ class BVDetector:
     threshold: :math:`\\tau_0`; None takes five times the median of the squared norms so far (H.1; the
     last 512), from the third layer on (there is nothing to compare with before). window: W; the text
     gives no value.
+
+    A median of few layers may be that of a jump. So with the median as threshold, each of the first 8
+    increments has all ``steps`` before it judged again with the median so far: a jump at the very first
+    increment is found at the third. What ``update`` gave before does not change.
 
     A jump stays in the window for W layers, so its flags repeat; ``BVStep.spike`` tells the jump from its
     echo. The sum is taken afresh from the window: the running one of the algorithm keeps the rounding
@@ -107,19 +112,27 @@ class BVDetector:
             )
         self._norms.append(value)
         self._squares.append(value**2)
-        inside = np.stack(self._norms)
+        base = self._base()
+        index = len(self.steps)
+        step = self._judge(index, np.stack(self._norms), base)
+        if self.threshold is None and index < WARM_UP:
+            known = np.stack([np.asarray(s.norm) for s in self.steps] + [value])
+            inside = (known[max(0, k + 1 - self.window) : k + 1] for k in range(index))
+            self.steps = [self._judge(k, norms, base) for k, norms in enumerate(inside)]
+        self.steps.append(step)
+        return step
+
+    @staticmethod
+    def _judge(index: int, inside: Double, base: Any) -> BVStep:
+        """The verdict on the last of the norms in a window, given tau_0."""
         statistic = (inside**2).mean(axis=0)
         mean = inside.mean(axis=0)
         spread = np.divide(inside.std(axis=0), mean, out=np.zeros_like(mean), where=mean > 0)
-        threshold = self._base() * (1 + 0.1 * spread)
+        threshold = base * (1 + 0.1 * spread)
         severity = np.zeros_like(statistic)
         np.divide(statistic, threshold, out=severity, where=threshold > 0)
         severity[(threshold == 0) & (statistic > 0)] = np.inf
-        step = BVStep(
-            len(self.steps), *(_value(x) for x in (value, statistic, threshold, severity))
-        )
-        self.steps.append(step)
-        return step
+        return BVStep(index, *(_value(x) for x in (inside[-1], statistic, threshold, severity)))
 
     def _base(self) -> Any:
         if self.threshold is not None:

@@ -211,9 +211,14 @@ def segment(
 
 def _cuts(detector: BVDetector, norms: Double, L: int, most: int) -> tuple[list[int], list[int]]:
     flagged = [s for s in detector.steps if s.violated]
-    spikes = [s.layer for s in flagged if s.spike] or [s.layer for s in flagged]
+    spikes = {s.layer for s in flagged if s.spike}
+    for s in flagged:
+        # A flag without a spike in its window belongs to the largest increment there.
+        window = range(max(0, s.layer - detector.window + 1), s.layer + 1)
+        if not spikes.intersection(window):
+            spikes.add(max(window, key=lambda layer: norms[layer]))
     clusters: list[list[int]] = []
-    for layer in spikes:
+    for layer in sorted(spikes):
         if clusters and layer - clusters[-1][-1] <= CLUSTER:
             clusters[-1].append(layer)
         else:
