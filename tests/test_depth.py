@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from qkcore.diagnostics import depth
+from qkcore.diagnostics.drift import RidgeDrift
 from tests import reference_simplex as ref
 
 
@@ -239,6 +240,64 @@ def test_a_wrong_drift_is_paid_for_as_misfit() -> None:
     assert flat.error > depth.finite_depth(z, drift, constants=constants).error
     estimated = depth.finite_depth(z, drift)
     assert "indication" in str(estimated)
+
+
+def rough_layers() -> ref.Array:
+    rng = np.random.default_rng(10)
+    start = 3 * rng.normal(size=(2, 16, 16))
+    return np.asarray(start + 0.02 * np.cumsum(rng.normal(size=(10, 2, 16, 16)), axis=0))
+
+
+@pytest.mark.parametrize("with_time", [False, True])
+def test_constants_of_a_ridge_regression_are_its_own(with_time: bool) -> None:
+    """A linear drift is extreme at the vertices of the simplex: brute force over random pairs of rows."""
+    z = rough_layers()
+    L, V = len(z) - 1, z.shape[-1]
+    p = ref.softmax(z)
+    states = p[:-1].reshape(-1, V)
+    if with_time:
+        states = np.column_stack([states, np.repeat(np.arange(L) / L, states.shape[0] // L)])
+    model = RidgeDrift().fit(states, (L * np.diff(z, axis=0)).reshape(-1, V))
+    out = depth.finite_depth(z, model)
+    c = out.budget.constants
+    assert out.holds and out.informative.all() and np.max(out.bound) < 1
+    assert not c.estimated and "SAYS NOTHING" not in str(out)
+
+    def drift(q: ref.Array, t: float) -> ref.Array:
+        return np.asarray(model.predict(np.append(q, t)[None] if with_time else q[None])[0])
+
+    rng = np.random.default_rng(0)
+    steepest = largest = quickest = 0.0
+    for _ in range(300):
+        q, r = rng.dirichlet(np.full(V, 0.02), size=2)
+        steepest = max(steepest, np.ptp(drift(q, 0.3) - drift(r, 0.3)) / 2 / np.abs(q - r).sum())
+        largest = max(largest, np.ptp(drift(q, rng.integers(2))) / 2)
+        quickest = max(quickest, np.ptp(drift(q, 1.0) - drift(q, 0.0)) / 2)
+    assert 0.7 * c.L_b <= steepest <= c.L_b * (1 + 1e-9)
+    assert 0.7 * c.M_b <= largest <= c.M_b * (1 + 1e-9)
+    assert c.L_t == pytest.approx(quickest, abs=1e-9)
+
+
+def test_constants_of_tables() -> None:
+    z = rough_layers()[:, 0, 0]
+    times = np.linspace(0, 1, 4)
+    values = np.cumsum(np.random.default_rng(1).normal(size=(4, 16)), axis=0)
+    c = depth.finite_depth(z, (times, values)).budget.constants
+    assert (c.L_b, c.estimated) == (0.0, False)
+    assert c.M_b == pytest.approx(np.ptp(values, axis=1).max() / 2)
+    assert c.L_t == pytest.approx(3 * np.ptp(np.diff(values, axis=0), axis=1).max() / 2)
+    steps = depth.finite_depth(z, (times, values[:3]))  # 9 layers: the jumps are at layers
+    assert steps.budget.constants.L_t == 0 and steps.holds
+    assert depth.finite_depth(z[:-1], (times, values[:3])).budget.constants.estimated
+
+
+def test_a_bound_that_says_nothing_says_so() -> None:
+    """Constants estimated from rough layers give bounds of 1e21 and inf; no l1 distance is above 2."""
+    out = depth.finite_depth(rough_layers(), lambda p, t: np.zeros(16))
+    assert out.bound.min() > 1e9 and not out.informative.any() and out.holds
+    assert "THE BOUND SAYS NOTHING about 100 % of the rows" in str(out)
+    one = depth.finite_depth(rough_layers()[:, 0, 0], lambda p, t: np.zeros(16))
+    assert one.informative is False
 
 
 # ---- EOT-4: algorithm 1 -------------------------------------------------------------------------

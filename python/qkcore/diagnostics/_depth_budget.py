@@ -14,6 +14,7 @@ from ..simplex import FittedDrift, PFSolution, pf_ode
 from ..simplex._drifts import Drift, pieces_of
 from ..simplex._softmax import logits as check_logits
 from ..simplex._softmax import plain_softmax
+from ._depth_constants import drift_constants
 
 Real = npt.NDArray[np.floating[Any]]
 Double = npt.NDArray[np.float64]
@@ -21,6 +22,7 @@ Layers = npt.ArrayLike | Iterable[npt.ArrayLike]
 
 # Norms of the softmax at tau = 1: sup |J v|_1 / |v|_inf, and of |(J(p) - J(q)) v|_1 / (|p - q|_1 |v|_inf).
 MASS_NORM, MASS_LIPSCHITZ = 1.0, 2.0
+FARTHEST = 2.0  # two probability vectors are never further apart, in l1
 
 
 def increments(logits: Layers) -> Iterator[tuple[Real, Double]]:
@@ -203,7 +205,7 @@ class DepthBudget:
 
     def __str__(self) -> str:
         kind = "estimated" if self.constants.estimated else "supplied"
-        vacuous = float(np.mean(np.asarray(self.xi) >= 2))
+        vacuous = float(np.mean(np.asarray(self.xi) >= FARTHEST))
         lines = [
             f"DepthBudget: L = {self.n_layers} steps, {np.size(self.C_BV)} rows"
             + (", constants of rows removed" if self.centered else ""),
@@ -342,14 +344,38 @@ class FiniteDepth:
 
     @property
     def holds(self) -> bool:
-        """Whether no measured error exceeds its bound by more than ``slack``."""
+        """Whether no measured error exceeds its bound by more than ``slack``.
+
+        A bound of 2 or more always holds and says nothing: see ``informative``.
+        """
         return bool(np.all(np.asarray(self.error) <= np.asarray(self.bound) + self.slack))
 
+    @property
+    def informative(self) -> Any:
+        """Per row: whether the bound is below 2, the largest l1 distance that there is."""
+        below = np.asarray(self.bound) < FARTHEST
+        return bool(below) if below.ndim == 0 else below
+
+    def _vacuous(self) -> list[str]:
+        share = 1 - float(np.mean(self.informative))
+        if share == 0:
+            return []
+        return [
+            f"  THE BOUND SAYS NOTHING about {100 * share:.3g} % of the rows: it is 2 or more, and no two "
+            "probability vectors are further apart; pass constants= that are known of the drift"
+            + (
+                " (those estimated from layers grow like the number of layers)"
+                if self.budget.constants.estimated
+                else ""
+            )
+        ]
+
     def __str__(self) -> str:
-        kind = "estimated (an indication)" if self.budget.constants.estimated else "supplied"
+        kind = "estimated (an indication)" if self.budget.constants.estimated else "exact or supplied"
         return "\n".join(
             [
                 f"FiniteDepth: error {_range(self.error)}, bound {_range(self.bound)}, constants {kind}",
+                *self._vacuous(),
                 f"  at layers {_range(self.error_at_layers)}; parts of the bound: within layers "
                 f"{_range(self.within_layers)}, misfit {_range(self.misfit)}, discretisation "
                 f"{_range(self.discretization)}, start {_range(self.start)}",
@@ -385,7 +411,10 @@ def finite_depth(
 
     logits: (L + 1, ..., V). drift: as in :func:`qkcore.simplex.pf_ode`, over t in [0, 1]; default the layers'
     own increments, for which :math:`L_b = L_t = r = 0` and the bound is the motion within a layer.
-    ``constants``: supplied ones make the bound a theorem; by default they are estimated from the layers.
+    ``constants``: supplied ones make the bound a theorem. By default those of a table and of
+    :class:`~qkcore.diagnostics.drift.RidgeDrift` without features follow from the drift itself. For other
+    drifts they are estimated from the layers, and the bound is an indication that often says nothing
+    (``informative`` is False where it is 2 or more).
 
     >>> import numpy as np
     >>> from qkcore.diagnostics import depth
@@ -410,7 +439,9 @@ def finite_depth(
         )
         constants = known if constants is None else constants
     elif constants is None:
-        constants = estimate_constants(z, tau=tau)
+        pieces_of(drift, p[0].shape, 0.0, 1.0)  # refuses what is no drift
+        exact = drift_constants(drift, z.shape[-1], L)
+        constants = estimate_constants(z, tau=tau) if exact is None else Constants(**exact, tau=tau)
     times = np.unique(
         np.concatenate([np.arange(L * between + 1) / (L * between), np.arange(L + 1) / L])
     )

@@ -358,6 +358,10 @@ class RidgeDrift(_Regressor):
         points = self._queries(X)
         return self._shaped(self._features(points) @ self.coef_ + self.intercept_, points)
 
+    def _affine(self) -> tuple[Double, Double] | None:
+        """W and c of the drift X W + c; None where the features are a function of the states."""
+        return None if self.features is not None else (self.coef_, self.intercept_)
+
     def _features(self, points: Real) -> Double:
         if self.features is None:
             return points.astype(np.float64)
