@@ -118,8 +118,8 @@ def test_faces_are_invariant() -> None:
 def test_positivity_guard() -> None:
     """Loose tolerances let an entry dip below 0: it is projected, and said; the logits need no guard."""
     drift = np.array([20.0, -60.0, 5.0])
-    sol = pf_ode(P0, lambda p, t: drift * np.cos(7 * t), (0, 2), rtol=1e-2, atol=1e-2)
-    assert sol.success and (sol.p >= 0).all()
+    sol = pf_ode(P0, lambda p, t: drift * np.cos(7 * t), (0, 0.25), rtol=1e-2, atol=1e-2)
+    assert sol.success and sol.coordinates == "p" and (sol.p >= 0).all()
     np.testing.assert_allclose(sol.p.sum(axis=-1), 1, atol=1e-12)
     assert sol.n_projected > 0 and -1e-2 <= sol.most_negative < 0
     assert "projected" in str(sol) and any("logits" in w for w in sol.warnings)
@@ -182,14 +182,63 @@ def test_failures_are_passed_through() -> None:
         return B if t < 0.5 else B * np.nan
 
     nan = pf_ode(P0, broken, (0, 1))
-    assert nan.status == "drift_not_finite" and nan.t[-1] < 0.5 and np.isfinite(nan.p).all()
+    assert nan.status == "drift_not_finite" and np.isfinite(nan.p).all()
+    assert 0.5 - 1e-12 < nan.t[-1] < 0.5  # a trial step beyond is taken again, shorter
+    np.testing.assert_allclose(nan.p[-1], exact(P0, 0.5 * B), atol=1e-5)
     assert "NaN" in nan.message and "NaN" in str(nan)
     first = pf_ode(P0, lambda p, t: B * np.inf, (0, 1))
     assert first.status == "drift_not_finite" and len(first.t) == 1
     huge = pf_ode(P0, lambda p, t: 1e300 * B, (1, 2))
     assert huge.status == "step_too_small" and huge.t.tolist() == [1.0] and huge.t_reached == 1.0
     early = pf_ode(P0, broken, (0, 1), t_eval=[0.75])
-    assert len(early.t) == 0 and 0 < early.t_reached < 0.5 and "drift_not_finite" in str(early)
+    assert len(early.t) == 0 and 0.49 < early.t_reached < 0.5 and "drift_not_finite" in str(early)
+    for coordinates in ("p", "logits"):  # the first look ahead may already be where there is no value
+        soon = pf_ode(
+            P0, lambda p, t: B if t < 1e-9 else B * np.inf, (0, 1), coordinates=coordinates
+        )
+        assert soon.status == "drift_not_finite" and 0.9e-9 < soon.t_reached < 1e-9
+
+
+def test_a_drift_without_value_outside_the_simplex() -> None:
+    """Loose tolerances let stages dip below 0; there the step is shortened, and the flow goes on."""
+    b = np.array([0.0, -300.0, 0.0])
+    sol = pf_ode(P0, lambda p, t: b if (p >= 0).all() else b * np.nan, (0, 0.2), rtol=0.1, atol=0.1)
+    assert sol.success and sol.n_rejected > 10
+    np.testing.assert_allclose(sol.p[-1], exact(P0, 0.2 * b), atol=0.02)
+
+
+@pytest.mark.parametrize("entry", [1e-9, 1e-40, 1e-100, 1e-300])
+@pytest.mark.parametrize("tolerance", [1e-5, 1e-8])
+def test_small_entries_that_grow(entry: float, tolerance: float) -> None:
+    """Entries far below atol may end near 1: closed form, softmax(log p0 + b)."""
+    p0 = np.array([[entry, entry, 1 - 2 * entry], [0.2, 0.3, 0.5]])
+    b = np.array([-1.2 * np.log(entry), 0.0, 1.0])
+    wanted = np.stack([exact(row, b) for row in p0])
+    sol = pf_ode(p0, lambda p, t: b, (0, 1), rtol=tolerance, atol=tolerance / 100)
+    assert sol.success
+    np.testing.assert_allclose(sol.p[-1], wanted, atol=1100 * tolerance)
+    if entry < 1e-30:
+        assert sol.coordinates == "logits" and sol.logit_residual > 1000 * tolerance
+        assert any("integrated in logits" in w for w in sol.warnings)
+        assert pf_ode(p0, lambda p, t: b, (0, 1), coordinates="logits").warnings == ()
+
+
+def test_entries_that_vanish_and_return() -> None:
+    """An entry that falls to e^-200 and comes back: in p it is lost on the way."""
+    b = np.array([0.0, -400.0, 0.0])
+    sol = pf_ode(P0, lambda p, t: b * np.cos(np.pi * t), (0, 1), rtol=1e-6)
+    np.testing.assert_allclose(sol.p[-1], P0, atol=1e-4)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_ordinary_flows_stay_in_their_coordinates(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    A, p0 = rng.normal(size=(6, 6)), rng.dirichlet(np.ones(6))
+    sol = pf_ode(p0, lambda p, t: 3 * A @ p * np.cos(t), (0, 2))
+    assert sol.success and sol.coordinates == "p" and sol.logit_residual < 1e-3
+
+
+def test_the_drift_raises() -> None:
 
     def raises(p: ref.Array, t: float) -> ref.Array:
         raise KeyError("mine")

@@ -18,12 +18,16 @@ Real = npt.NDArray[np.floating[Any]]
 Double = npt.NDArray[np.float64]
 
 MASS_TOLERANCE = 1e-12  # H.1
+# How far p may be, in total variation, from the softmax of the logits that its drift adds up to, in units of
+# rtol + atol. Of 400 random problems 353 stayed below this, with errors of at most 923 tolerances; of 16 with
+# an error above 0.05, 15 were above this, and the other had asked for no more than rtol = 7e-4.
+LOGIT_SLACK = 1000.0
 
 _MESSAGES = {
     "finished": "the end of t_span was reached",
     "max_steps": "max_steps ran out; raise it, or loosen rtol and atol",
     "step_too_small": "the step shrank to nothing: the drift is too rough or blows up here",
-    "drift_not_finite": "the drift gave NaN or inf",
+    "drift_not_finite": "the drift gives NaN or inf from here on",
 }
 
 
@@ -49,6 +53,10 @@ class PFSolution:
     most_negative: float  #: smallest entry before any repair, 0 when none was negative
     n_projected: int  #: steps after which rows were projected back onto the simplex
     entropy_residual: float  #: largest :math:`|H(t) - H(0) - \\int \\dot H|`, with L.1's rate
+    coordinates: str  #: "p" or "logits": those in which this path was integrated
+    logit_residual: float
+    """largest total variation between p and the softmax of :math:`\\tau\\log p(0) + \\int b\\,dt`, seen in
+    coordinates "p"; where it was too large, the path was integrated anew in logits"""
 
     @property
     def success(self) -> bool:
@@ -67,6 +75,11 @@ class PFSolution:
             out.append(
                 f"projected after {self.n_projected} steps (an entry was {self.most_negative:.1e}); entries "
                 'set to 0 stay there: coordinates="logits" avoids it'
+            )
+        if self.coordinates == "logits" and self.logit_residual:
+            out.append(
+                f"integrated in logits: in p the path came to differ by {self.logit_residual:.1e} (TV) from the "
+                "softmax of the logits that its own drift adds up to, as entries that are far below atol grew"
             )
         return tuple(out)
 
@@ -122,6 +135,9 @@ def project_to_simplex(y: Double) -> Double:
     return out
 
 
+_SHORT = 1e-6  # of a piece: the first step where the size of the drift cannot be explored
+
+
 class _NotFinite(Exception):
     pass
 
@@ -147,6 +163,10 @@ class _Integration:
         self.n_drift = self.n_steps = self.n_rejected = 0
         self.max_mass_error = self.most_negative = self.entropy_residual = 0.0
         self.n_renormalized = self.n_projected = 0
+        with np.errstate(divide="ignore"):
+            self.z = tau * np.log(p0)  # the logits that the drift adds up to
+        self.drifts: list[Double] = []  # of the stages of a trial step, in coordinates p
+        self.logit_residual = 0.0
         self.start_entropy = plain_entropy(p0)
         self.flux = np.zeros(p0.shape[:-1])
 
@@ -177,6 +197,7 @@ class _Integration:
         b = self.drift(piece, t, p)
         if self.logits:
             return b
+        self.drifts.append(b)
         with np.errstate(over="ignore", invalid="ignore"):
             return mobility_product(p, b, self.tau)
 
@@ -207,10 +228,20 @@ class _Integration:
         self.n_steps += 1
         repaired = False
         if not self.logits:
+            for weight, b in zip(_dopri.WEIGHTS, self.drifts, strict=True):
+                self.z = self.z + h * weight * b
             repaired = self._repair()
+            summed = plain_softmax(self.z, self.tau)
+            off = float(np.abs(summed - self.y).sum(axis=-1).max()) / 2
+            self.logit_residual = max(self.logit_residual, off)
         residual = plain_entropy(self.probabilities(self.y)) - self.start_entropy - self.flux
         self.entropy_residual = max(self.entropy_residual, float(np.abs(residual).max()))
         return repaired
+
+    @property
+    def disagrees(self) -> bool:
+        """Whether p is off because entries below atol, whose errors nothing controls, grew."""
+        return self.logit_residual > min(0.1, LOGIT_SLACK * (self.rtol + self.atol))
 
     def _repair(self) -> bool:
         smallest = float(self.y.min())
@@ -255,14 +286,17 @@ def pf_ode(
     ``drift_of="logits"`` hands over :math:`\\tau \\log p` instead of p. ``coordinates="logits"``
     integrates :math:`\\dot z = b`, whose softmax solves the same equation: mass and positivity are then
     exact and ``rtol`` bounds the relative error of every entry, however small (the default, p itself, is
-    the paper's).
+    the paper's). In p, errors of entries below ``atol`` are not controlled, and an entry of 1e-100 whose
+    logit rises by 300 ends near 1. So p is compared with the softmax of the logits that the drift adds up to;
+    if it comes to differ, the path is integrated anew in logits, and ``coordinates`` and ``warnings`` say so.
 
     Dormand-Prince 5(4) with the step control of H.1. Guards of H.1 after each step: rows with a negative
     entry are projected onto the simplex (an entry below -atol rejects the step), a mass off by more than
     1e-12 is repaired, entropy is compared with the integral of :func:`entropy_rate`; all of it is
     reported. ``t_eval``: times at which p is wanted (interpolated to order four), default the steps. A
-    failure gives the path up to there and its
-    ``status``; exceptions of the drift are its own and pass through.
+    failure gives the path up to there and its ``status``; exceptions of the drift are its own and pass
+    through. A drift that is NaN or inf inside a trial step makes the step shorter, so the path ends where the
+    drift ends.
 
     >>> import numpy as np, qkcore as qk
     >>> sol = qk.simplex.pf_ode(np.array([0.5, 0.5]), lambda p, t: np.array([np.log(3.0), 0.0]), (0, 1))
@@ -273,29 +307,39 @@ def pf_ode(
     t0, t1 = time_span(t_span)
     p = start.astype(np.float64)
     p /= p.sum(axis=-1, keepdims=True)
-    run = _Integration(
-        p,
-        t0,
+    settings = (
         _checks.positive("tau", tau),
         _checks.positive("rtol", rtol),
         _checks.positive("atol", atol),
-        _choice("coordinates", coordinates) == "logits",
-        _choice("drift_of", drift_of) == "logits",
     )
+    in_logits = _choice("coordinates", coordinates) == "logits"
+    of_logits = _choice("drift_of", drift_of) == "logits"
     limit = _checks.integer_within("max_steps", max_steps, 1, 10**9, "allow at least one step")
     times = None if t_eval is None else _times(t_eval, t0, t1)
-    out_t, out_p = ([t0], [p]) if times is None or (len(times) and times[0] == t0) else ([], [])
-    wanted = times if times is None else times[times > t0]
-    status = "finished"
-    bar = _progress_bar(t1 - t0) if progress else None
-    try:
-        for piece in pieces_of(drift, p.shape, t0, t1):
-            status = _run_piece(run, piece, limit, wanted, out_t, out_p, bar)
-            if status != "finished":
-                break
-    finally:
-        if bar is not None:
-            bar.close()
+    pieces = pieces_of(drift, p.shape, t0, t1)
+
+    def integrate(in_logits: bool) -> tuple[_Integration, str, list[float], list[Double]]:
+        run = _Integration(p, t0, *settings, in_logits, of_logits)
+        out_t, out_p = ([t0], [p]) if times is None or times[0] == t0 else ([], [])
+        wanted = times if times is None else times[times > t0]
+        status = "finished"
+        bar = _progress_bar(t1 - t0) if progress else None
+        try:
+            for piece in pieces:
+                status = _run_piece(run, piece, limit, wanted, out_t, out_p, bar)
+                if status != "finished":
+                    break
+        finally:
+            if bar is not None:
+                bar.close()
+        return run, status, out_t, out_p
+
+    run, status, out_t, out_p = integrate(in_logits)
+    residual = run.logit_residual
+    if run.disagrees:
+        in_logits, spent = True, run.n_drift
+        run, status, out_t, out_p = integrate(True)
+        run.n_drift += spent
     path = np.stack(out_p) if out_p else np.zeros((0, *p.shape))
     return PFSolution(
         t=np.array(out_t),
@@ -312,6 +356,8 @@ def pf_ode(
         most_negative=run.most_negative,
         n_projected=run.n_projected,
         entropy_residual=run.entropy_residual,
+        coordinates="logits" if in_logits else "p",
+        logit_residual=residual,
     )
 
 
@@ -332,35 +378,62 @@ def _run_piece(
     t = piece.start
     try:
         slope = field(t, run.y)
-        h = _dopri.first_step(field, t, run.y, slope, run.scale(), piece.stop - t)
-        while t < piece.stop:
-            if run.n_steps + run.n_rejected >= limit:
-                return "max_steps"
-            h = min(h, piece.stop - t)
-            if t + h == t:
-                return "step_too_small"
-            step = _dopri.trial(field, t, run.y, slope, h)
-            error = run.error(step)
-            if not error <= 1:
-                run.n_rejected += 1
-                h *= _dopri.factor(error) if np.isfinite(error) else _dopri.SHRINK
-                continue
-            before, end = run.y, piece.stop if t + h >= piece.stop else t + h
-            repaired = run.accept(step, h)
-            for x in [] if wanted is None else wanted[(wanted > t) & (wanted <= end)]:
-                inside = _dopri.dense(before, step.slopes, h, (x - t) / h) if x < end else run.y
-                out_t.append(float(x))
-                out_p.append(_inside(run, inside))
-            if wanted is None:
-                out_t.append(end)
-                out_p.append(run.probabilities(run.y))
-            if bar is not None:
-                bar.update(end - t)
-            t = run.t = end
-            slope = field(t, run.y) if repaired else step.slopes[-1]
-            h *= _dopri.factor(error)
     except _NotFinite:
         return "drift_not_finite"
+    try:
+        h = _dopri.first_step(field, t, run.y, slope, run.scale(), piece.stop - t)
+    except _NotFinite:
+        h = _SHORT * (piece.stop - t)
+    run.drifts[1:] = []
+    not_finite = False
+    while t < piece.stop:
+        if run.n_steps + run.n_rejected >= limit:
+            return "max_steps"
+        h = min(h, piece.stop - t)
+        if t + h == t:
+            return "drift_not_finite" if not_finite else "step_too_small"
+        try:
+            step = _dopri.trial(field, t, run.y, slope, h)
+        except _NotFinite:
+            # The step reached into where the drift has no value: a shorter one may not.
+            run.n_rejected += 1
+            not_finite = True
+            h *= _dopri.SHRINK
+            run.drifts[1:] = []
+            continue
+        error = run.error(step)
+        if not error <= 1:
+            run.n_rejected += 1
+            not_finite = False
+            h *= _dopri.factor(error) if np.isfinite(error) else _dopri.SHRINK
+            run.drifts[1:] = []
+            continue
+        before, end = run.y, piece.stop if t + h >= piece.stop else t + h
+        repaired = run.accept(step, h)
+        if run.disagrees:
+            return "disagrees"
+        for x in [] if wanted is None else wanted[(wanted > t) & (wanted <= end)]:
+            inside = _dopri.dense(before, step.slopes, h, (x - t) / h) if x < end else run.y
+            out_t.append(float(x))
+            out_p.append(_inside(run, inside))
+        if wanted is None:
+            out_t.append(end)
+            out_p.append(run.probabilities(run.y))
+        if bar is not None:
+            bar.update(end - t)
+        t = run.t = end
+        slope = step.slopes[-1]
+        run.drifts[:-1] = []
+        if repaired:
+            run.drifts.clear()
+            try:
+                slope = field(t, run.y)
+            except _NotFinite:
+                return "drift_not_finite"
+        # Next to where the drift has no value, a longer step would only be refused again.
+        h *= min(1.0, _dopri.factor(error)) if not_finite else _dopri.factor(error)
+        not_finite = False
+    run.drifts.clear()
     return "finished"
 
 
