@@ -15,9 +15,56 @@ Field = Callable[[Float, float], npt.ArrayLike]
 """A field over points and time: ``f(x, t)`` with x (n, d)."""
 
 
+# The spacing of numbers near 1 in half precision, which NumPy knows only in part.
+_HALF = {"float16": 2.0**-10, "bfloat16": 2.0**-7}
+
+
+def plain_array(name: str, value: Any) -> tuple[Any, float]:
+    """Tensors and half precision as NumPy arrays, and the spacing near 1 of what came (0: not known).
+
+    Tensors of PyTorch are recognised by their methods. Half precision, which has no arithmetic here, becomes
+    float32, which holds it exactly. Anything else passes as it is, for the checks that follow.
+    """
+    if isinstance(value, (list, tuple)):
+        parts = [plain_array(name, part) for part in value]
+        return [part for part, _ in parts], max((eps for _, eps in parts), default=0.0)
+    array = value
+    if hasattr(value, "detach") and hasattr(value, "numpy"):
+        array = _of_tensor(name, value)
+    kind = str(getattr(value, "dtype", "")).rpartition(".")[2]
+    if isinstance(array, np.ndarray):
+        if kind in _HALF:
+            return array.astype(np.float32), _HALF[kind]
+        if array.dtype.kind == "f":
+            return array, float(np.finfo(array.dtype).eps)
+    return array, 0.0
+
+
+def _of_tensor(name: str, value: Any) -> npt.NDArray[Any]:
+    if hasattr(value, "__dlpack_device__"):
+        _checks._refuse_device(name, value)
+    try:
+        tensor = value.detach()
+        if str(tensor.dtype).rpartition(".")[2] in _HALF:
+            tensor = tensor.float()
+        return np.asarray(tensor.numpy())
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise TypeError(
+            f"{name}: wanted an array or a dense tensor on the CPU, got {type(value).__name__} that NumPy "
+            f"cannot read ({error}); pass {name}.detach().cpu().float().numpy()"
+        ) from error
+
+
 def float64(name: str, value: npt.ArrayLike) -> Float:
     """A finite float64 array: diagnostics accumulate in double precision whatever comes in (H.1)."""
-    array = np.asarray(value)
+    value, _ = plain_array(name, value)
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{name}: wanted a rectangular array of numbers, got {type(value).__name__} ({error}); "
+            "pass a NumPy array"
+        ) from None
     if array.dtype.kind in "iu":
         array = array.astype(np.float64)
     real = _checks.real_array(name, array)

@@ -15,6 +15,7 @@ from ..simplex._drifts import Drift, pieces_of
 from ..simplex._softmax import logits as check_logits
 from ..simplex._softmax import plain_softmax
 from ._depth_constants import drift_constants
+from ._layers import are_probabilities, refuse_probabilities
 
 Real = npt.NDArray[np.floating[Any]]
 Double = npt.NDArray[np.float64]
@@ -29,9 +30,11 @@ def increments(logits: Layers) -> Iterator[tuple[Real, Double]]:
     """(z, dz) of every layer but the last: dz is float64 and 0 where both layers are masked."""
     before: Real | None = None
     count = 0
+    suspicious = True
     for index, layer in enumerate(_iterate(logits)):
         z = check_logits(f"logits[{index}]", layer)
         count += 1
+        suspicious = suspicious and are_probabilities(z)
         if before is not None:
             if z.shape != before.shape:
                 raise ValueError(
@@ -44,6 +47,8 @@ def increments(logits: Layers) -> Iterator[tuple[Real, Double]]:
         raise ValueError(
             f"logits: wanted at least two layers, got {count}; the first axis (or the iteration) is depth"
         )
+    if suspicious:
+        refuse_probabilities("logits", "np.log(p)")
 
 
 def _iterate(logits: Layers) -> Iterable[npt.ArrayLike]:

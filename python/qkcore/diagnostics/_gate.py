@@ -24,6 +24,8 @@ class Gate:
     """:math:`S_L = \\sum_\\ell \\|\\Delta z\\|_2^2` of a row, averaged over rows"""
     residual: float
     """largest defect of mass: \\|sum p - 1\\| of a row, \\|sum dp\\| of a step"""
+    mask_changes: bool = False
+    """whether an entry is masked in one layer and not in the next"""
 
     @property
     def spikes(self) -> list[int]:
@@ -36,17 +38,19 @@ def measure(stack: LayerStack) -> Gate:
     """One pass over the layers, in double precision."""
     heads = stack.n_heads
     squares, layers = [], []
-    before = stack.layer(0, as_given=True)
-    residual = float(np.abs(before.p.sum(axis=1) - 1).max())
+    before = stack.layer(0)
+    residual = max(stack.lost, float(np.abs(before.p.sum(axis=1) - 1).max()))
     total = 0.0
+    mask_changes = False
     for k in range(1, stack.n_layers):
-        after = stack.layer(k, as_given=True)
+        after = stack.layer(k)
         dz, broken = logit_change(before, after)
         if broken is None:
             width = np.full(len(dz), dz.shape[1], dtype=np.float64)
         else:
             width = np.isfinite(after.z).sum(axis=1).astype(np.float64)
             dz[~np.isfinite(dz)] = np.inf
+            mask_changes |= bool((np.isneginf(before.z) != np.isneginf(after.z)).any())
         square = np.einsum("rk,rk->r", dz, dz)
         total += float(square.mean())
         per_key = (square / width).reshape(heads, -1).mean(axis=1)
@@ -57,14 +61,18 @@ def measure(stack: LayerStack) -> Gate:
         residual = max(residual, float(np.abs(sums - 1).max()), float(np.abs(flow).max()))
         before = after
     by_head = np.sum(squares, axis=0)
-    return Gate(float(by_head.max()), by_head, np.array(layers), total, residual)
+    return Gate(float(by_head.max()), by_head, np.array(layers), total, residual, mask_changes)
 
 
 def measure_states(H: Float) -> Gate:
     """The same of activations (layers, n, d): squares relative to their mean square, no mass to lose."""
-    scale = float((H * H).mean()) or 1.0
-    steps = np.diff(H, axis=0)
+    # Relative to the largest entry first: the squares of 1e200 and of 1e-200 are no numbers.
+    largest = float(np.abs(H).max()) or 1.0
+    unit = H / largest
+    scale = float((unit * unit).mean()) or 1.0
+    steps = np.diff(unit, axis=0)
     by_layer = (steps * steps).mean(axis=(1, 2)) / scale
-    total = float((steps * steps).sum(axis=(0, 2)).mean())
+    with np.errstate(over="ignore"):
+        total = float(np.square(largest) * (steps * steps).sum(axis=(0, 2)).mean())
     variation = float(by_layer.sum())
     return Gate(variation, np.array([variation]), by_layer, total, 0.0)

@@ -15,9 +15,32 @@ import numpy.typing as npt
 
 from .. import _checks
 from ..simplex._tail import locked_motion, log_tail
-from ._arrays import Float
+from ._arrays import Float, plain_array
 
-_ROW_SUM = {4: 1e-3, 8: 1e-6}  # rows further from 1 than this are not probabilities at all
+Array = npt.NDArray[np.floating[Any]]
+
+
+def _row_sum(eps: float) -> float:
+    """Rows further from 1 than this are no probabilities of a dtype of that spacing."""
+    return 1e-6 if eps < 1e-12 else 1e-3 if eps < 1e-6 else 2e-2
+
+
+def are_probabilities(layer: Array, eps: float = 0.0) -> bool:
+    """Whether every row is >= 0 and sums to 1, or to 0 (of a token that is left out), and one sums to 1."""
+    if layer.shape[-1] < 2 or not (layer >= 0).all():
+        return False
+    sums = layer.sum(axis=-1, dtype=np.float64)
+    slack = _row_sum(max(eps, float(np.finfo(layer.dtype).eps)))
+    ones = np.abs(sums - 1) <= slack
+    return bool(ones.any() and (ones | (sums == 0)).all())
+
+
+def refuse_probabilities(name: str, instead: str) -> None:
+    """Logits that are probabilities in truth: what is wrong and what to do."""
+    raise ValueError(
+        f"{name}: wanted logits, got rows that are all >= 0 and sum to 1, which are probabilities; "
+        f"pass {instead}, or, if they are logits, subtract a constant from each row, which changes nothing"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,18 +75,20 @@ class LayerStack:
     """Layers of logits or of probabilities, checked, read one by one."""
 
     def __init__(
-        self, layers: Sequence[npt.NDArray[np.floating[Any]]], temperature: float, given: str
+        self, layers: Sequence[Array], temperature: float, given: str, lost: float = 0.0
     ) -> None:
         self._layers = layers
         self._temperature = temperature
         self._given = given
         self.shape = layers[0].shape
         self.n_layers = len(layers)
+        self.lost = lost
+        """largest \\|sum p - 1\\| of the rows as they came, where rounding does not explain it; else 0"""
 
     @classmethod
-    def of_logits(cls, logits: object, temperature: float) -> LayerStack:
+    def of_logits(cls, logits: object, temperature: float, instead: str = "") -> LayerStack:
         """From logits (layers, ..., keys) or a sequence of layers."""
-        layers = _layers("logits", logits)
+        layers, eps = _layers("logits", logits)
         for k, layer in enumerate(layers):
             _checks.finite(f"logits[{k}]", layer, minus_inf=True)
             if np.isneginf(layer).all(axis=-1).any():
@@ -71,13 +96,29 @@ class LayerStack:
                     f"logits[{k}]: wanted at least one unmasked key per row, got a row of -inf; "
                     "remove rows that attend to nothing"
                 )
-        return cls(layers, _checks.positive("temperature", temperature), "logits")
+        if all(are_probabilities(layer, eps) for layer in layers):
+            refuse_probabilities("logits", instead or "np.log(p)")
+        tau = _checks.positive("temperature", temperature)
+        largest = max(float(np.abs(x, out=np.zeros_like(x), where=x > -np.inf).max()) for x in layers)
+        if not largest / tau < np.finfo(np.float64).max / 4:
+            raise ValueError(
+                f"logits: wanted numbers whose differences, divided by the temperature {tau:g}, are within the "
+                f"range of float64, got entries up to {largest:g}; scale them down"
+            )
+        return cls(layers, tau, "logits")
 
     @classmethod
     def of_probabilities(cls, probabilities: object) -> LayerStack:
         """From attention weights (layers, ..., keys); logits are their logarithms."""
-        layers = _layers("probabilities", probabilities)
+        layers, eps = _layers("probabilities", probabilities)
+        eps = max(eps, float(np.finfo(layers[0].dtype).eps))
+        worst = 0.0
         for k, layer in enumerate(layers):
+            if np.isneginf(layer).any():
+                raise ValueError(
+                    f"probabilities[{k}]: wanted numbers >= 0, got -inf, which masks logits; "
+                    "pass logits=... if these are logits"
+                )
             _checks.finite(f"probabilities[{k}]", layer)
             if (layer < 0).any():
                 raise ValueError(
@@ -85,26 +126,27 @@ class LayerStack:
                     "pass logits=... if these are logits"
                 )
             off = float(np.abs(layer.sum(axis=-1, dtype=np.float64) - 1).max())
-            if off > _ROW_SUM[layer.itemsize]:
+            if off > _row_sum(eps):
                 raise ValueError(
                     f"probabilities[{k}]: wanted rows that sum to 1, got a row that is off by {off:.3g}; "
-                    "normalise them, or pass logits=... if these are logits"
+                    "normalise them, leave out rows of zeros, or pass logits=... if these are logits"
                 )
-        return cls(layers, 1.0, "probabilities")
+            worst = max(worst, off)
+        # Each entry is rounded, and the sum that divided them was rounded at every term.
+        rounding = eps * max(8, layers[0].shape[-1])
+        return cls(layers, 1.0, "probabilities", worst if worst > rounding else 0.0)
 
     @property
     def n_heads(self) -> int:
         """Rows come in heads: everything between the layer axis and (rows, keys)."""
         return int(np.prod(self.shape[:-2], dtype=np.int64)) if len(self.shape) > 2 else 1
 
-    def layer(self, k: int, *, as_given: bool = False) -> Rows:
-        """Layer k as (rows, keys) in double precision; given probabilities lose their rounded mass
-        unless they are wanted as they came."""
+    def layer(self, k: int) -> Rows:
+        """Layer k as (rows, keys) in double precision, probabilities normalised there."""
         given = self._layers[k].reshape(-1, self.shape[-1])
         if self._given == "probabilities":
             p = given.astype(np.float64)
-            if not as_given:
-                p /= p.sum(axis=-1, keepdims=True)
+            p /= p.sum(axis=-1, keepdims=True)
             with np.errstate(divide="ignore"):
                 return Rows(np.log(p), p)
         z = given.astype(np.float64)
@@ -176,8 +218,9 @@ def tail_mass(p: Float) -> Float:
     return tail
 
 
-def _layers(name: str, value: object) -> list[npt.NDArray[np.floating[Any]]]:
-    """A list of arrays of one shape (..., keys), at least two of them."""
+def _layers(name: str, value: object) -> tuple[list[Array], float]:
+    """A list of arrays of one shape (..., keys), at least two of them, and the spacing of what came."""
+    value, eps = plain_array(name, value)
     if isinstance(value, (list, tuple)):
         layers = [_checks.real_array(f"{name}[{k}]", layer) for k, layer in enumerate(value)]
     else:
@@ -199,4 +242,4 @@ def _layers(name: str, value: object) -> list[npt.NDArray[np.floating[Any]]]:
                 f"{name}[{k}]: wanted {layers[0].dtype} of shape {layers[0].shape} like the first layer, got "
                 f"{layer.dtype} {layer.shape}"
             )
-    return layers
+    return layers, eps

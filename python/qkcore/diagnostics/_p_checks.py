@@ -30,6 +30,7 @@ TITLES = {
     "P4": "bridge alignment",
 }
 _PROGRAMMES = 256  # linear programmes that P3 may take
+_SMALLEST = 1e-70  # activations from here to its inverse: their fourth powers are numbers
 _BAND_ROWS = 2000  # rows that a band is bootstrapped from
 
 
@@ -77,22 +78,33 @@ def abstain(name: str, limits: Thresholds, reason: str, **details: Any) -> Check
     return _check(name, limits, ABSTAIN, None, reason, **details)
 
 
+def _above(value: float) -> float:
+    """A threshold that the value keeps, with two digits."""
+    return float(f"{1.1 * value:.2g}")
+
+
 def gate_check(gate: Gate, limits: Thresholds, what: str) -> Check:
     """P0 (N.4)."""
-    reasons = []
+    reasons, remedies = [], {}
     if not gate.variation <= limits.variation:
         worst = int(np.argmax(gate.by_layer))
         size = f"S_L {gate.variation:.3g} > {limits.variation:g}"
-        if np.isinf(gate.variation):
-            size = "a mask changes between layers"
+        remedies["variation"] = _above(gate.variation)
+        if gate.mask_changes:
+            size = "a mask changes between layers; use one mask"
+        elif np.isinf(gate.variation):
+            size = "the squares of their changes overflow"
         reasons.append(
             f"the {what} vary too much ({size}), most at transition {worst} -> {worst + 1}"
         )
     if not gate.residual < limits.continuity:
         reasons.append(
-            f"rows gain or lose mass (residual {gate.residual:.2g}, wanted < {limits.continuity:g}); "
-            "probabilities in double precision, or logits, would conserve it"
+            f"rows gain or lose mass (residual {gate.residual:.2g}, wanted < {limits.continuity:g}), more "
+            "than rounding explains: divide them by their sums, or pass logits"
         )
+        remedies["continuity"] = _above(gate.residual)
+    if reasons and all(np.isfinite(list(remedies.values()))):
+        reasons.append(f"to judge P1-P4 all the same, pass thresholds={remedies}")
     verdict = FAIL if reasons else PASS
     reason = "; ".join(reasons) or f"continuity residual {gate.residual:.1e}"
     spikes = gate.spikes
@@ -159,6 +171,8 @@ def adequacy(
         "defect_by_layer": m.defect.mean(axis=1),
         "budget_source": "logits (eq 22, constant 1)" if budget is None else "given",
     }
+    if moved == 0:
+        return abstain("P1", limits, "no row moves from layer to layer", **details)
     if over:
         worst = max(over, key=lambda k: float(excess[k].mean()))
         return _check(
@@ -204,6 +218,8 @@ def locking_check(m: Motions, limits: Thresholds) -> Check:
         "exceeding_printed": found.exceeding_printed,
         "alpha": found.alpha,
     }
+    if not m.change.any():
+        return abstain("P2", limits, "no logit changes from layer to layer", **details)
     locked = tail <= limits.locked_tail
     n = int(locked.sum())
     if found.exceeding > 0:
@@ -267,7 +283,17 @@ def contraction(
     for k in tqdm(chosen, disable=not progress, desc="P3"):
         z = stack.layer(k).z.reshape(-1, rows, columns)
         gaps += [gaps_at(head, pairs, geometry, factors, "temperature", True) for head in z]
-    sweep = summarize_sweep(np.concatenate(gaps, axis=1), factors, "temperature", n_resamples, rng)
+    every = np.concatenate(gaps, axis=1)
+    if not every.shape[1]:
+        return abstain("P3", limits, "no two neighbouring queries differ and see a common key")
+    if np.ptp(every, axis=0).max() <= 1e-12 * every.max():
+        return abstain(
+            "P3",
+            limits,
+            f"the temperatures do not change the gap of any of {every.shape[1]} pairs: their rows are "
+            "uniform, equal, or have all their mass on one key",
+        )
+    sweep = summarize_sweep(every, factors, "temperature", n_resamples, rng)
     low, high = sweep.reduction_interval
     details = {
         "factors": sweep.factors,
@@ -284,13 +310,17 @@ def contraction(
         f"{sweep.gaps.shape[1]} pairs, distance of {where}"
     )
     if evi_rows:
-        found = _evi_of_rows(stack, geometry, min(evi_rows, rows), rng)
-        details["evi"] = {
-            "w2": found.w2.mean(axis=1),
-            "contracting": found.contracting,
-            "drift": found.drift.mean(axis=1),
-        }
-        text += f"; {100 * found.contracting:.3g} % of steps come nearer to the last layer (EVI)"
+        try:
+            found = _evi_of_rows(stack, geometry, min(evi_rows, rows), rng)
+        except ArithmeticError as problem:
+            text += f"; no EVI: {problem}"
+        else:
+            details["evi"] = {
+                "w2": found.w2.mean(axis=1),
+                "contracting": found.contracting,
+                "drift": found.drift.mean(axis=1),
+            }
+            text += f"; {100 * found.contracting:.3g} % of steps come nearer to the last layer (EVI)"
     if low > limits.reduction:
         return _check("P3", limits, PASS, sweep.reduction, text, **details)
     if high <= limits.reduction:
@@ -321,21 +351,35 @@ def alignment(
         return abstain(
             "P4", limits, f"{n} samples are too few for a rotational energy; pass at least 20"
         )
+    if not np.diff(H, axis=0).any():
+        return abstain("P4", limits, "the activations do not move")
+    largest = float(np.abs(H).max())
+    if not _SMALLEST < largest < 1 / _SMALLEST:
+        return abstain(
+            "P4",
+            limits,
+            f"the powers of the activations, up to {largest:.2g}, leave the range of float64: scale them",
+        )
+    flat = H.reshape(-1, d) - H.reshape(-1, d).mean(axis=0)
+    extent = float(np.abs(flat).max())
+    if extent <= n * np.finfo(np.float64).eps * largest:
+        return abstain("P4", limits, "the activations of all samples are equal")
     k = min(n_components, d)
     kept = ""
     if k < d:
-        flat = H.reshape(-1, d) - H.reshape(-1, d).mean(axis=0)
         values, vectors = np.linalg.eigh(flat.T @ flat)
         H = H @ vectors[:, ::-1][:, :k]
         kept = f"; {k} of {d} components hold {100 * values[-k:].sum() / values.sum():.3g} % of the variance"
-    if not np.diff(H, axis=0).any():
-        return abstain("P4", limits, "the activations do not move")
     try:
         found = rotation.path_energy(H, a=diffusion, n_resamples=n_resamples, seed=rng)
     except ValueError as problem:
-        if "positive definite" not in str(problem):
+        # About the activations, which are the X of path_energy, or their diffusion tensor.
+        text = str(problem)
+        if not text.startswith("X: ") and "positive definite" not in text:
             raise
-        return abstain("P4", limits, str(problem))
+        return abstain("P4", limits, text.replace("X: ", "activations: ", 1))
+    except (ArithmeticError, np.linalg.LinAlgError) as problem:
+        return abstain("P4", limits, f"the Poisson problem cannot be solved: {problem}")
     energies = np.array([layer.energy for layer in found.layers])
     moving = np.array([layer.kinetic for layer in found.layers])
     details = {
@@ -346,6 +390,8 @@ def alignment(
         "condition": [layer.condition for layer in found.layers],
         "gamma": [layer.gamma for layer in found.layers],
     }
+    if not moving.sum() > 0:
+        return abstain("P4", limits, "the kinetic energy of the activations is 0", **details)
     bad = sum(not layer.converged for layer in found.layers)
     if bad:
         return abstain("P4", limits, f"{bad} Poisson solves did not converge", **details)

@@ -19,9 +19,9 @@ import numpy.typing as npt
 
 from .. import _checks
 from . import _w1
-from ._arrays import Float, count, float64, fraction, generator, one_of
+from ._arrays import Float, count, float64, fraction, generator, one_of, plain_array
 from ._evi import EVI, evi, sinkhorn_w2
-from ._layers import softmax
+from ._layers import are_probabilities, refuse_probabilities, softmax
 from ._locking import Locking, locking, locking_bound
 from ._stats import Interval, mean_interval
 
@@ -207,24 +207,30 @@ class Geometry:
                 self.keys = points
 
     def measure(
-        self, rows: Float, pairs: Pairs, key_scale: float = 1.0
+        self, rows: Float, pairs: Pairs
     ) -> tuple[Float, Float, npt.NDArray[np.bool_]]:
         """W1, d_Q and whether the pair could be used (only those are returned)."""
         p, q = rows[pairs[:, 0]], rows[pairs[:, 1]]
         both = (p > 0) & (q > 0)
         p, q = np.where(both, p, 0.0), np.where(both, q, 0.0)
-        side = self.queries[pairs[:, 0]] - self.queries[pairs[:, 1]]
-        apart = np.abs(side).sum(axis=1) if self.metric == "l1" else np.linalg.norm(side, axis=1)
+        apart = self.apart(pairs)
         kept = both.any(axis=1) & (apart > 0)
         p, q = p[kept], q[kept]
         p /= p.sum(axis=1, keepdims=True)
         q /= q.sum(axis=1, keepdims=True)
+        return self.transport(p, q), apart[kept], kept
+
+    def apart(self, pairs: Pairs) -> Float:
+        """The distances between the queries of pairs."""
+        side = self.queries[pairs[:, 0]] - self.queries[pairs[:, 1]]
+        return np.abs(side).sum(axis=1) if self.metric == "l1" else np.linalg.norm(side, axis=1)
+
+    def transport(self, p: Float, q: Float) -> Float:
+        """W1 between the laws p and q (pairs, keys)."""
         if self.keys is None:
-            value = _w1.on_line(p, q, self.positions)
-        else:
-            cost = _w1.ground_metric(self.keys, self.metric)
-            value = np.array([_w1.in_metric(a, b, cost) for a, b in zip(p, q, strict=True)])
-        return key_scale * value, apart[kept], kept
+            return _w1.on_line(p, q, self.positions)
+        cost = _w1.ground_metric(self.keys, self.metric)
+        return np.array([_w1.in_metric(a, b, cost) for a, b in zip(p, q, strict=True)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -294,8 +300,8 @@ def curvature_sweep(
     >>> curvature.curvature_sweep(z, temperatures=[1, 2, 4]).reduction > 0.5
     True
     """
-    z = np.asarray(logits)
-    z = _checks.real_array("logits", z)
+    plain, eps = plain_array("logits", logits)
+    z = _checks.real_array("logits", plain)
     if z.ndim != 2 or len(z) < 2:
         raise ValueError(f"logits: wanted at least two rows (n, m), got shape {z.shape}")
     _checks.finite("logits", z, minus_inf=True)
@@ -310,31 +316,37 @@ def curvature_sweep(
     )
     if factors.ndim != 1 or factors.size < 2 or not (factors > 0).all():
         raise ValueError(f"{knob}: wanted at least two factors > 0, got {factors!r}")
+    if are_probabilities(z, eps):
+        refuse_probabilities("logits", "np.log(p)")
     rng = generator(seed)
     chosen = _pairs(pairs, len(z), n_pairs, rng)
     geometry = Geometry(z.shape, queries, keys, metric)
     gaps = gaps_at(z.astype(np.float64), chosen, geometry, factors, knob, scale_metric)
+    if not gaps.shape[1]:
+        raise ValueError(
+            "pairs: wanted pairs with a common support and different queries, got none; pass others"
+        )
     return summarize_sweep(gaps, factors, knob, count("n_resamples", n_resamples), rng)
 
 
 def gaps_at(
     z: Float, pairs: Pairs, geometry: Geometry, factors: Float, knob: str, scale_metric: bool
 ) -> Float:
-    """Gaps (factors, pairs) of one layer; only the rows of the pairs are normalised."""
-    rows, flat = np.unique(pairs, return_inverse=True)
-    local = flat.reshape(pairs.shape)
-    sub = Geometry.__new__(Geometry)
-    sub.metric, sub.keys, sub.positions = geometry.metric, geometry.keys, geometry.positions
-    sub.queries = geometry.queries[rows]
+    """Gaps (factors, pairs) of one layer, of the pairs with a common key and different queries.
+
+    Rows are restricted to their common keys before they are normalised. Restricting the probabilities would
+    lose the pairs whose mass lies elsewhere, once that underflows.
+    """
+    first, second = z[pairs[:, 0]], z[pairs[:, 1]]
+    both = np.isfinite(first) & np.isfinite(second)
+    apart = geometry.apart(pairs)
+    kept = both.any(axis=1) & (apart > 0)
+    first, second = (np.where(both, x, -np.inf)[kept] for x in (first, second))
     out = []
     for f in factors:
-        P = softmax(z[rows] / f if knob == "temperature" else z[rows] * f)
+        p, q = (softmax(x / f if knob == "temperature" else x * f) for x in (first, second))
         scale = f if knob == "key norm" and scale_metric and geometry.keys is not None else 1.0
-        value, apart, _ = sub.measure(P, local, float(scale))
-        out.append(value / apart)
-    short = min(len(g) for g in out)  # underflow may cost a pair its support at a low temperature
-    if short != max(len(g) for g in out):
-        raise ArithmeticError("rows underflow at some factors: use fewer or milder factors")
+        out.append(float(scale) * geometry.transport(p, q) / apart[kept])
     return np.stack(out)
 
 

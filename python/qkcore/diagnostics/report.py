@@ -145,7 +145,8 @@ def run(
 
     - **P0**, the gate: :math:`\\bar S_L` (the summed squared changes of a logit through depth, averaged
       over rows and keys, of the worst head) at most 0.15, and no row gains or loses mass (below 1e-14).
-      If it fails, P1-P4 abstain.
+      If it fails, P1-P4 abstain. Probabilities may come in any precision: rows whose sum is off by no more
+      than the rounding of their dtype are normalised first.
     - **P1**, adequacy of the probability flow: no layer moves by more TV than its drift budget and a
       band (eq 22), and an Euler step :math:`p + J\\Delta z` of the flow misses at most a quarter of the
       motion. The budget is :math:`\\frac12\\|\\Delta z\\|_\\infty`, the sharp constant for logits; with
@@ -167,8 +168,9 @@ def run(
     >>> diagnostics.run(z).verdicts
     {'P0': 'pass', 'P1': 'pass', 'P2': 'abstain', 'P3': 'pass', 'P4': 'abstain'}
     >>> z[4:] += 5 * rng.normal(size=(16, 16))  # a jump
-    >>> print(diagnostics.run(z)["P1"].reason)
-    P0 failed: the logits vary too much (S_L 24.7 > 0.15), most at transition 3 -> 4
+    >>> print(*diagnostics.run(z)["P0"].reason.split("; "), sep="\\n")
+    the logits vary too much (S_L 24.7 > 0.15), most at transition 3 -> 4
+    to judge P1-P4 all the same, pass thresholds={'variation': 27.0}
     """
     limits = _thresholds(thresholds)
     rng = generator(seed)
@@ -181,7 +183,7 @@ def run(
         raise ValueError("logits: wanted logits, probabilities or activations, got none of them")
     stack = None
     if logits is not None:
-        stack = LayerStack.of_logits(logits, temperature)
+        stack = LayerStack.of_logits(logits, temperature, "them as probabilities=")
     elif probabilities is not None:
         stack = LayerStack.of_probabilities(probabilities)
     factors = float64("temperatures", temperatures)
@@ -198,7 +200,7 @@ def run(
     checks = [first]
     shape = _shape(stack, states)
     if first.verdict != PASS:
-        why = f"P0 failed: {first.reason}"
+        why = "P0 failed, see there"
         checks += [_p_checks.abstain(name, limits, why) for name in ("P1", "P2", "P3", "P4")]
         return Report(tuple(checks), limits, shape)
 
@@ -257,10 +259,21 @@ def _thresholds(given: Thresholds | Mapping[str, float] | None) -> Thresholds:
 
 def _states(activations: npt.ArrayLike) -> Float:
     H = float64("activations", activations)
-    if H.ndim != 3 or len(H) < 2:
+    if H.ndim == 4 and H.shape[1] == 1:  # a model's hidden states: a batch of one sequence
+        H = H[:, 0]
+    if H.ndim != 3:
         raise ValueError(
-            f"activations: wanted at least two layers (layers, n, d), got shape {H.shape}; "
-            "the diagnostics follow states through depth"
+            f"activations: wanted shape (layers, n, d), got {H.shape}; "
+            + (
+                "take the sequences of a batch one by one, activations[:, 0]"
+                if H.ndim == 4
+                else "stack the hidden states of all layers"
+            )
+        )
+    if len(H) < 2:
+        raise ValueError(
+            f"activations: wanted at least two layers (layers, n, d), got one of shape {H.shape[1:]}; "
+            "pass the hidden states of every layer, as the diagnostics follow them through depth"
         )
     return H
 
