@@ -242,9 +242,11 @@ def test_hidden_states_of_a_model() -> None:
     wanted = diagnostics.run(activations=states).to_dict()
     assert diagnostics.run(activations=tuple(states[:, None])).to_dict() == wanted
     assert diagnostics.run(activations=states[:, None]).to_dict() == wanted
-    with pytest.raises(ValueError, match=r"got \(\d+, 2, .*take the sequences of a batch one by one"):
+    with pytest.raises(
+        ValueError, match=r"got \(\d+, 2, .*take the sequences of a batch one by one"
+    ):
         diagnostics.run(activations=np.stack([states, states], axis=1))
-    with pytest.raises(ValueError, match="two layers.*got one.*hidden states of every layer"):
+    with pytest.raises(ValueError, match=r"two layers.*got one.*hidden states of every layer"):
         diagnostics.run(activations=states[:1])
     with pytest.raises(ValueError, match=r"wanted shape \(layers, n, d\).*stack the hidden states"):
         diagnostics.run(activations=states[0])

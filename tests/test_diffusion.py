@@ -94,6 +94,7 @@ def test_reversibility(problem: tuple[int, int, float, float, int]) -> None:
 
 
 @given(problems)
+@pytest.mark.filterwarnings("ignore::qkcore.diffusion.DisconnectedWarning")  # of far points
 def test_the_bridge_between_equal_laws_is_the_operator(
     problem: tuple[int, int, float, float, int],
 ) -> None:
@@ -360,7 +361,9 @@ def test_rules_refuse_what_has_no_scale() -> None:
         diffusion.choose_beta(np.ones((5, 2)))
     with pytest.raises(ValueError, match=r"W is indefinite\); pass a number"):
         DiffusionMap(beta="dimension", W=np.diag([1.0, -1.0])).fit(cloud(20, 2))
-    with pytest.raises(ValueError, match="rule: wanted one of 'median', 'dimension', got 'mean'"):
+    with pytest.raises(
+        ValueError, match="rule: wanted one of 'median', 'dimension', 'knn', got 'mean'"
+    ):
         diffusion.choose_beta(cloud(5, 2), "mean")
     with pytest.raises(ValueError, match=r"X: wanted shape \(n, d\)"):
         diffusion.choose_beta(cloud(8, 2).reshape(2, 4, 2))

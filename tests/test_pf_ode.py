@@ -192,7 +192,10 @@ def test_failures_are_passed_through() -> None:
     assert huge.status == "step_too_small" and huge.t.tolist() == [1.0] and huge.t_reached == 1.0
     early = pf_ode(P0, broken, (0, 1), t_eval=[0.75])
     assert len(early.t) == 0 and 0.49 < early.t_reached < 0.5 and "drift_not_finite" in str(early)
-    for coordinates in ("p", "logits"):  # the first look ahead may already be where there is no value
+    for coordinates in (
+        "p",
+        "logits",
+    ):  # the first look ahead may already be where there is no value
         soon = pf_ode(
             P0, lambda p, t: B if t < 1e-9 else B * np.inf, (0, 1), coordinates=coordinates
         )

@@ -376,7 +376,9 @@ class FiniteDepth:
         ]
 
     def __str__(self) -> str:
-        kind = "estimated (an indication)" if self.budget.constants.estimated else "exact or supplied"
+        kind = (
+            "estimated (an indication)" if self.budget.constants.estimated else "exact or supplied"
+        )
         return "\n".join(
             [
                 f"FiniteDepth: error {_range(self.error)}, bound {_range(self.bound)}, constants {kind}",
@@ -446,7 +448,7 @@ def finite_depth(
     elif constants is None:
         pieces_of(drift, p[0].shape, 0.0, 1.0)  # refuses what is no drift
         exact = drift_constants(drift, z.shape[-1], L)
-        constants = estimate_constants(z, tau=tau) if exact is None else Constants(**exact, tau=tau)
+        constants = estimate_constants(z, tau=tau) if exact is None else Constants(*exact, tau=tau)
     times = np.unique(
         np.concatenate([np.arange(L * between + 1) / (L * between), np.arange(L + 1) / L])
     )

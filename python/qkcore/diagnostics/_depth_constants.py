@@ -16,7 +16,7 @@ def _half_range(x: Double) -> Double:
     return np.asarray((x.max(axis=-1) - x.min(axis=-1)) / 2)
 
 
-def drift_constants(drift: Any, V: int, n_layers: int) -> dict[str, float] | None:
+def drift_constants(drift: Any, V: int, n_layers: int) -> tuple[float, float, float] | None:
     """L_b, M_b and L_t of a table or of a ridge regression; None for drifts of which nothing is known."""
     if isinstance(drift, (tuple, list)):
         return _of_table(
@@ -24,24 +24,24 @@ def drift_constants(drift: Any, V: int, n_layers: int) -> dict[str, float] | Non
         )
     affine = getattr(drift, "_affine", None)
     known = None if affine is None else affine()
-    return None if known is None else _of_line(*known, V)
+    return None if known is None else _of_line(known[0], known[1], V)
 
 
-def _of_table(times: Double, values: Double, n_layers: int) -> dict[str, float] | None:
+def _of_table(times: Double, values: Double, n_layers: int) -> tuple[float, float, float] | None:
     """A table depends on time alone."""
     most = float(_half_range(values).max())
     if len(values) == len(times):
         width = np.diff(times).reshape(-1, *(1,) * (values.ndim - 1))
         slope = float(_half_range(np.diff(values, axis=0) / width).max())
-        return {"L_b": 0.0, "M_b": most, "L_t": slope}
+        return 0.0, most, slope
     # Constant on intervals: no Lipschitz constant in time, and none is needed if no layer sees a jump.
     inside = times[(times > 0) & (times < 1)] * n_layers
     if np.abs(inside - inside.round()).max(initial=0.0) > 1e-9:
         return None
-    return {"L_b": 0.0, "M_b": most, "L_t": 0.0}
+    return 0.0, most, 0.0
 
 
-def _of_line(coef: Double, intercept: Double, V: int) -> dict[str, float]:
+def _of_line(coef: Double, intercept: Double, V: int) -> tuple[float, float, float]:
     """b(p, t) = p W + t w + c: extreme over the simplex at its vertices.
 
     The l1 ball of differences of probabilities has the vertices (e_i - e_j) / 2.
@@ -53,4 +53,4 @@ def _of_line(coef: Double, intercept: Double, V: int) -> dict[str, float]:
         steep = float(_half_range(W - W.mean(axis=0)).max())
     ends = [W + intercept, W + slopes.sum(axis=0) + intercept]
     most = max(float(_half_range(x).max()) for x in ends)
-    return {"L_b": steep, "M_b": most, "L_t": float(_half_range(slopes).max(initial=0.0))}
+    return steep, most, float(_half_range(slopes).max(initial=0.0))

@@ -99,11 +99,13 @@ class LayerStack:
         if all(are_probabilities(layer, eps) for layer in layers):
             refuse_probabilities("logits", instead or "np.log(p)")
         tau = _checks.positive("temperature", temperature)
-        largest = max(float(np.abs(x, out=np.zeros_like(x), where=x > -np.inf).max()) for x in layers)
+        largest = max(
+            float(np.abs(x, out=np.zeros_like(x), where=x > -np.inf).max()) for x in layers
+        )
         if not largest / tau < np.finfo(np.float64).max / 4:
             raise ValueError(
-                f"logits: wanted numbers whose differences, divided by the temperature {tau:g}, are within the "
-                f"range of float64, got entries up to {largest:g}; scale them down"
+                f"logits: wanted numbers whose differences, divided by the temperature {tau:g}, are within "
+                f"the range of float64, got entries up to {largest:g}; scale them down"
             )
         return cls(layers, tau, "logits")
 

@@ -320,7 +320,9 @@ def contraction(
                 "contracting": found.contracting,
                 "drift": found.drift.mean(axis=1),
             }
-            text += f"; {100 * found.contracting:.3g} % of steps come nearer to the last layer (EVI)"
+            text += (
+                f"; {100 * found.contracting:.3g} % of steps come nearer to the last layer (EVI)"
+            )
     if low > limits.reduction:
         return _check("P3", limits, PASS, sweep.reduction, text, **details)
     if high <= limits.reduction:

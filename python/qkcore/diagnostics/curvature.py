@@ -206,9 +206,7 @@ class Geometry:
             else:
                 self.keys = points
 
-    def measure(
-        self, rows: Float, pairs: Pairs
-    ) -> tuple[Float, Float, npt.NDArray[np.bool_]]:
+    def measure(self, rows: Float, pairs: Pairs) -> tuple[Float, Float, npt.NDArray[np.bool_]]:
         """W1, d_Q and whether the pair could be used (only those are returned)."""
         p, q = rows[pairs[:, 0]], rows[pairs[:, 1]]
         both = (p > 0) & (q > 0)
@@ -223,7 +221,7 @@ class Geometry:
     def apart(self, pairs: Pairs) -> Float:
         """The distances between the queries of pairs."""
         side = self.queries[pairs[:, 0]] - self.queries[pairs[:, 1]]
-        return np.abs(side).sum(axis=1) if self.metric == "l1" else np.linalg.norm(side, axis=1)
+        return np.asarray(np.linalg.norm(side, ord=1 if self.metric == "l1" else 2, axis=1))
 
     def transport(self, p: Float, q: Float) -> Float:
         """W1 between the laws p and q (pairs, keys)."""

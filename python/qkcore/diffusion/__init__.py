@@ -8,12 +8,14 @@
 ``diffusion_distance(P, ..)`` the distance between t-step laws, from the operator itself
 ``choose_beta(X, rule)``      the automatic scales, with the rule stated
 ``DiffusionMap``              coordinates :math:`\\lambda_k^t\\psi_k`, also of new points
+``DisconnectedWarning``       they tell a few points from the rest
 ============================= ==================================================================
 
 :math:`P^-` (columns normalised) is ``operator(...).T``, as K is symmetric. Everything but ``to_numpy``
 works in O(N) memory from the points; :class:`DiffusionMap` may keep one array, see ``max_memory``.
 """
 
+from ._localized import DisconnectedWarning
 from ._map import DiffusionMap
 from ._operators import (
     Laplacian,
@@ -28,6 +30,7 @@ from ._scale import BetaChoice, choose_beta
 __all__ = [
     "BetaChoice",
     "DiffusionMap",
+    "DisconnectedWarning",
     "Laplacian",
     "bistochastic",
     "choose_beta",

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks, scores
+from .. import _checks
 from .._config import resolve_threads
 from .._estimator import Estimator
 from .._lanczos import Product
@@ -16,8 +16,12 @@ from .._spectral import fix_signs
 from ..operators import MarkovOperator, kernel, softmax
 from ..scores import WLike
 from ._eigenpairs import StoredKernel, nontrivial_eigenpairs, stored_bytes
+from ._local_scale import GlobalKernel, SelfTuningKernel, neighbor_count
+from ._localized import effective_points, warn_of_parts
 from ._operators import _checked_norm, _density_normalized, _halved, _indices
 from ._scale import RULES, BetaChoice, choose_beta
+
+BANDWIDTHS = ("global", "self-tuning")
 
 
 class DiffusionMap(Estimator):
@@ -32,8 +36,12 @@ class DiffusionMap(Estimator):
     Parameters (scikit-learn's conventions; all are arguments of the constructor):
 
     - ``n_components``: how many coordinates, 1 to N - 1.
-    - ``beta``: the inverse scale of :math:`e^{-\\beta D^2}`, a number, or the rule "median" or
-      "dimension" of :func:`choose_beta`; None is "median".
+    - ``beta``: the inverse scale of :math:`e^{-\\beta D^2}`, a number, or the rule "median",
+      "dimension" or "knn" of :func:`choose_beta`; None is "median" (1 for "self-tuning").
+    - ``bandwidth``: "global", one scale for all points, or "self-tuning", one for each (Zelnik-Manor and
+      Perona 2005): the kernel is :math:`e^{-\\beta D_{ij}^2/(\\sigma_i\\sigma_j)}`, :math:`\\sigma_i` the
+      distance of point i to its ``n_neighbors``-th neighbour. For data with outliers, or of uneven density.
+    - ``n_neighbors``: for "self-tuning" and for the rule "knn".
     - ``alpha``: density normalisation as in :func:`operator`: 0 none, 1 removes the sampling density.
     - ``t``: diffusion time, a number >= 0 (0: the eigenvectors themselves).
     - ``W``: the metric (d, d) or a pair of factors, None for the identity.
@@ -44,9 +52,14 @@ class DiffusionMap(Estimator):
     - ``n_threads``: for the library's own products.
 
     After ``fit``: ``eigenvalues_`` (without the trivial 1), ``eigenvectors_`` (N, n_components),
-    ``embedding_``, ``stationary_`` (N,), ``beta_``, ``beta_rule_`` ("given", "median" or "dimension"),
-    ``dimension_`` (of the rule "dimension"; else None), ``materialized_`` (whether the array was formed),
+    ``embedding_``, ``stationary_`` (N,), ``beta_``, ``beta_rule_`` ("given", "median", "dimension", "knn"),
+    ``dimension_`` (of the rule "dimension"; else None), ``scales_`` (:math:`\\sigma`, (N,), of "self-tuning",
+    else None), ``effective_points_`` (how many points each coordinate lives on:
+    :math:`1/\\sum_i(\\pi_i\\psi_{ik}^2)^2`), ``materialized_`` (whether the array was formed),
     ``n_iter_`` (passes over the matrix), ``points_`` (a copy of X), ``n_features_in_``.
+
+    ``fit`` warns with :class:`DisconnectedWarning` where points fall into parts that do not see each other,
+    or where a coordinate lives on a few points only, as it does with outliers.
 
     >>> import numpy as np
     >>> from qkcore import diffusion
@@ -66,6 +79,8 @@ class DiffusionMap(Estimator):
         n_components: int = 2,
         *,
         beta: float | str | None = None,
+        bandwidth: str = "global",
+        n_neighbors: int = 7,
         alpha: float = 0.0,
         t: float = 1,
         W: WLike = None,
@@ -75,6 +90,8 @@ class DiffusionMap(Estimator):
     ) -> None:
         self.n_components = n_components
         self.beta = beta
+        self.bandwidth = bandwidth
+        self.n_neighbors = n_neighbors
         self.alpha = alpha
         self.t = t
         self.W = W
@@ -84,6 +101,9 @@ class DiffusionMap(Estimator):
 
     def fit(self, X: npt.ArrayLike, y: object = None) -> DiffusionMap:
         """Find the coordinates of points X (n, d); y is ignored."""
+        return self._fit(X, 3)
+
+    def _fit(self, X: npt.ArrayLike, stacklevel: int) -> DiffusionMap:
         points = np.array(self._points(X), order="C")  # new points are compared with these
         n = len(points)
         k = _checks.integer("n_components", self.n_components)
@@ -105,12 +125,19 @@ class DiffusionMap(Estimator):
         threads = resolve_threads(self.n_threads)
         choice = self._choice(points)
         alpha = _checks.number("alpha", self.alpha)
-        s = scores.distance(points, W=self.W, beta=choice.beta)
+        weights: GlobalKernel | SelfTuningKernel
+        if self.bandwidth == "self-tuning":
+            near = neighbor_count(self.n_neighbors, n)
+            weights = SelfTuningKernel(points, self.W, choice.beta, near, threads)
+        else:
+            weights = GlobalKernel(points, self.W, choice.beta)
+        s = weights.scores()
         materialized = stored_bytes(n, s.dtype) <= memory
         multiply: Product | None = None
         # Distances give weights from 0 to 1, with 1 on the diagonal: sums and their powers are numbers, and
         # the stored weights serve them all. Other metrics and powers go by logarithms.
-        if materialized and self.W is None and abs(alpha) <= 2:
+        distances = self.W is None or self.bandwidth == "self-tuning"
+        if materialized and distances and abs(alpha) <= 2:
             K = StoredKernel(s, threads)
             none = np.zeros(n, s.dtype)
             shift = K.log_row_sums(none) * s.dtype.type(-alpha) if alpha else None
@@ -129,47 +156,82 @@ class DiffusionMap(Estimator):
         law = np.exp(log_z - log_z.max())
         law /= law.sum()
         values, vectors, passes = nontrivial_eigenpairs(
-            S, np.sqrt(law), k, multiply, self.W is None, restarts, threads
+            S,
+            np.sqrt(law),
+            k,
+            multiply,
+            self.W is None and self.bandwidth == "global",  # then it is positive semidefinite
+            restarts,
+            threads,
         )
+        dtype = points.dtype
         self.beta_ = choice.beta
         self.beta_rule_ = choice.rule
         self.dimension_ = choice.dimension
-        self.eigenvalues_: Real = values.astype(s.dtype)
-        self.eigenvectors_: Real = _right_eigenvectors(vectors, law, s.dtype)
-        self.stationary_: Real = law.astype(s.dtype)
+        self.eigenvalues_: Real = values.astype(dtype)
+        self.eigenvectors_: Real = _right_eigenvectors(vectors, law, dtype)
+        self.stationary_: Real = law.astype(dtype)
+        self.scales_: Real | None = None
+        if isinstance(weights, SelfTuningKernel):
+            self.scales_ = weights.scales.astype(dtype)
+        self.effective_points_ = effective_points(law, self.eigenvectors_)
         self.materialized_ = materialized
         self.n_iter_ = passes
         self.points_: Real = points
         self.n_features_in_ = points.shape[1]
         # What transform needs must not change with parameters that are set after fit.
-        metric = self.W
-        if metric is not None:
-            metric = tuple(map(np.array, metric)) if isinstance(metric, tuple) else np.array(metric)
-        self._fitted = (t, metric, shift)
+        self._fitted = (t, weights, shift)
         self.embedding_: Real = self.eigenvectors_ * _powers(self.eigenvalues_, t)
+        other = 'pass bandwidth="self-tuning"'
+        if self.bandwidth == "self-tuning":
+            other = f"raise n_neighbors (now {self.n_neighbors})"
+        remedy = (
+            f"Leave outliers out, lower beta (now {choice.beta:.3g}), {other}, "
+            "or map large parts one by one"
+        )
+        warn_of_parts(
+            type(self).__name__,
+            self.eigenvalues_,
+            self.eigenvectors_,
+            law,
+            remedy,
+            stacklevel,
+            with_constant=True,
+        )
         return self
 
     def _choice(self, points: Real) -> BetaChoice:
+        if self.bandwidth not in BANDWIDTHS:
+            raise ValueError(
+                f"bandwidth: wanted one of {', '.join(map(repr, BANDWIDTHS))}, got {self.bandwidth!r}"
+            )
         beta = "median" if self.beta is None else self.beta
+        if self.bandwidth == "self-tuning":
+            if isinstance(self.beta, str):
+                raise ValueError(
+                    f'beta: wanted a number > 0 or None for bandwidth="self-tuning", got the rule '
+                    f"{self.beta!r}; the scales come from n_neighbors"
+                )
+            beta = 1.0 if self.beta is None else self.beta
         if isinstance(beta, str):
             if beta not in RULES:
                 raise ValueError(
                     f"beta: wanted a number > 0 or one of the rules {', '.join(map(repr, RULES))}, "
                     f"got {beta!r}"
                 )
-            return choose_beta(points, beta, W=self.W)
+            return choose_beta(points, beta, W=self.W, n_neighbors=self.n_neighbors)
         return BetaChoice(_checks.positive("beta", beta), "given", len(points))
 
     def fit_transform(self, X: npt.ArrayLike, y: object = None) -> Real:
         """Fit, and give the coordinates of X, (n, n_components)."""
-        return self.fit(X, y).embedding_
+        return self._fit(X, 3).embedding_
 
     @property
     def operator_(self) -> MarkovOperator:
-        """The fitted diffusion operator, (N, N)."""
+        """The fitted diffusion operator, (N, N); that of "self-tuning" is in double precision."""
         self._require_fitted("embedding_")
-        _, metric, shift = self._fitted
-        s = scores.distance(self.points_, W=metric, beta=self.beta_)
+        _, weights, shift = self._fitted
+        s = weights.scores()
         return softmax(s if shift is None else s.shift(rows=shift, columns=shift))
 
     def transform(self, X: npt.ArrayLike) -> Real:
@@ -177,7 +239,9 @@ class DiffusionMap(Estimator):
 
         :math:`\\lambda_k^t\\psi_k(x) = \\lambda_k^{t-1}\\sum_j P(x, x_j)\\psi_{jk}`: for t >= 1 nothing is
         divided by an eigenvalue. P(x, .) is normalised as in ``fit``, density included. The points of
-        ``fit`` get their embedding, to rounding.
+        ``fit`` get their embedding, to rounding. With "self-tuning", the scale of a new point is its distance
+        to the (``n_neighbors`` + 1)-th nearest point of ``fit``; a point of ``fit`` is its own nearest, so
+        its scale is what it was there.
 
         >>> import numpy as np
         >>> from qkcore import diffusion
@@ -216,10 +280,11 @@ class DiffusionMap(Estimator):
                 f"{self.n_features_in_} features as input"
             )
         _checks.same_dtype("X", points, self.points_.dtype, "the points of fit")
-        _, metric, shift = self._fitted
-        s = scores.distance(points, self.points_, W=metric, beta=self.beta_)
+        _, weights, shift = self._fitted
+        s = weights.cross(points, resolve_threads(self.n_threads))
         P = softmax(s if shift is None else s.shift(columns=shift))
-        return P.apply(self.eigenvectors_, n_threads=self.n_threads)
+        vectors = self.eigenvectors_.astype(s.dtype, copy=False)
+        return P.apply(vectors, n_threads=self.n_threads).astype(points.dtype, copy=False)
 
     def _refuse_zero_eigenvalues(self, what: str) -> None:
         lost = np.abs(self.eigenvalues_) <= 100 * np.finfo(self.eigenvalues_.dtype).eps

@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._bandwidth import median_rule
+from .._bandwidth import MOST_POINTS, median_rule
+from .._config import get_num_threads
 from .._lazy_scores import Scores
 from ..operators import softmax
 from ..scores import WLike
+from ._local_scale import features_of, neighbor_count, neighbor_distances
 
-RULES = ("median", "dimension")
+RULES = ("median", "dimension", "knn")
 
 
 @dataclass(frozen=True)
@@ -23,14 +25,16 @@ class BetaChoice:
 
     beta: float
     rule: str
-    """"median" or "dimension\""""
+    """"median", "dimension" or "knn\""""
     n_points: int
     """how many of the points the rule looked at"""
     dimension: float | None = None
     """the estimated intrinsic dimension ("dimension" only)"""
 
 
-def choose_beta(X: npt.ArrayLike, rule: str = "median", *, W: WLike = None) -> BetaChoice:
+def choose_beta(
+    X: npt.ArrayLike, rule: str = "median", *, W: WLike = None, n_neighbors: int = 7
+) -> BetaChoice:
     """The inverse scale beta of :math:`e^{-\\beta D^2}` by a stated rule (DAC-5).
 
     "median"
@@ -43,8 +47,13 @@ def choose_beta(X: npt.ArrayLike, rule: str = "median", *, W: WLike = None) -> B
         on powers of 2 and refined to 0.1 %. On a manifold of dimension m, T grows like
         :math:`\\epsilon^{m/2}`, so twice the maximum estimates m. A narrow kernel, which follows the
         shape of the data.
+    "knn"
+        beta = 1 / median of the squared distances from points to their ``n_neighbors``-th neighbour. A narrow
+        kernel, whatever the dimension and however far apart clusters are; the scale in dense regions isolates
+        points in sparse ones, for which ``DiffusionMap(bandwidth="self-tuning")`` has one scale each.
 
-    Of more than 1000 points, 1000 evenly spaced in their order are looked at, so the rule repeats.
+    Of more than 1000 points, 1000 evenly spaced in their order are looked at, so the rule repeats ("knn"
+    looks for their neighbours among all points).
 
     >>> import numpy as np
     >>> from qkcore import diffusion
@@ -77,6 +86,12 @@ def choose_beta(X: npt.ArrayLike, rule: str = "median", *, W: WLike = None) -> B
         )
     if rule == "median":
         return BetaChoice(found.beta, rule, found.minus.shape[0])
+    if rule == "knn":
+        x = features_of(points, W, "the rule 'knn'")
+        rank = neighbor_count(n_neighbors, len(x))
+        sample = x[np.linspace(0, len(x) - 1, min(len(x), MOST_POINTS)).round().astype(np.intp)]
+        near = neighbor_distances(sample, x, rank, get_num_threads())
+        return BetaChoice(1 / float(np.median(near)) ** 2, rule, len(sample))
     return _fastest_growth(found.minus, found.beta)
 
 

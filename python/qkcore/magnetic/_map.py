@@ -8,6 +8,7 @@ import numpy.typing as npt
 from .. import _checks, scores
 from .._bandwidth import median_rule
 from .._estimator import Estimator
+from ..diffusion._localized import effective_points, warn_of_parts
 from ..operators import softmax
 from ..scores import WLike
 from ._build import density_normalized, metric_of
@@ -35,7 +36,12 @@ class MagneticMap(Estimator):
     - ``alpha``: density normalisation, 0 (none) to 1.
     - ``t``: diffusion time, an integer >= 0.
 
-    After ``fit``: ``eigenvalues_``, ``eigenvectors_``, ``embedding_``, ``beta_``, ``n_features_in_``.
+    After ``fit``: ``eigenvalues_``, ``eigenvectors_``, ``embedding_``, ``beta_``, ``n_features_in_``,
+    ``effective_points_`` (how many points each coordinate lives on, see
+    :class:`qkcore.diffusion.DiffusionMap`).
+
+    ``fit`` warns with :class:`qkcore.diffusion.DisconnectedWarning` where points fall into parts that do not
+    see each other, or where a coordinate lives on a few points only.
 
     >>> import numpy as np
     >>> from qkcore import magnetic
@@ -69,6 +75,9 @@ class MagneticMap(Estimator):
 
     def fit(self, X: npt.ArrayLike, y: object = None) -> MagneticMap:
         """Find the leading eigenvectors for points X (n, d); y is ignored."""
+        return self._fit(X, 3)
+
+    def _fit(self, X: npt.ArrayLike, stacklevel: int) -> MagneticMap:
         points = self._points(X).copy()  # new points are compared with these
         k = _checks.integer_within(
             "n_components", self.n_components, 1, len(points), "at most one per point"
@@ -82,7 +91,8 @@ class MagneticMap(Estimator):
         if beta is None:
             beta = median_rule(points, W).beta or 1.0  # any will do for points that are all equal
         s, shift = density_normalized(scores.distance(points, W=W, beta=beta), self.alpha)
-        values, vectors = MagneticOperator(softmax(s), angles).spectrum(k)
+        P = MagneticOperator(softmax(s), angles)
+        values, vectors = P.spectrum(k)
         self.beta_ = float(beta)
         self.eigenvalues_ = values
         self.eigenvectors_ = vectors
@@ -90,11 +100,22 @@ class MagneticMap(Estimator):
         self.n_features_in_ = points.shape[1]
         # What transform needs, as it was: only t may change between fits.
         self._fitted = points, shift, W, (self.W, self.gamma)
+        law = P.stationary()
+        self.effective_points_ = effective_points(law, vectors)
+        warn_of_parts(
+            type(self).__name__,
+            values,
+            vectors,
+            law,
+            f"Leave outliers out, lower beta (now {self.beta_:.3g}), or map large parts one by one",
+            stacklevel,
+            with_constant=False,
+        )
         return self
 
     def fit_transform(self, X: npt.ArrayLike, y: object = None) -> Complex:
         """Fit and give the coordinates of X, (n, n_components)."""
-        return self.fit(X, y).embedding_
+        return self._fit(X, 3).embedding_
 
     def transform(self, X: npt.ArrayLike) -> Complex:
         """The coordinates of points X (m, d), new ones too, by Nyström's extension.

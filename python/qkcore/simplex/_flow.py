@@ -78,8 +78,8 @@ class PFSolution:
             )
         if self.coordinates == "logits" and self.logit_residual:
             out.append(
-                f"integrated in logits: in p the path came to differ by {self.logit_residual:.1e} (TV) from the "
-                "softmax of the logits that its own drift adds up to, as entries that are far below atol grew"
+                f"integrated in logits: in p the path came to differ by {self.logit_residual:.1e} (TV) from "
+                "the softmax of the logits that its own drift adds up to, as entries far below atol grew"
             )
         return tuple(out)
 

@@ -49,7 +49,9 @@ def locked_motion(tail: LogTail, R: npt.ArrayLike, tau: float = 1.0) -> Double:
     """
     from scipy.special import expit
 
-    half, rest, change = np.broadcast_arrays(tail.half_gap, tail.rest, np.asarray(R, dtype=np.float64))
+    half, rest, change = np.broadcast_arrays(
+        tail.half_gap, tail.rest, np.asarray(R, dtype=np.float64)
+    )
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         scaled = change / tau
         # log w. Half the gap and R are added first: each may overflow once it is doubled or scaled.

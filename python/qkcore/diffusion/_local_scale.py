@@ -1,0 +1,156 @@
+"""Scales from nearest neighbours, and the self-tuning kernel that has one at every point."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import _checks, scores
+from .._lazy_scores import Real, Scores
+from ..scores import WLike, _metric_factor
+
+Double = npt.NDArray[np.float64]
+
+_TREE_UP_TO = 8  # dimensions in which a k-d tree beats going through all pairs
+_BLOCK = 2**22  # distances that are held at a time
+# The smallest scale of a point, as a share of its distance from the middle of the data. The scores are
+# differences of numbers up to the square of its inverse: at the floor they have an error of about 1e-5.
+_FLOOR = 1e-5
+
+
+def own_copy(W: WLike) -> WLike:
+    """What transform needs must not change with the caller's array."""
+    if W is None:
+        return None
+    return tuple(map(np.array, W)) if isinstance(W, tuple) else np.array(W)
+
+
+def features_of(points: Real, W: WLike, what: str) -> Double:
+    """Points (n, d) as float64 features whose Euclidean distance is that of the metric W."""
+    x = points.astype(np.float64)
+    if W is None:
+        return x
+    factor, negative = _metric_factor(points, W)
+    if negative:
+        raise ValueError(
+            f"W: wanted a metric without negative eigenvalues for {what}, got one with {negative}; "
+            "symmetrise and lift it, or pass beta as a number"
+        )
+    out: Double = x @ factor.astype(np.float64)
+    return out
+
+
+def neighbor_count(value: object, n: int) -> int:
+    """``n_neighbors`` as the caller gave it, and no more than there are other points."""
+    return min(
+        _checks.integer_within("n_neighbors", value, 1, 10**9, "use one neighbour at least"), n - 1
+    )
+
+
+def neighbor_distances(queries: Double, points: Double, rank: int, n_threads: int) -> Double:
+    """The distance from each query to its rank-th nearest of the points, the nearest having rank 0.
+
+    Where that is 0, because points are repeated, it is the distance to the nearest point that differs
+    (0 if none does). In blocks: O(N) memory.
+    """
+    from scipy.spatial import cKDTree
+
+    if points.shape[1] <= _TREE_UP_TO:
+        found, _ = cKDTree(points).query(queries, k=[rank + 1], workers=n_threads)
+    else:
+        found = np.concatenate(
+            [np.partition(d, rank, axis=1)[:, rank] for d in _distances(queries, points)]
+        )
+    out: Double = np.asarray(found, dtype=np.float64).reshape(-1)
+    zero = np.flatnonzero(out == 0)
+    if zero.size:
+        nearest = [
+            np.where(d > 0, d, np.inf).min(axis=1) for d in _distances(queries[zero], points)
+        ]
+        other = np.concatenate(nearest)
+        out[zero] = np.where(np.isfinite(other), other, 0.0)
+    return out
+
+
+def _distances(queries: Double, points: Double) -> Iterator[Double]:
+    """Blocks of rows of the matrix of distances."""
+    from scipy.spatial.distance import cdist
+
+    rows = max(1, _BLOCK // len(points))
+    for at in range(0, len(queries), rows):
+        yield cdist(queries[at : at + rows], points)
+
+
+class SelfTuningKernel:
+    """The scores :math:`-\\beta |x_i-x_j|^2/(\\sigma_i\\sigma_j)`, :math:`\\sigma` from neighbours.
+
+    Zelnik-Manor and Perona's kernel (2005). With :math:`y = x/\\sigma` and :math:`q = |x|^2/\\sigma` the
+    scores are :math:`\\beta(2\\,y_i\\cdot y_j - q_i/\\sigma_j - q_j/\\sigma_i)`: three dot products, so that
+    nothing N x N is needed. The terms cancel, so points are taken from their median and in float64.
+    """
+
+    def __init__(
+        self, points: Real, W: WLike, beta: float, n_neighbors: int, n_threads: int
+    ) -> None:
+        self._W = own_copy(W)
+        self._beta = beta
+        features = features_of(points, self._W, 'bandwidth="self-tuning"')
+        self._centre = np.median(features, axis=0)
+        self._points: Double = features - self._centre
+        self._rank = n_neighbors
+        self.scales = self._scales(self._points, n_threads)
+        if not self.scales.all():
+            raise ValueError(
+                f'X: wanted points that differ for bandwidth="self-tuning", got {len(points)} equal ones; '
+                'pass bandwidth="global" and beta as a number'
+            )
+        self._terms = _terms(self._points, self.scales)
+
+    def _scales(self, x: Double, n_threads: int) -> Double:
+        found = neighbor_distances(x, self._points, self._rank, n_threads)
+        out: Double = np.maximum(found, _FLOOR * np.linalg.norm(x, axis=1))
+        return out
+
+    def scores(self) -> Scores:
+        """Between the points of the fit: symmetric."""
+        return _lifted(self._terms, self._terms, self._beta)
+
+    def cross(self, points: Real, n_threads: int) -> Scores:
+        """From new points to those of the fit."""
+        x = features_of(points, self._W, 'bandwidth="self-tuning"') - self._centre
+        return _lifted(_terms(x, self._scales(x, n_threads)), self._terms, self._beta)
+
+
+def _terms(x: Double, scales: Double) -> tuple[Double, Double, Double]:
+    inverse = (1 / scales)[:, None]
+    square = np.einsum("ij,ij->i", x, x)[:, None]
+    return np.ascontiguousarray(x * inverse), np.ascontiguousarray(-square * inverse), inverse
+
+
+def _lifted(
+    left: tuple[Double, Double, Double], right: tuple[Double, Double, Double], beta: float
+) -> Scores:
+    """The three dot products; the same arrays on both sides show the symmetry."""
+    y, q, r = left
+    v, p, t = right
+    cross = scores.dot(y, v, beta=2 * beta)
+    return cross + scores.dot(q, t, beta=beta) + scores.dot(r, p, beta=beta)
+
+
+class GlobalKernel:
+    """The scores :math:`-\\beta D^2` with one scale for all points."""
+
+    def __init__(self, points: Real, W: WLike, beta: float) -> None:
+        self._points = points
+        self._W = own_copy(W)
+        self._beta = beta
+
+    def scores(self) -> Scores:
+        """Between the points of the fit: symmetric."""
+        return scores.distance(self._points, W=self._W, beta=self._beta)
+
+    def cross(self, points: Real, n_threads: int) -> Scores:
+        """From new points to those of the fit."""
+        return scores.distance(points, self._points, W=self._W, beta=self._beta)
