@@ -298,7 +298,8 @@ def test_calls_that_flush_subnormal_numbers_leave_those_of_the_caller_alone(n_th
         assert np.isfinite(b.f).all() and np.isfinite(b.error)
     field = qk.AttentionField("softmax", Q=20 * np.eye(2), K=np.eye(2), V=np.eye(2))
     qk.flow(field, X, (0.0, 0.1), "euler", n_steps=2, n_threads=n_threads)
-    qk.diffusion.DiffusionMap(2, beta=100.0, n_threads=n_threads).fit(X)
+    with pytest.warns(qk.diffusion.DisconnectedWarning):  # a kernel so narrow that points are alone
+        qk.diffusion.DiffusionMap(2, beta=100.0, n_threads=n_threads).fit(X)
     qk.isb.barycentric(X, 0.01)
     with pytest.raises(ValueError, match="mu"):
         qk.bridge(s, -u, u, n_threads=n_threads)
