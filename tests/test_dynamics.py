@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qkcore as qk
-from qkcore import _dynamics
+from qkcore import _dynamics, _stationary
 
 from .generators import DTYPES
 from .reference import Array
@@ -78,7 +78,8 @@ def test_stationary_law(kind: str, n: int, dtype: str) -> None:
 def test_elimination_and_iteration_agree(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     A = chain(kind, 150, "float64")
     direct = A.stationary()
-    monkeypatch.setattr(_dynamics, "SMALL", 2)
+    monkeypatch.setattr(_stationary, "DIRECT", 0)
+    monkeypatch.setattr(_stationary, "ELIMINATED", 0)
     np.testing.assert_allclose(A.stationary(), direct, rtol=1e-12)
 
 
@@ -125,10 +126,14 @@ def test_reducible_chains_are_refused(n: int) -> None:
         blocks.regime()
 
 
-def test_underflow_makes_a_chain_reducible_in_numbers() -> None:
+def test_weights_that_underflow_still_connect_a_chain() -> None:
+    """e^-1000000 is 0 as a number, and a way from one state to the other all the same."""
     far = np.array([[0.0], [1e3]])
-    with pytest.raises(qk.ReducibleChainError):
-        qk.softmax(qk.scores.distance(far)).stationary()
+    A = qk.softmax(qk.scores.distance(far))
+    np.testing.assert_allclose(A.stationary(), [0.5, 0.5], rtol=1e-15)
+    assert A.leads_to(0).all()
+    lopsided = qk.scores.dense(np.array([[0.0, -1e6 - 1], [-1e6, 0.0]]))
+    np.testing.assert_allclose(qk.softmax(lopsided).stationary()[1], 1 / (1 + np.e), rtol=1e-9)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

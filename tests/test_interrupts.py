@@ -20,6 +20,8 @@ CALLS = {
     "bridge, stored": "qk.bridge(S, u, w, tol=1e-15, max_iter=10**7, max_memory=1e9)",
     "bridge_chain": "qk.bridge_chain([S] * 3, u, w, tol=1e-15, max_iter=10**6)",
     "adaptive_ipf": "qk.adaptive_ipf(X, X, u, w, tol=1e-15, max_iter=10**6)",
+    "stationary, elimination": "qk.softmax(qk.scores.dot(big[:2000], W=W)).stationary()",
+    "stationary, products": "qk.softmax(qk.scores.dot(big[:9000], W=W)).stationary(on_fail='ignore')",
     "sinkhorn": "qk.sinkhorn(S, tol=1e-15, max_iter=10**7)",
     "flow, adaptive": "qk.flow(field, X, (0.0, 1e6), rtol=1e-9, max_steps=10**8)",
     "flow, fixed steps": "qk.flow(field, X, (0.0, 1.0), 'euler', n_steps=10**7, t_eval=[1.0])",

@@ -315,10 +315,12 @@ def test_asymmetry_is_what_breaks_detailed_balance() -> None:
 
 
 def test_chains_that_fall_apart_are_named() -> None:
-    """DAC-8: weights that underflow leave no one law; that is said, not hidden."""
-    z = np.full((4, 4), -2000.0)
+    """DAC-8: masked weights leave no one law; that is said, not hidden. Weights that underflow leave one."""
+    z = np.full((4, 4), -np.inf)
     z[:2, :2] = z[2:, 2:] = 0.0
     assert _operators.regime(z)["regime"] == "reducible"
+    z[~np.isfinite(z)] = -2000.0
+    assert _operators.regime(z)["regime"] == "EQ"
 
 
 def test_longest_window_by_brute_force() -> None:

@@ -1,12 +1,13 @@
 """What a Markov chain does: stationary law, reachability, currents, regime, spectral gap (DAC-8).
 
 Everything is written against products with the operator; no N x N array is formed except where the
-name says so, or for chains of at most ``SMALL`` states.
+name says so, for spectra of at most ``SMALL`` states, and for stationary laws (see _stationary.py).
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -14,19 +15,23 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks
+from ._classes import Classes, find_classes
+from ._classes import leads_to as leads_to
+from ._config import resolve_threads
+from ._convergence import ConvergenceError, ConvergenceWarning, on_fail_option
 from ._lazy_scores import Real
+from ._native import cpu
+from ._stationary import ELIMINATED, Law, ReducibleChainError, stationary_law
 
 if TYPE_CHECKING:
     from ._markov import Markov
 
 __all__ = ["CurrentNorms", "ReducibleChainError", "Regime"]
 
-# Chains this small are solved by elimination on the array itself.
+# The spectrum of chains this small is that of the array itself.
 SMALL = 200
-
-
-class ReducibleChainError(ValueError):
-    """The chain has several closed classes of states, so its stationary law is not unique."""
+# Steps of iterations where the caller has not said how many.
+MAX_ITER = 10_000
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,24 @@ class Regime:
     """nats per step (inf when some edge is one-way)"""
     currents: CurrentNorms = field(repr=False)
     rho: Real = field(repr=False)
+    law_error: float | None = None
+    """estimated L1 error of ``rho`` as the stationary law; None when the caller gave rho"""
+    recurrent: npt.NDArray[np.intp] | None = field(default=None, repr=False)
+    """the states of closed classes, which the chain does not leave for good; None: not looked for, for a
+    given rho and a masked chain of more than 4096 states"""
+    n_closed: int | None = None
+    """the number of closed classes: the stationary law is unique if there is one; None as ``recurrent``"""
+    absorbing: tuple[int, ...] = ()
+    """states that are never left"""
+
+    @property
+    def trivial(self) -> bool:
+        """Whether rho sits on absorbing states: nothing moves there, which says nothing about the chain."""
+        if not self.absorbing:
+            return False
+        away = np.ones(len(self.rho), bool)
+        away[list(self.absorbing)] = False
+        return not self.rho[away].any()
 
     def __str__(self) -> str:
         meaning = {
@@ -70,15 +93,42 @@ class Regime:
             "NESS": "non-equilibrium steady state: stationary, with currents",
             "NE": "not stationary",
         }[self.regime]
+        if self.trivial:
+            meaning = f"trivial: {_some(self.absorbing)} and rho is there, where nothing moves"
         i, j = self.currents.where
-        return (
-            f"{self.regime} ({meaning})\n"
-            f"  |rho P - rho|_1      {self.stationarity:.3g}  (tolerance {self.stationarity_tol:.3g})\n"
-            f"  largest current      {self.max_current:.3g}  on {i} -> {j}  "
-            f"(tolerance {self.tol:.3g})\n"
-            f"  total current        {self.currents.total:.3g}\n"
-            f"  entropy production   {self.entropy_production:.3g} nats per step"
-        )
+        lines = [
+            f"{self.regime} ({meaning})",
+            f"  |rho P - rho|_1      {self.stationarity:.3g}  (tolerance {self.stationarity_tol:.3g})",
+            f"  largest current      {self.max_current:.3g}  on {i} -> {j}  (tolerance {self.tol:.3g})",
+            f"  total current        {self.currents.total:.3g}",
+            f"  entropy production   {self.entropy_production:.3g} nats per step",
+        ]
+        if self.law_error is not None and self.law_error > self.stationarity_tol:
+            lines.append(f"  error of the law     {self.law_error:.3g} (L1, estimated)")
+        return "\n".join(lines + self._about_classes())
+
+    def _about_classes(self) -> list[str]:
+        lines = []
+        n = len(self.rho)
+        if self.recurrent is not None and len(self.recurrent) < n:
+            left = n - len(self.recurrent)
+            lines.append(f"  transient states     {left} of {n}: the chain leaves them for good")
+        if self.absorbing and not self.trivial:
+            lines.append(f"  absorbing            {_some(self.absorbing)}")
+        if self.n_closed is not None and self.n_closed > 1:
+            lines.append(
+                f"  closed classes       {self.n_closed}: there is no unique stationary law"
+            )
+        if self.trivial:
+            lines.append("  pass rho=, e.g. a uniform law, for the regime elsewhere")
+        return lines
+
+
+def _some(states: tuple[int, ...]) -> str:
+    if len(states) == 1:
+        return f"state {states[0]} absorbs the chain"
+    listed = ", ".join(map(str, states[:3])) + (", ..." if len(states) > 3 else "")
+    return f"{len(states)} states absorb the chain ({listed})"
 
 
 def square(P: Markov) -> Markov:
@@ -123,32 +173,43 @@ def refuse_empty_rows(P: Markov) -> None:
         )
 
 
-# ---- stationary law -----------------------------------------------------------------------------
+# ---- stationary law ------------------------------------------------------------------------------
 
 
-def stationary(P: Markov, tol: float | None, max_iter: int, n_threads: int | None) -> Real:
+def law_of(
+    P: Markov,
+    tol: float | None,
+    max_iter: int,
+    on_fail: str,
+    n_threads: int | None,
+    *,
+    depth: int = 3,
+) -> Law:
+    """The stationary law; one that may be wrong warns or raises, as ``on_fail`` says.
+
+    ``depth``: how many calls further up the caller's line is, at which a warning is shown.
+    """
     refuse_empty_rows(P)
-    n = P.shape[0]
-    eps = float(np.finfo(P.dtype).eps)
-    wanted = 8 * eps if tol is None else _checks.positive("tol", tol)
-    rho = P._known_stationary()
-    if rho is None:
-        rho = _by_elimination(P) if n <= SMALL else _by_iteration(P, wanted, max_iter, n_threads)
-    _refuse_several_classes(P, rho, n_threads)
-    # Rounding in the product itself sets a floor, which grows with the spread of the scores.
-    residual = _residual(P, rho, n_threads)
-    acceptable = max(wanted, 1e4 * eps, 2 * P._stochastic_error)
-    if not residual <= acceptable:
-        raise RuntimeError(
-            f"stationary: the law is not found to tolerance: |rho P - rho|_1 = {residual:.3g}, "
-            f"wanted {acceptable:.3g}; the chain mixes slowly: raise max_iter (it is {max_iter})"
+    choice = on_fail_option(on_fail)
+    wanted = 1e4 * float(np.finfo(P.dtype).eps) if tol is None else _checks.positive("tol", tol)
+    found = stationary_law(P, wanted, max_iter, n_threads)
+    if not found.trusted and choice != "ignore":
+        message = (
+            f"stationary: the law may be wrong by {found.error:.2g} (estimated L1 error, wanted "
+            f"{found.wanted:.2g}): the chain of {P.shape[0]} states forgets its start too slowly to tell; "
+            f"raise max_iter (it is {max_iter}) or tol, or take at most {ELIMINATED} states, whose law is "
+            'found by elimination; on_fail="raise" or "ignore" chooses what happens'
         )
-    return rho
+        if choice == "raise":
+            raise ConvergenceError(message)
+        warnings.warn(message, ConvergenceWarning, stacklevel=depth)
+    return found
 
 
-def _normalized(rho: npt.NDArray[Any], dtype: np.dtype[Any]) -> Real:
-    positive = np.maximum(rho.real.astype(np.float64), 0.0)
-    out: Real = (positive / positive.sum()).astype(dtype)
+def rounded(log_law: npt.NDArray[np.float64], dtype: np.dtype[Any]) -> Real:
+    """The probabilities themselves, in the dtype of the chain."""
+    weight = np.exp(log_law)
+    out: Real = (weight / weight.sum()).astype(dtype)
     return out
 
 
@@ -157,123 +218,65 @@ def _residual(P: Markov, rho: Real, n_threads: int | None) -> float:
     return float(np.abs(moved.astype(np.float64) - rho).sum())
 
 
-def _by_elimination(P: Markov) -> Real:
-    """Grassmann-Taksar-Heyman: no subtraction, so every entry has a small relative error."""
-    a = P.to_numpy().astype(np.float64)
-    n = len(a)
-    for k in range(n - 1, 0, -1):
-        out = a[k, :k].sum()
-        if out <= 0:  # no way back to lower states: reducible
-            return _long_run_average(P)
-        a[:k, k] /= out
-        a[:k, :k] += np.outer(a[:k, k], a[k, :k])
-    rho = np.zeros(n)
-    rho[0] = 1.0
-    for k in range(1, n):
-        rho[k] = rho[:k] @ a[:k, k]
-    return _normalized(rho, P.dtype)
-
-
-def _long_run_average(P: Markov) -> Real:
-    """The law that a uniform start tends to on average: squares the lazy chain of a small operator."""
-    lazy = 0.5 * (np.eye(P.shape[0]) + P.to_numpy().astype(np.float64))
-    for _ in range(60):  # 2^60 steps
-        lazy = lazy @ lazy
-        lazy /= lazy.sum(axis=1, keepdims=True)
-    return _normalized(lazy.mean(axis=0), P.dtype)
-
-
-def _by_iteration(P: Markov, tol: float, max_iter: int, n_threads: int | None) -> Real:
-    """Power steps while they converge fast, then Arnoldi on the transposed operator, then polish."""
-    from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
-
-    n = P.shape[0]
-    rho = np.full(n, 1 / n, P.dtype)
-    previous = math.inf
-    for _ in range(40):
-        moved = _normalized(P.apply_left(rho, n_threads=n_threads), P.dtype)
-        residual = float(np.abs(moved.astype(np.float64) - rho).sum())
-        rho = moved
-        if residual <= tol:
-            return rho
-        if residual > 0.8 * previous:  # slow, or at the floor of rounding
-            break
-        previous = residual
-    step = LinearOperator(
-        (n, n), matvec=lambda x: P.apply_left(x, n_threads=n_threads), dtype=P.dtype
-    )
-    try:
-        # The rightmost eigenvalue: periodic chains have others on the unit circle.
-        _, vectors = eigs(step, k=1, which="LR", v0=rho, maxiter=max_iter, tol=0, ncv=min(n, 40))
-        found: npt.NDArray[Any] = vectors[:, 0]
-    except ArpackNoConvergence as stopped:
-        if stopped.eigenvectors.size == 0:
-            raise RuntimeError(
-                f"stationary: Arnoldi did not converge within {max_iter} restarts; raise max_iter"
-            ) from stopped
-        found = stopped.eigenvectors[:, 0]
-    found = found * np.exp(-1j * np.angle(found[np.argmax(np.abs(found))]))
-    best = _normalized(found, P.dtype)
-    residual = _residual(P, best, n_threads)
-    for _ in range(10):  # power steps remove what is left of fast modes
-        moved = _normalized(P.apply_left(best, n_threads=n_threads), P.dtype)
-        after = _residual(P, moved, n_threads)
-        if after >= residual:
-            break
-        best, residual = moved, after
-    return best
-
-
-def _refuse_several_classes(P: Markov, rho: Real, n_threads: int | None) -> None:
-    """Every state must lead to the most likely one; otherwise there is a closed class without it."""
-    target = int(np.argmax(rho))
-    reached = leads_to(P, target, n_threads)
-    if (n_left := int(np.count_nonzero(~reached))) > 0:
-        example = int(np.argmin(reached))
-        raise ReducibleChainError(
-            f"stationary: the chain is reducible: from {n_left} of its {P.shape[0]} states (e.g. "
-            f"{example}) there is no way to state {target}, so it has at least two closed classes and "
-            "no unique stationary law; treat the classes as chains of their own"
-        )
-
-
-def leads_to(P: Markov, target: int, n_threads: int | None = None) -> npt.NDArray[np.bool_]:
-    """States from which ``target`` can be reached, through weights that do not underflow."""
-    reached = np.zeros(P.shape[0], bool)
-    reached[target] = True
-    frontier = reached
-    while frontier.any():
-        seen = P.apply(frontier.astype(P.dtype), n_threads=n_threads) > 0
-        frontier = seen & ~reached
-        reached = reached | seen
-    return reached
-
-
-# ---- currents and regime ------------------------------------------------------------------------
+# ---- currents and regime -------------------------------------------------------------------------
 
 
 def regime(
     P: Markov, rho: npt.ArrayLike | None, tol: float | None, n_threads: int | None
 ) -> Regime:
     refuse_empty_rows(P)
-    if tol is None:
-        rate = max(1e3 * float(np.finfo(P.dtype).eps), 10 * P._stochastic_error)
-    else:
-        rate = _checks.positive("tol", tol)
+    eps = float(np.finfo(P.dtype).eps)
+    given = None if tol is None else _checks.positive("tol", tol)
+    classes: Classes | None
+    error: float | None
     if rho is None:
-        where: Real = stationary(P, None, 10_000, n_threads)
+        found = law_of(P, None, MAX_ITER, "warn", n_threads, depth=4)
+        classes, error = found.classes, found.error
+        where: Real = rounded(found.log_law, P.dtype)
+        norms = norms_at(P, found.log_law, n_threads)
     else:
-        where = law("rho", rho, P)
-    norms = P._current_norms(where, n_threads)
+        where, error = law("rho", rho, P), None
+        classes = find_classes(P, n_threads, within_array=True)
+        norms = P._current_norms(where, n_threads)
     stationarity = _residual(P, where, n_threads)
-    allowed = rate * norms.largest_flow
+    if given is None:
+        rate = max(1e3 * eps, 10 * P._marginal_error)
+        # No single flow is further off than all sums together, nor than its own share.
+        left = min(P._stochastic_error * norms.largest_flow, P._marginal_error)
+        allowed = max(1e3 * eps * norms.largest_flow, 10 * left)
+    else:
+        rate, allowed = given, given * norms.largest_flow
     if stationarity > rate:
         name = "NE"
     else:
         name = "EQ" if norms.largest <= allowed else "NESS"
     return Regime(
-        name, norms.largest, allowed, stationarity, rate, norms.entropy_production, norms, where
+        name,
+        norms.largest,
+        allowed,
+        stationarity,
+        rate,
+        norms.entropy_production,
+        norms,
+        where,
+        error,
+        None if classes is None else np.sort(np.concatenate(classes.closed)),
+        None if classes is None else len(classes.closed),
+        () if classes is None else tuple(int(c[0]) for c in classes.closed if len(c) == 1),
     )
+
+
+def norms_at(P: Markov, log_rho: npt.NDArray[np.float64], n_threads: int | None) -> CurrentNorms:
+    """Norms of the currents at a law given by its logarithms: small probabilities do not underflow."""
+    if len(P._steps()) != 1:
+        return P._in_float64()._current_norms(rounded(log_rho, np.dtype(np.float64)), n_threads)
+    least = float(log_rho.min(initial=0.0, where=np.isfinite(log_rho)))
+    if least > math.log(float(np.finfo(P.dtype).tiny)):
+        return P._current_norms(rounded(log_rho, P.dtype), n_threads)
+    # Probabilities that underflow would pass for states without any, and their edges for one-way ones.
+    wide: Any = P._in_float64()
+    flow = wide.log_weights.shift(rows=log_rho)
+    return gather_norms(cpu.compare_rows(flow._spec, flow.T._spec, resolve_threads(n_threads)))
 
 
 def gather_norms(rows: tuple[npt.NDArray[Any], ...]) -> CurrentNorms:
@@ -291,7 +294,7 @@ def gather_norms(rows: tuple[npt.NDArray[Any], ...]) -> CurrentNorms:
     )
 
 
-# ---- spectrum -----------------------------------------------------------------------------------
+# ---- spectrum ------------------------------------------------------------------------------------
 
 
 def spectral_gap(P: Markov, n_threads: int | None) -> float:

@@ -90,13 +90,24 @@ class Markov:
     # ---- dynamics (DAC-8) -------------------------------------------------------------------
 
     def stationary(
-        self, *, tol: float | None = None, max_iter: int = 10_000, n_threads: int | None = None
+        self,
+        *,
+        tol: float | None = None,
+        max_iter: int = 10_000,
+        on_fail: str = "warn",
+        n_threads: int | None = None,
     ) -> Real:
         """The law with :math:`\\rho P = \\rho` (DAC-8); for a column-stochastic operator P rho = rho.
 
-        Chains of up to 200 states by elimination without subtraction, larger ones by power steps and
-        Arnoldi on the matrix-free operator, symmetric kernels from their row sums (DAC eq 19). ``tol``
-        bounds the L1 residual (default: 8 eps); what cannot be reached raises.
+        Symmetric kernels from their row sums (DAC eq 19), bistochastic chains by name. Others of up to 1000
+        states by elimination without subtraction, from logarithms of the probabilities: every entry is right
+        however nearly the chain falls apart. Larger ones by power steps, which count only if the chain is
+        seen to forget its start; otherwise by elimination up to 4096 states (8 N^2 bytes), and beyond by an
+        elimination of the parts between which the chain hardly moves, or by Arnoldi, in O(N) memory.
+
+        ``tol`` is the L1 error that the law may have (default: 1e4 eps). When the estimate of the error
+        is larger, ``on_fail`` says what happens: "warn" (a :class:`qkcore.ConvergenceWarning` with the
+        estimate), "raise" or "ignore".
 
         Raises :class:`qkcore.ReducibleChainError` when the law is not unique.
 
@@ -106,7 +117,8 @@ class Markov:
         array([0.33333333, 0.66666667])
         """
         P = _dynamics.square(self)
-        return _dynamics.stationary(P, tol, _checks.integer("max_iter", max_iter), n_threads)
+        law = _dynamics.law_of(P, tol, _checks.integer("max_iter", max_iter), on_fail, n_threads)
+        return _dynamics.rounded(law.log_law, P.dtype)
 
     def currents(self, rho: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
         """The array :math:`J_{ij} = \\rho_i P_{ij} - \\rho_j P_{ji}` (DAC-8, eq 18), antisymmetric.
@@ -124,8 +136,10 @@ class Markov:
         """Norms of all currents in O(N) memory, at ``rho`` or at the stationary law (DAC-8)."""
         P = _dynamics.square(self)
         _dynamics.refuse_empty_rows(P)
-        at = P.stationary(n_threads=n_threads) if rho is None else _dynamics.law("rho", rho, P)
-        return P._current_norms(at, n_threads)
+        if rho is not None:
+            return P._current_norms(_dynamics.law("rho", rho, P), n_threads)
+        law = _dynamics.law_of(P, None, _dynamics.MAX_ITER, "warn", n_threads)
+        return _dynamics.norms_at(P, law.log_law, n_threads)
 
     def entropy_production(
         self, rho: npt.ArrayLike | None = None, *, n_threads: int | None = None
@@ -147,8 +161,12 @@ class Markov:
         """EQ, NESS or NE (DAC-8, 4.0.1) at ``rho``, or at the stationary law.
 
         ``tol`` bounds the L1 distance of rho P from rho and, times the largest flow, the currents
-        that count as none; the report carries both. Default: 1000 eps, or ten times the
-        relative error that a Sinkhorn solve left in the sums.
+        that count as none; the report carries both. Default: 1000 eps, or, for operators of a bridge or of
+        Sinkhorn, ten times the error that the solve left in the marginals.
+
+        A chain that ends in one state (causal attention ends in the first) has that state as its stationary
+        law, and no currents there: "EQ", which says nothing about the chain. The report says so
+        (``absorbing``, ``recurrent``); pass ``rho``, e.g. a uniform law, to look at the chain elsewhere.
 
         >>> import numpy as np, qkcore as qk
         >>> turn = np.array([[0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.8, 0.1, 0.1]])
@@ -176,26 +194,43 @@ class Markov:
         """The stationary law, where a formula gives it."""
         return None
 
+    def _steps(self) -> tuple[Any, ...]:
+        """The softmax operators whose product this is, first step first."""
+        return (self,)
+
+    def _in_float64(self) -> Markov:
+        """The same operator from data that are converted to float64."""
+        raise NotImplementedError
+
     @property
     def _stochastic_error(self) -> float:
-        """How far the sums may be from 1 beyond rounding: the tolerance of a Sinkhorn solve."""
+        """How far single sums may be from what they should be, relatively: what a Sinkhorn solve left."""
         return 0.0
+
+    @property
+    def _marginal_error(self) -> float:
+        """The same as an L1 error of all sums, as a share of the mass."""
+        return self._stochastic_error
 
     def _current_norms(self, rho: Real, n_threads: int | None) -> CurrentNorms:
         """Rows by products with unit vectors, a block at a time."""
         n = self.shape[0]
         found = []
-        log = np.log
+        with np.errstate(divide="ignore"):
+            log_rho = np.log(rho.astype(np.float64))
         for first in range(0, n, _BLOCK):
             unit = np.zeros((min(_BLOCK, n - first), n), self.dtype)
             unit[np.arange(len(unit)), first + np.arange(len(unit))] = 1
-            forth = rho[first : first + len(unit), None] * self.apply_left(
-                unit, n_threads=n_threads
-            )
-            back = (rho[:, None] * self.apply(unit.T, n_threads=n_threads)).T
+            out = self.apply_left(unit, n_threads=n_threads)
+            into = self.apply(unit.T, n_threads=n_threads).T
+            forth, back = rho[first : first + len(unit), None] * out, rho * into
             diff = (forth - back).astype(np.float64)
+            # Logarithms of the factors: products that underflow are not edges that do not exist.
             with np.errstate(divide="ignore", invalid="ignore"):
-                tilt = np.where(diff == 0, 0.0, diff * (log(forth) - log(back)))
+                ratio = (log_rho[first : first + len(unit), None] + np.log(out)) - (
+                    log_rho + np.log(into)
+                )
+                tilt = np.where(diff == 0, 0.0, diff * ratio)
             where = np.argmax(np.abs(diff), axis=1)
             found.append(
                 (
@@ -262,9 +297,27 @@ class Composition(Markov):
         """Whether every factor is: they are closed under products (DAC B.5)."""
         return all(factor.bistochastic for factor in self.factors)
 
+    def _steps(self) -> tuple[Any, ...]:
+        return tuple(step for factor in self.factors for step in factor._steps())
+
+    def _in_float64(self) -> Composition:
+        wide = {id(factor): factor._in_float64() for factor in self.factors}
+        factors = tuple(wide[id(factor)] for factor in self.factors)
+        return Composition(factors, self._shape, np.dtype(np.float64), self.axis)
+
     @property
     def _stochastic_error(self) -> float:
         return sum(factor._stochastic_error for factor in self.factors)
+
+    @property
+    def _marginal_error(self) -> float:
+        return sum(factor._marginal_error for factor in self.factors)
+
+    def _current_norms(self, rho: Real, n_threads: int | None) -> CurrentNorms:
+        """In float64, in which the products of small probabilities do not underflow."""
+        if self.dtype == np.float64:
+            return super()._current_norms(rho, n_threads)
+        return self._in_float64()._current_norms(rho.astype(np.float64), n_threads)
 
     def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
         """``(A B ...) @ V``, from the right."""

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, _device, _dynamics
+from ._bridge_check import widened
 from ._config import resolve_threads
 from ._dynamics import CurrentNorms
 from ._lazy_scores import Real, Scores
@@ -77,6 +78,7 @@ class MarkovOperator(_Operator, Markov):
         "_log_weights",
         "_normalizer_cell",
         "_rows_first",
+        "_solve_errors",
         "_transposed",
         "axis",
         "bridge",
@@ -94,6 +96,9 @@ class MarkovOperator(_Operator, Markov):
         self._normalizer_cell: list[Real] = []
         self._log_weights: Scores | None = None
         self._transposed: MarkovOperator | None = None
+        # What the solve of a bridge left in its marginals, whose operator this is: the largest relative
+        # error of one entry, and the L1 error.
+        self._solve_errors = (0.0, 0.0)
 
     @property
     def T(self) -> MarkovOperator:
@@ -102,6 +107,7 @@ class MarkovOperator(_Operator, Markov):
             self._transposed = MarkovOperator(self._scores.T, 1 - self.axis, bridge=self.bridge)
             self._transposed._normalizer_cell = self._normalizer_cell
             self._transposed._rows_first = self._rows_first or self._transposed._rows_first
+            self._transposed._solve_errors = self._solve_errors
         return self._transposed
 
     @property
@@ -233,9 +239,18 @@ class MarkovOperator(_Operator, Markov):
         law: Real = (weight / weight.sum()).astype(self.dtype)
         return law
 
+    def _in_float64(self) -> MarkovOperator:
+        out = MarkovOperator(widened(self._scores), self.axis, bridge=self.bridge)
+        out._solve_errors = self._solve_errors
+        return out
+
     @property
     def _stochastic_error(self) -> float:
-        return 0.0 if self.bridge is None else float(self.bridge.worst)
+        return self._solve_errors[0] if self.bridge is None else float(self.bridge.worst)
+
+    @property
+    def _marginal_error(self) -> float:
+        return self._solve_errors[1] if self.bridge is None else float(self.bridge.error)
 
     def _current_norms(self, rho: Real, n_threads: int | None) -> CurrentNorms:
         threads = resolve_threads(n_threads)

@@ -74,7 +74,7 @@ def regime(logits: Array) -> dict[str, Any]:
     try:
         found = qk.softmax(qk.scores.dense(logits)).regime()
     except (qk.ReducibleChainError, RuntimeError) as problem:
-        # Weights that underflow may cut a chain in two: then there is no one law to speak of.
+        # Masked weights may cut a chain in two: then there is no one law to speak of.
         kind = "reducible" if isinstance(problem, qk.ReducibleChainError) else "not found"
         nan = float("nan")
         return {"regime": kind, "entropy_production": nan, "current": nan, "unbalanced": nan}
