@@ -410,6 +410,39 @@ def test_entropy_production_of_laws_that_underflow(dtype: str) -> None:
     assert twice == pytest.approx((0.66 - 0.17) * np.log(0.66 / 0.17), rel=10 * rel)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tol", [None, 1e-3])
+def test_operators_of_bridges_know_their_tolerance(tol: float | None, dtype: str) -> None:
+    """DAC-8: a converged bridge from mu to mu is stationary at mu, with or without currents."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(60, 2)).astype(dtype)
+    mu = rng.uniform(0.2, 1, 60)
+    mu = (mu / mu.sum()).astype(dtype)
+    odd = rng.normal(size=(2, 2)).astype(dtype)
+    for s, want in ((qk.scores.distance(X), "EQ"), (qk.scores.dot(X, W=odd), "NESS")):
+        options: dict[str, Any] = {} if tol is None else {"tol": tol}
+        b = qk.bridge(s, mu, mu, **options)
+        assert b.converged
+        for chain in (b.forward, b.backward, b.forward.T, b.forward @ b.forward):
+            report = chain.regime(mu)
+            assert report.regime == want, str(report)
+            assert report.stationarity_tol >= 10 * b.error * (1 - 1e-12)
+        sinkhorn = qk.sinkhorn(s, **options)
+        assert sinkhorn.regime().regime == want
+        assert sinkhorn.T.regime().regime == want
+    # Far from mu, the tolerance of the bridge does not hide that the chain moves.
+    other = np.roll(mu, 7)
+    assert b.forward.regime(other).regime == "NE"
+
+
+def test_a_bridge_that_did_not_converge_lends_no_tolerance() -> None:
+    X = np.random.default_rng(0).normal(size=(30, 2))
+    mu = np.full(30, 1 / 30)
+    b = qk.bridge(qk.scores.distance(X, beta=20.0), mu, mu, max_iter=1, on_fail="ignore")
+    assert not b.converged
+    assert b.forward.regime(mu).stationarity_tol < 1e-12
+
+
 # ---- interrupts ----------------------------------------------------------------------------------
 
 

@@ -97,11 +97,17 @@ class SchrodingerBridge(WarnsOnUse):
 
     @cached_property
     def _forward(self) -> MarkovOperator:
-        return softmax(self.scores.shift(columns=self.g))
+        return self._with_errors(softmax(self.scores.shift(columns=self.g)))
 
     @cached_property
     def _backward(self) -> MarkovOperator:
-        return softmax(self.scores.T.shift(columns=self.f))
+        return self._with_errors(softmax(self.scores.T.shift(columns=self.f)))
+
+    def _with_errors(self, operator: MarkovOperator) -> MarkovOperator:
+        """The operator of one converged bridge knows what the solve left in the marginals."""
+        if not self._is_batch and self.converged:
+            operator._solve_errors = (float(self.worst), float(self.error))
+        return operator
 
     def project(self, V: npt.ArrayLike) -> Real:
         """Barycentric projection: the mean of V (M, k) or (M,) under each row of the coupling."""
