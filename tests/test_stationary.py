@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qkcore as qk
-from qkcore import _aggregation, _classes, _elimination, _stationary
+from qkcore import _aggregation, _classes, _elimination, _stationary, magnetic
 
 from .block_chains import block_chain, log_law
 from .generators import DTYPES
@@ -388,6 +388,23 @@ def test_transient_states_are_left_out_of_the_elimination() -> None:
 
 
 # ---- what follows from a law ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("beta", [5.0, 20.0, 60.0])
+def test_log_flux_of_laws_that_underflow(beta: float) -> None:
+    """DAC-11, eq 76: in float32 the law of 30 points at beta = 20 has zeros; its log-flux is finite."""
+    for seed in range(5):
+        rng = np.random.default_rng(seed)
+        X, W = rng.normal(size=(30, 2)), rng.normal(size=(2, 2))
+        single = qk.softmax(qk.scores.dot(X.astype("float32"), W=W.astype("float32"), beta=beta))
+        Y, V = (a.astype("float32").astype(np.longdouble) for a in (X, W))
+        scores = np.longdouble(beta) * Y @ V @ Y.T
+        law = log_law(scores)
+        flow = law[:, None] + scores - np.logaddexp.reduce(scores, axis=1, keepdims=True)
+        want = (flow - flow.T).astype(float)
+        top = float(np.abs(scores).max())
+        got = magnetic.log_flux(single).to_numpy()
+        np.testing.assert_allclose(got, want, atol=20 * float(np.finfo("float32").eps) * top)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -88,15 +88,17 @@ def log_flux(A: MarkovOperator, rho: npt.ArrayLike | None = None) -> Scores:
     if rho is None:
         if s._with(row_bias=(), col_bias=())._symmetric:  # then pi_i A_ij is symmetric (eq 19)
             return Scores(s.dtype, (), *s.shape, top=0.0)
-        law = P.stationary()
+        # In logarithms: probabilities that underflow have a finite flux.
+        log_law = _dynamics.law_of(P, None, _dynamics.MAX_ITER, "warn", None).log_law
     else:
-        law = _dynamics.law("rho", rho, P)
-    if not law.min() > 0:
+        with np.errstate(divide="ignore"):
+            log_law = np.log(_dynamics.law("rho", rho, P).astype(np.float64))
+    if not np.isfinite(log_law).all():
         raise ValueError(
-            f"rho: wanted positive probabilities, got 0 for state {int(np.argmin(law))}; the log-flux "
+            f"rho: wanted positive probabilities, got 0 for state {int(np.argmin(log_law))}; the log-flux "
             "is infinite there"
         )
-    return _antisymmetrized(P.log_weights.shift(rows=np.log(law)))
+    return _antisymmetrized(P.log_weights.shift(rows=log_law.astype(P.dtype)))
 
 
 def _antisymmetrized(s: Scores) -> Scores:
