@@ -11,7 +11,17 @@ import qkcore as qk
 
 from .processes import run_ok
 
-KEYS = {"version", "isa", "isa_available", "cpu", "threads", "compiler", "eigen", "cuda"}
+KEYS = {
+    "version",
+    "isa",
+    "isa_available",
+    "cpu",
+    "threads",
+    "thread_shortage",
+    "compiler",
+    "eigen",
+    "cuda",
+}
 
 
 def test_config_has_every_key() -> None:

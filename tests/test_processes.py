@@ -229,3 +229,78 @@ def test_more_threads_than_work_is_fine() -> None:
     want = p.scores.logsumexp(n_threads=1)
     assert_same_bits(p.scores.logsumexp(), want, "64 threads for 3 rows")
     assert_same_bits(p.scores.logsumexp(n_threads=1000), want, "1000 threads for 3 rows")
+
+
+SUBINTERPRETER = """
+try:
+    import _interpreters as interpreters
+except ImportError:
+    import _xxsubinterpreters as interpreters
+inner = interpreters.create()
+code = '''
+try:
+    import qkcore
+except ImportError as error:
+    assert "subinterpreter" in str(error) and "process" in str(error), error
+else:
+    raise AssertionError("imported")
+'''
+run = interpreters.run_string if hasattr(interpreters, "run_string") else interpreters.exec
+failed = run(inner, code)
+assert failed is None, failed
+import qkcore as qk  # the main interpreter is not harmed
+assert qk.get_num_threads() >= 1
+print("refused")
+"""
+
+
+def test_a_subinterpreter_is_refused_with_a_message() -> None:
+    """Loading the compiled modules there waited for ever for a lock that the thread itself held."""
+    out = run_ok(SUBINTERPRETER, "-W", "error", "-W", "ignore::RuntimeWarning", timeout=60)
+    assert out.strip() == "refused"
+
+
+# The superuser's threads are not limited: another user's are.
+FEW_THREADS = """
+import os, resource, time, warnings
+import numpy as np
+import qkcore as qk
+X = np.random.default_rng(0).normal(size=(900, 3)).astype(np.float32)
+V, u = np.ones((900, 2), np.float32), np.full(900, 1 / 900, np.float32)
+s = qk.scores.distance(X)
+def work(n):
+    return (
+        qk.softmax(s).apply(V, n_threads=n).tobytes(),
+        s.marginals(n_threads=n)[1].tobytes(),
+        qk.bridge(s, u, u, n_threads=n).f.tobytes(),
+    )
+work(1)
+assert qk.config()["thread_shortage"] == ""
+if os.getuid() == 0:
+    os.setuid(65534)
+most = resource.getrlimit(resource.RLIMIT_NPROC)[1]
+resource.setrlimit(resource.RLIMIT_NPROC, (4, most))
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    few = work(24)
+    again = work(24)
+said = [str(w.message) for w in caught if issubclass(w.category, RuntimeWarning)]
+assert len(said) == 1, said
+assert "n_threads: wanted 24 threads, but the system started only" in said[0], said
+assert "qk.set_num_threads" in said[0]
+assert few == again
+wanted, had = qk._native.cpu.thread_shortage()
+assert wanted == 24 and 1 <= had <= 4, (wanted, had)
+assert qk.config()["thread_shortage"] == f"wanted 24, the system started {had}"
+resource.setrlimit(resource.RLIMIT_NPROC, (most, most))
+time.sleep(1.1)  # the system is asked again after a second
+assert work(24) == few  # bit by bit what the threads that were asked for give
+qk.show_config()
+"""
+
+
+@no_sanitizer
+@pytest.mark.skipif(sys.platform != "linux", reason="needs limits of threads")
+def test_threads_that_cannot_start_are_done_without() -> None:
+    out = run_ok(FEW_THREADS, timeout=120, OPENBLAS_NUM_THREADS="1")
+    assert "thread_shortage wanted 24, the system started" in out

@@ -54,6 +54,20 @@ inline void raise_on_overflow(Status status, bool float32) {
     throw py::error_already_set();
 }
 
+// Says once, as a RuntimeWarning, that the system has refused to start threads.
+inline void warn_of_thread_shortage() {
+    if (!take_thread_shortage_notice()) return;
+    const ThreadShortage found = thread_shortage();
+    if (PyErr_WarnFormat(
+            PyExc_RuntimeWarning, 1,
+            "n_threads: wanted %d threads, but the system started only %d (a limit of processes or "
+            "of memory: see ulimit -u, ulimit -v and the limits of the container); the results are the "
+            "same, and take longer; raise the limit, or set a smaller number with "
+            "qk.set_num_threads",
+            found.wanted, found.had) != 0)
+        throw py::error_already_set();
+}
+
 // Runs `work(run)` without the GIL; Python's signal handlers are run now and then meanwhile.
 template <class Work>
 auto without_gil(int n_threads, const Work& work) {
@@ -68,6 +82,7 @@ auto without_gil(int n_threads, const Work& work) {
     }();
     // The handler's exception (KeyboardInterrupt) is pending in this thread.
     if (stop.stopped()) throw py::error_already_set();
+    warn_of_thread_shortage();
     return result;
 }
 

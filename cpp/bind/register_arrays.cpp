@@ -95,6 +95,13 @@ void register_arrays(py::module_& m) {
             return is_float32(a) ? scan_array<float>(a, n_threads) : scan_array<double>(a, n_threads);
         },
         py::arg("array").noconvert(), py::arg("n_threads"));
+    m.def(
+        "thread_shortage",
+        [] {
+            const qk::ThreadShortage found = qk::thread_shortage();
+            return py::make_tuple(found.wanted, found.had);
+        },
+        "How many threads a computation wanted and had when the system last refused some; (0, 0) if never.");
     m.def("plain_magnitude", &plain_magnitude, py::arg("array").noconvert());
     m.def(
         "project",

@@ -1,8 +1,11 @@
 #include "qk/threads.hpp"
 
+#include <algorithm>
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -69,6 +72,9 @@ std::unique_lock<std::mutex> lock_awake(std::mutex& mutex) {
     return lock;
 }
 
+std::atomic<int> refused_wanted{0}, refused_had{0};
+std::atomic<bool> refused_notice{false};
+
 // Workers wait until a job is posted and join it if a place is free. The caller works too, then
 // closes the job and waits only for those who joined: a small job never waits for a sleeper.
 class Pool {
@@ -79,10 +85,9 @@ public:
         if (!turn.owns_lock()) return false;
         {
             const auto lock = lock_awake(mutex_);
-            while (static_cast<int>(threads_.size()) < n_threads - 1)
-                threads_.emplace_back([this] { loop(); });
+            start_threads(n_threads - 1);
             job_ = &job;
-            places_ = n_threads - 1;
+            places_ = std::min(n_threads - 1, static_cast<int>(threads_.size()));
             next_worker_ = 1;
             posted_.fetch_add(1, std::memory_order_relaxed);
         }
@@ -99,6 +104,27 @@ public:
     }
 
 private:
+    // As many workers as are wanted, or as the system lets us have. After a refusal it is asked again, but not for
+    // every one of many small jobs.
+    void start_threads(int wanted) {
+        if (static_cast<int>(threads_.size()) >= wanted) return;
+        const auto now = StopToken::Clock::now();
+        if (refused_ && now - refused_at_ < std::chrono::seconds(1)) return;
+        refused_ = false;
+        try {
+            threads_.reserve(static_cast<std::size_t>(wanted));
+            while (static_cast<int>(threads_.size()) < wanted) threads_.emplace_back([this] { loop(); });
+            return;
+        } catch (const std::system_error&) {
+            refused_ = true;
+        } catch (const std::bad_alloc&) {
+            refused_ = true;
+        }
+        refused_at_ = now;
+        refused_had.store(static_cast<int>(threads_.size()) + 1);
+        if (refused_wanted.exchange(wanted + 1) == 0) refused_notice.store(true);
+    }
+
     [[noreturn]] void loop() {
         std::unique_lock<std::mutex> lock(mutex_);
         for (;;) {
@@ -124,6 +150,8 @@ private:
     std::condition_variable wake_;
     std::condition_variable done_;
     std::vector<std::thread> threads_;
+    bool refused_ = false;
+    StopToken::Clock::time_point refused_at_{};
     Job* job_ = nullptr;
     int places_ = 0;
     int next_worker_ = 1;
@@ -161,6 +189,12 @@ void parallel_for(const Run& run, Index n_tasks, const std::function<void(Index,
     const Index wanted = run.n_threads < n_tasks ? run.n_threads : n_tasks;
     if (wanted <= 1 || !pool().run(job, static_cast<int>(wanted))) job.work(0);
     if (job.error) std::rethrow_exception(job.error);
+}
+
+ThreadShortage thread_shortage() { return {refused_wanted.load(), refused_had.load()}; }
+
+bool take_thread_shortage_notice() {
+    return refused_notice.load(std::memory_order_relaxed) && refused_notice.exchange(false);
 }
 
 }  // namespace qk

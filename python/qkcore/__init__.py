@@ -8,6 +8,9 @@
 (100, 8)
 """
 
+from . import _interpreter  # noqa: F401  # before anything compiled is loaded
+
+# isort: split
 from . import (
     diagnostics,
     diffusion,

@@ -73,7 +73,9 @@ def config() -> dict[str, Any]:
     """What this installation is made of and runs on, as a dictionary.
 
     ``isa`` is the instruction-set level in use (``QKCORE_ISA`` overrides the choice),
-    ``isa_available`` all that would run here.
+    ``isa_available`` all that would run here. ``thread_shortage`` is "" unless the system has refused to
+    start threads (a limit of processes or memory): calls then run on those that it did start, with the same
+    results.
 
     >>> import qkcore as qk
     >>> qk.config()["isa"] in qk.config()["isa_available"]
@@ -86,10 +88,16 @@ def config() -> dict[str, Any]:
         "simd_bits": 8 * _native.cpu.SIMD_BYTES,
         "cpu": _cpuid.brand(),
         "threads": _threads,
+        "thread_shortage": _thread_shortage(),
         "compiler": _native.cpu.COMPILER,
         "eigen": _native.cpu.EIGEN,
         "cuda": _cuda(),
     }
+
+
+def _thread_shortage() -> str:
+    wanted, had = _native.cpu.thread_shortage()
+    return f"wanted {wanted}, the system started {had}" if wanted else ""
 
 
 def _cuda() -> dict[str, Any]:
@@ -106,4 +114,6 @@ def show_config() -> None:
             value = names if value["available"] else f"unavailable: {value['reason']}"
         elif isinstance(value, list):
             value = ", ".join(value)
-        print(f"{name:14s} {value}")
+        elif name == "thread_shortage":
+            value = value or "none"
+        print(f"{name:15s} {value}")

@@ -40,17 +40,44 @@ private:
 struct Run {
     int n_threads = 1;
     StopToken* stop = nullptr;
+    bool by_caller = true;  // whether the thread that does the work alone is the one that may ask `stop`
 };
+
+// For work inside a task that does not use further threads.
+inline Run alone(const Run& run, int worker) { return {1, run.stop, run.by_caller && worker == 0}; }
 
 // Called by a task between tiles: true when the computation should end. `worker` 0 is the caller.
 inline bool should_stop(const Run& run, int worker) {
     if (run.stop == nullptr) return false;
-    return worker == 0 ? run.stop->check() : run.stop->stopped();
+    return worker == 0 && run.by_caller ? run.stop->check() : run.stop->stopped();
+}
+
+// Calls body(first, end) for [0, n) in pieces, which take well below a millisecond each, and looks between them
+// whether to stop. False when it did.
+template <class Body>
+bool in_pieces(const Run& run, int worker, Index n, const Body& body) {
+    constexpr Index piece = 1 << 15;
+    for (Index first = 0; first < n; first += piece) {
+        if (first > 0 && should_stop(run, worker)) return false;
+        body(first, first + piece < n ? first + piece : n);
+    }
+    return true;
 }
 
 // Calls body(task, worker) for every task in [0, n_tasks) on up to run.n_threads threads; worker is in
 // [0, n_threads). Which worker gets a task is not fixed, so bodies must not let it change results.
 // Stops handing out tasks once the token is stopped. The first exception is rethrown here.
+// A thread that the system refuses to start (a limit of processes or memory) is done without: the others do its
+// work. What a body computes must not depend on how many there are.
 void parallel_for(const Run& run, Index n_tasks, const std::function<void(Index, int)>& body);
+
+// How many threads a computation wanted and had when the system last refused to start one; zeros if it never did.
+struct ThreadShortage {
+    int wanted = 0, had = 0;
+};
+ThreadShortage thread_shortage();
+
+// True once after the first refusal, so that somebody can say so.
+bool take_thread_shortage_notice();
 
 }  // namespace qk
