@@ -64,7 +64,7 @@ struct Tile {
         (distance ? problem.distances : problem.dots).push_back({{}, {}, d});
         (distance ? dims.distance : dims.dot) = d;
         const qk::Tiling t = qk::choose_tiling(problem, k);
-        by_rows = t.row_by_row ? qk::pick_row_scores(problem, dims) : nullptr;
+        by_rows = t.row_by_row ? qk::pick_row_scores(problem, dims, qk::LateSides::none) : nullptr;
         rows = t.block_rows, cols = t.tile_cols;
         packs = qk::round_up(k, qk::SimdTraits<T>::width) / qk::SimdTraits<T>::width;
         features = filled<T>(rows * d, -1, 1);

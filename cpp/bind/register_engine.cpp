@@ -4,10 +4,11 @@
 namespace qk::bind {
 namespace {
 
-// (log-sum-exp, product, expected score, entropy); what was not asked for is None.
+// (log-sum-exp, product, expected score, entropy); what was not asked for is None. With `in_parts` the first is an
+// array of three: log-sum-exp, and its two parts, the maximum and the log of the sum relative to that.
 template <class T>
 py::tuple reduce_rows_of(const ScoreTuple& scores, Weight weight, const py::object& values, bool want_lse,
-                         bool want_moments, int n_threads) {
+                         bool want_moments, int n_threads, bool in_parts) {
     const Batch& batch = scores.batch;
     py::object lse = py::none(), product = py::none(), expected = py::none(), entropy = py::none();
     const auto vector = [&](py::object& out) {
@@ -16,7 +17,18 @@ py::tuple reduce_rows_of(const ScoreTuple& scores, Weight weight, const py::obje
         out = std::move(a);
         return data;
     };
-    T* lse_data = want_lse ? vector(lse) : nullptr;
+    T* lse_data = nullptr;
+    Index n_lse = 0;  // entries of each of the parts
+    if (in_parts) {
+        auto shape = batch.output_shape({batch.n_rows});
+        shape.insert(shape.begin(), 3);
+        py::array_t<T> a(shape);
+        lse_data = a.mutable_data();
+        n_lse = static_cast<Index>(a.size()) / 3;
+        lse = std::move(a);
+    } else if (want_lse) {
+        lse_data = vector(lse);
+    }
     T* expected_data = want_moments ? vector(expected) : nullptr;
     T* entropy_data = want_moments ? vector(entropy) : nullptr;
     T* product_data = nullptr;
@@ -35,7 +47,11 @@ py::tuple reduce_rows_of(const ScoreTuple& scores, Weight weight, const py::obje
         RowTask<T> task;
         task.problem = scores.problem<T>(b);
         const Index base = batch.row_base(b);
-        if (want_lse) task.log_sum_exp = lse_data + base;
+        if (lse_data != nullptr) task.log_sum_exp = lse_data + base;
+        if (in_parts) {
+            task.peak = lse_data + n_lse + base;
+            task.log_sum = lse_data + 2 * n_lse + base;
+        }
         if (want_moments) task.expected = expected_data + base;
         if (want_moments) task.entropy = entropy_data + base;
         if (n_values > 0) {
@@ -146,13 +162,13 @@ void register_engine(py::module_& m) {
     m.def(
         "reduce_rows",
         [](const py::tuple& spec, int weight, const py::object& values, bool want_lse, bool want_moments,
-           int n_threads) {
+           int n_threads, bool in_parts) {
             const ScoreTuple scores(spec);
             const auto f = scores.float32 ? &reduce_rows_of<float> : &reduce_rows_of<double>;
-            return f(scores, weight_of(weight), values, want_lse, want_moments, n_threads);
+            return f(scores, weight_of(weight), values, want_lse, want_moments, n_threads, in_parts);
         },
         py::arg("spec"), py::arg("weight"), py::arg("values"), py::arg("want_lse"), py::arg("want_moments"),
-        py::arg("n_threads"));
+        py::arg("n_threads"), py::arg("in_parts") = false);
     m.def(
         "marginals",
         [](const py::tuple& spec, int n_threads) {

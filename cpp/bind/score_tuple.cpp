@@ -40,7 +40,19 @@ Problem<T> ScoreTuple::problem(Index b) const {
         term.scale = static_cast<T>(t[2].cast<double>());
         return term;
     };
-    for (const auto item : spec_[6].cast<py::tuple>()) p.dots.push_back(features(item.cast<py::tuple>()));
+    // How the sum is rounded (python/qkcore/_rounding.py); what is not said is False, or the first stage.
+    const py::handle rounding = spec_[14];
+    const auto said = [&](Py_ssize_t what, std::size_t i) {
+        if (rounding.is_none()) return 0;
+        const py::handle given = PyTuple_GET_ITEM(rounding.ptr(), what);
+        const auto at = static_cast<Py_ssize_t>(i);
+        return at < PyTuple_GET_SIZE(given.ptr()) ? py::handle(PyTuple_GET_ITEM(given.ptr(), at)).cast<int>()
+                                                  : 0;
+    };
+    for (const auto item : spec_[6].cast<py::tuple>()) {
+        p.dots.push_back(features(item.cast<py::tuple>()));
+        p.dots.back().scale_cols = said(0, p.dots.size() - 1) != 0;
+    }
     for (const auto item : spec_[7].cast<py::tuple>()) {
         const auto t = item.cast<py::tuple>();
         p.distances.push_back(features(t));
@@ -51,15 +63,16 @@ Problem<T> ScoreTuple::problem(Index b) const {
         p.dense.push_back(
             {batch.matrix<T>(array_at(t, 0), b, row, col), static_cast<T>(t[1].cast<double>())});
     }
-    const auto biases = [&](std::size_t at, Index start, std::vector<VectorView<T>>& out) {
+    const auto biases = [&](std::size_t at, Py_ssize_t stages, Index start, std::vector<Bias<T>>& out) {
         for (const auto item : spec_[at].cast<py::tuple>()) {
             const auto a = py::reinterpret_borrow<py::array>(item);
             const Index stride = element_stride<T>(a, a.ndim() - 1);
-            out.push_back({batch.start<T>(a, b, 1) + start * stride, stride});
+            const auto stage = static_cast<Stage>(said(stages, out.size()));
+            out.push_back({batch.start<T>(a, b, 1) + start * stride, stride, stage});
         }
     };
-    biases(9, row, p.row_bias);
-    biases(10, col, p.col_bias);
+    biases(9, 1, row, p.row_bias);
+    biases(10, 2, col, p.col_bias);
     for (const auto item : spec_[11].cast<py::tuple>()) {
         const auto a = py::reinterpret_borrow<py::array>(item);
         const auto v = batch.matrix<unsigned char>(a, b, row, col);

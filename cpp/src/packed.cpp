@@ -29,7 +29,8 @@ void for_each_run(const Problem<T>& problem, const Visit& visit) {
         at += term.n_negative;
     }
     for (const auto& term : problem.dots) {
-        visit(term, Index{0}, term.dim, at, term.scale, T(1));
+        visit(term, Index{0}, term.dim, at, term.scale_cols ? T(1) : term.scale,
+              term.scale_cols ? term.scale : T(1));
         at += term.dim;
     }
 }
@@ -53,6 +54,48 @@ void pack_panel(const Problem<T>& problem, Index panel, Index d, T* out) {
             for (Index k = 0; k < count; ++k) dst[k * cols + j] = factor * term.cols(first + j, from + k);
         for (Index k = 0; k < count; ++k) std::fill(dst + k * cols + live, dst + (k + 1) * cols, T(0));
     });
+}
+
+// Where the biases of a stage are summed, in packed columns or in a block of rows.
+template <class T, class Packed>
+Buffer<T>& stage_of(const Bias<T>& bias, Packed& packed) {
+    switch (bias.stage) {
+        case Stage::early:
+            return packed.bias;
+        case Stage::reference:
+            return packed.reference;
+        case Stage::late:
+            return packed.late;
+    }
+    __builtin_unreachable();
+}
+
+template <class T>
+LateSides late_sides_of(const Problem<T>& problem) {
+    const bool rows = problem.has_late_rows(), cols = problem.has_late_cols();
+    if (!rows && !cols) return LateSides::none;
+    const auto last = [](const std::vector<Bias<T>>& biases) {
+        return std::ranges::any_of(biases, [](const Bias<T>& bias) { return bias.stage == Stage::late; });
+    };
+    if (last(problem.row_bias) || last(problem.col_bias))
+        return rows && cols ? LateSides::both : rows ? LateSides::rows : LateSides::cols;
+    return rows ? LateSides::references : LateSides::col_references;
+}
+
+// Biases of the columns [first, end), summed by stage; `end` may be past the last column.
+template <class T>
+void pack_biases(const Problem<T>& problem, Index first, Index end, PackedColumns<T>& packed) {
+    const Index live_end = std::min(end, problem.n_cols);
+    std::fill(packed.bias.data() + first, packed.bias.data() + live_end, T(0));
+    std::fill(packed.bias.data() + live_end, packed.bias.data() + end, -infinity<T>());
+    if (packed.has_late()) {
+        std::fill(packed.reference.data() + first, packed.reference.data() + end, T(0));
+        std::fill(packed.late.data() + first, packed.late.data() + end, T(0));
+    }
+    for (const auto& term : problem.col_bias) {
+        T* sums = stage_of(term, packed).data();
+        for (Index j = first; j < live_end; ++j) sums[j] += term[j];
+    }
 }
 
 // Right-hand sides of the columns [first, end) into their packed layout; `end` may be past the last
@@ -116,18 +159,67 @@ void add_dense(const DenseTerm<T>& term, const RowBlock<T>& block, Index first_c
     }
 }
 
+// The late biases of one row, to be added to scores that are otherwise finished. Columns count from the first of the tile.
+template <class T, LateSides Sides>
+class LateBiases {
+public:
+    LateBiases(const PackedColumns<T>& columns, const RowBlock<T>& block, Index first_col, Index r)
+        : reference_(col_references(Sides) ? columns.reference.data() + first_col : nullptr),
+          late_(late_cols(Sides) ? columns.late.data() + first_col : nullptr),
+          row_reference_(row_references(Sides) ? block.reference[r] : T(0)),
+          row_late_(late_rows(Sides) ? block.late[r] : T(0)) {}
+
+    QK_INLINE Pack<T> add(Pack<T> s, Index j) const {
+        const Pack<T> reference = col_references(Sides) ? load(reference_ + j) : Pack<T>{};
+        const Pack<T> late = late_cols(Sides) ? load(late_ + j) : Pack<T>{};
+        return add_late_biases<Sides>(s, row_reference_, reference, row_late_, late);
+    }
+    QK_INLINE T add_one(T s, Index j) const {
+        const T reference = col_references(Sides) ? reference_[j] : T(0);
+        const T late = late_cols(Sides) ? late_[j] : T(0);
+        return add_late_biases<Sides>(s, row_reference_, reference, row_late_, late);
+    }
+
+private:
+    const T* reference_;
+    const T* late_;
+    T row_reference_, row_late_;
+};
+
+// Calls work.template operator()<Sides>().
+template <class Work>
+void with_sides(LateSides sides, const Work& work) {
+    switch (sides) {
+        case LateSides::none:
+            return work.template operator()<LateSides::none>();
+        case LateSides::rows:
+            return work.template operator()<LateSides::rows>();
+        case LateSides::cols:
+            return work.template operator()<LateSides::cols>();
+        case LateSides::col_references:
+            return work.template operator()<LateSides::col_references>();
+        case LateSides::references:
+            return work.template operator()<LateSides::references>();
+        case LateSides::both:
+            return work.template operator()<LateSides::both>();
+    }
+}
+
 // Scores that are one dense term and biases, in one pass: the same numbers as add_dense on a tile of biases. Along the
 // rows of a matrix their largest are found on the way.
-template <class T>
-void set_dense(const DenseTerm<T>& term, RowBlock<T>& block, const T* bias, Index first_col, Index n_cols,
-               Index padded, T* tile, Index ld) {
+template <class T, LateSides Sides>
+void set_dense(const DenseTerm<T>& term, RowBlock<T>& block, const PackedColumns<T>& columns, Index first_col,
+               Index n_cols, Index padded, T* tile, Index ld) {
     constexpr Index width = SimdTraits<T>::width;
     const MatrixView<T>& z = term.values;
+    const T* bias = columns.bias.data() + first_col;
     const Pack<T> scale = broadcast(term.scale);
+    const auto later = [&](Index r) { return LateBiases<T, Sides>(columns, block, first_col, r); };
     // A lane of packs, so that edges round as the rest does, whatever the compiler fuses.
     const auto one = [&](Index r, Index j) {
         const Pack<T> value = broadcast(z(block.first_row + r, first_col + j));
-        tile[r * ld + j] = fma(value, scale, broadcast(block.bias[r] + bias[j]))[0];
+        const Pack<T> s = fma(value, scale, broadcast(block.bias[r] + bias[j]));
+        tile[r * ld + j] = later(r).add_one(s[0], j);
     };
     const Index whole_cols = n_cols / width * width;
     Index r = 0;
@@ -141,17 +233,27 @@ void set_dense(const DenseTerm<T>& term, RowBlock<T>& block, const T* bias, Inde
                     square[c] = load(&z(block.first_row + r, first_col + j + c));
                 transpose<T>(square);
                 const Pack<T> b = load(bias + j);
+                // The columns' biases are loaded once: the compiler cannot know that the tile is elsewhere.
+                const Pack<T> reference =
+                    col_references(Sides) ? load(columns.reference.data() + first_col + j) : Pack<T>{};
+                const Pack<T> late = late_cols(Sides) ? load(columns.late.data() + first_col + j) : Pack<T>{};
 #pragma GCC unroll 16
-                for (Index c = 0; c < width; ++c)
-                    store(tile + (r + c) * ld + j, fma(square[c], scale, block.bias[r + c] + b));
+                for (Index c = 0; c < width; ++c) {
+                    const Pack<T> s = fma(square[c], scale, block.bias[r + c] + b);
+                    store(
+                        tile + (r + c) * ld + j,
+                        add_late_biases<Sides>(s, row_references(Sides) ? block.reference[r + c] : T(0),
+                                               reference, late_rows(Sides) ? block.late[r + c] : T(0), late));
+                }
             }
     } else if (z.col_stride == 1) {
         for (; r < block.n_rows; ++r) {
             const T* src = &z(block.first_row + r, first_col);
             const Pack<T> row_bias = broadcast(block.bias[r]);
+            const auto late = later(r);
             Pack<T> top = broadcast(-infinity<T>());
             for (Index j = 0; j < whole_cols; j += width) {
-                const Pack<T> s = fma(load(src + j), scale, row_bias + load(bias + j));
+                const Pack<T> s = late.add(fma(load(src + j), scale, row_bias + load(bias + j)), j);
                 top = max(s, top);
                 store(tile + r * ld + j, s);
             }
@@ -167,6 +269,25 @@ void set_dense(const DenseTerm<T>& term, RowBlock<T>& block, const T* bias, Inde
             for (Index j = rest; j < n_cols; ++j) block.tops[r] = std::max(block.tops[r], tile[r * ld + j]);
         std::fill(tile + r * ld + n_cols, tile + r * ld + padded, -infinity<T>());
     }
+}
+
+// tile += the late biases; the largest score of every row is found on the way.
+template <class T, LateSides Sides>
+void finish_tile(const PackedColumns<T>& columns, RowBlock<T>& block, Index first_col, Index padded, T* tile,
+                 Index ld) {
+    constexpr Index width = SimdTraits<T>::width;
+    block.tops.reserve(block.n_rows);
+    for (Index r = 0; r < block.n_rows; ++r) {
+        const LateBiases<T, Sides> late(columns, block, first_col, r);
+        Pack<T> top = broadcast(-infinity<T>());
+        for (Index j = 0; j < padded; j += width) {
+            const Pack<T> s = late.add(load(tile + r * ld + j), j);
+            top = max(s, top);
+            store(tile + r * ld + j, s);
+        }
+        block.tops[r] = reduce_max<T>(top);
+    }
+    block.tops_known = true;
 }
 
 // What the tile after the one that ends before `next_col` will read of a matrix, where it reads along its rows.
@@ -225,22 +346,23 @@ PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, I
         packed.n_packs = round_up(n_values, SimdTraits<T>::width) / SimdTraits<T>::width;
     packed.values.reserve(packed.n_padded *
                           (packed.n_packs > 0 ? packed.n_packs * SimdTraits<T>::width : n_values));
+    packed.late_sides = late_sides_of(problem);
+    packed.bias.reserve(packed.n_padded);
+    if (packed.has_late()) {
+        packed.reference.reserve(packed.n_padded);
+        packed.late.reserve(packed.n_padded);
+    }
+
+    // Biases too in tasks of their own: one row may have so many columns that filling an array takes seconds.
     constexpr Index panels_per_task = 64;
-    const Index n_tasks = d + n_values > 0 ? (n_panels + panels_per_task - 1) / panels_per_task : 0;
-    parallel_for(run, n_tasks, [&](Index task, int) {
+    const Index n_tasks = (n_panels + panels_per_task - 1) / panels_per_task;
+    parallel_for(n_tasks > 64 || d + n_values > 0 ? run : alone(run, 0), n_tasks, [&](Index task, int) {
         const Index first = task * panels_per_task;
         const Index end = std::min(n_panels, first + panels_per_task);
         for (Index p = first; d > 0 && p < end; ++p) pack_panel(problem, p, d, packed.panels.data());
         if (n_values > 0) pack_values(values, problem.n_cols, n_values, first * cols, end * cols, packed);
+        pack_biases(problem, first * cols, end * cols, packed);
     });
-
-    packed.bias.reserve(packed.n_padded);
-    T* bias = packed.bias.data();
-    std::fill(bias, bias + problem.n_cols, T(0));
-    std::fill(bias + problem.n_cols, bias + packed.n_padded, -infinity<T>());
-    for (const auto& term : problem.col_bias)
-        for (Index j = 0; j < problem.n_cols; ++j) bias[j] += term[j];
-
     return packed;
 }
 
@@ -257,10 +379,15 @@ void pack_rows(const Problem<T>& problem, const PackedColumns<T>& columns, Index
             for (Index k = 0; k < count; ++k)
                 block.features[r * d + at + k] = factor * term.rows(first_row + r, from + k);
     });
-    for (Index r = 0; r < n_rows; ++r) {
-        T b = T(0);
-        for (const auto& term : problem.row_bias) b += term[first_row + r];
-        block.bias[r] = b;
+    std::fill(block.bias.data(), block.bias.data() + n_rows, T(0));
+    if (columns.has_late())
+        for (auto* sums : {&block.reference, &block.late}) {
+            sums->reserve(n_rows);
+            std::fill(sums->data(), sums->data() + n_rows, T(0));
+        }
+    for (const auto& term : problem.row_bias) {
+        T* sums = stage_of(term, block).data();
+        for (Index r = 0; r < n_rows; ++r) sums[r] += term[first_row + r];
     }
 }
 
@@ -272,12 +399,16 @@ Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, In
     const Index d = columns.dims.total();
     T* tile = block.scores.data() + at;
     std::size_t terms_done = 0;
+    bool finished = !columns.has_late();
     block.tops_known = false;
     block.ahead = {};
     if (d == 0 && !problem.dense.empty()) {
         block.tops.reserve(block.n_rows);
-        set_dense(problem.dense.front(), block, columns.bias.data() + first_col, first_col, n_cols, padded,
-                  tile, ld);
+        const bool alone = problem.dense.size() == 1;
+        with_sides(alone ? columns.late_sides : LateSides::none, [&]<LateSides Sides>() {
+            set_dense<T, Sides>(problem.dense.front(), block, columns, first_col, n_cols, padded, tile, ld);
+        });
+        finished = finished || alone;
         block.ahead = entries_ahead(problem, block, first_col + n_cols);
         terms_done = 1;
     } else {
@@ -293,6 +424,10 @@ Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, In
         apply_masks(problem, block, first_col, n_cols, tile, ld);
         block.tops_known = false;
     }
+    if (!finished)
+        with_sides(columns.late_sides, [&]<LateSides Sides>() {
+            finish_tile<T, Sides>(columns, block, first_col, padded, tile, ld);
+        });
     return padded;
 }
 

@@ -15,7 +15,12 @@ inline constexpr Index few_values = 4;
 template <class T>
 struct PackedColumns {
     Buffer<T> panels;  // [panel][feature][cols]
-    Buffer<T> bias;    // [n_padded], -inf beyond n_cols
+    Buffer<T> bias;    // [n_padded], -inf beyond n_cols; the early ones
+    // The sums of the biases of the later stages, [n_padded], 0 beyond n_cols; only where the problem has such.
+    Buffer<T> reference, late;
+    LateSides late_sides = LateSides::none;
+
+    bool has_late() const { return late_sides != LateSides::none; }
     Buffer<T> values;  // few: [value][n_padded]; many: see product_tile
     FeatureDims dims;
     T distance_scale = T(1);
@@ -43,7 +48,7 @@ struct Ahead {
 template <class T>
 struct RowBlock {
     Buffer<T> features;
-    Buffer<T> bias;
+    Buffer<T> bias, reference, late;  // as in PackedColumns
     Buffer<T> scores;
     Buffer<T> tops;           // the largest score of every row of the tile,
     bool tops_known = false;  // where score_block has met them on its way

@@ -174,12 +174,8 @@ template <class T>
 void RowReducer<T>::tile_by_rows(RowScoresKernel<T> kernel, Index column, Index padded,
                                  const PackedColumns<T>& columns, bool tilt, Scratch<T>& scratch) {
     RowBlock<T>& block = scratch.block;
-    const Index d = columns.dims.total();
     for (Index r = 0; r < block.n_rows; ++r) {
-        const RowScores<T> row{block.features.data() + r * d, columns.panels.data() + column * d,
-                               columns.bias.data() + column,  padded / MicroTile<T>::cols,
-                               columns.distance_scale,        block.bias[r]};
-        const T top = kernel(row, block.scores.data());
+        const T top = kernel(row_scores_at(columns, block, r, column, padded), block.scores.data());
         add_row(block.scores.data(), r, padded, top, nullptr, column, columns, tilt, scratch.acc);
     }
 }
@@ -207,7 +203,7 @@ void RowReducer<T>::piece(const Piece& piece, Scratch<T>& scratch, int worker) {
     const Tiling& t = tiling_[at];
     const bool tilt = task.expected != nullptr || task.entropy != nullptr;
     const RowScoresKernel<T> by_rows =
-        t.row_by_row ? pick_row_scores(task.problem, columns.dims) : RowScoresKernel<T>{};
+        t.row_by_row ? pick_row_scores(task.problem, columns.dims, columns.late_sides) : RowScoresKernel<T>{};
     const Index ld = std::min(t.tile_cols, columns.n_padded);
     scratch.block.scores.reserve(t.block_rows * ld);
     for (Index i = piece.first_row; i < piece.end_row; i += t.block_rows) {
@@ -260,6 +256,10 @@ void RowReducer<T>::finish_row(const RowTask<T>& task, Index row, const SoftmaxS
         // +inf or NaN scores end up here as a sum that is not finite.
         finite = state.empty() ? state.sum == 0.0 : std::isfinite(state.max) && std::isfinite(state.sum);
         if (task.log_sum_exp != nullptr) task.log_sum_exp[row] = static_cast<T>(state.log_sum_exp());
+        if (task.peak != nullptr) {
+            task.peak[row] = state.empty() ? T(0) : static_cast<T>(state.max);
+            task.log_sum[row] = state.empty() ? T(0) : static_cast<T>(std::log(state.sum));
+        }
         if (task.expected != nullptr) task.expected[row] = static_cast<T>(state.expected_score());
         if (task.entropy != nullptr) task.entropy[row] = static_cast<T>(std::max(0.0, state.entropy()));
     }
@@ -343,10 +343,11 @@ Status RowReducer<T>::run() {
     if (n == 1) {
         prepare(0, run);
     } else {
-        const Run alone;
-        parallel_for(run, static_cast<Index>(n),
-                     [&](Index at, int) { prepare(static_cast<std::size_t>(at), alone); });
+        parallel_for(run, static_cast<Index>(n), [&](Index at, int worker) {
+            prepare(static_cast<std::size_t>(at), alone(run, worker));
+        });
     }
+    if (run_.stop != nullptr && run_.stop->stopped()) return Status::interrupted;
 
     std::vector<Piece> pieces;
     for (std::size_t at = 0; at < n; ++at)

@@ -21,6 +21,31 @@ QK_INLINE T row_max(const T* s, Index n) {
     return reduce_max<T>(max(m0, m1));
 }
 
+// Which sides have biases that are added once a score has been rounded (Stage, in qk/problem.hpp).
+// Products with transposed operators have references of columns and nothing else, couplings have potentials as
+// references of both sides.
+enum class LateSides { none, rows, cols, both, col_references, references };
+
+// What a side has.
+constexpr bool late_rows(LateSides s) { return s == LateSides::rows || s == LateSides::both; }
+constexpr bool late_cols(LateSides s) { return s == LateSides::cols || s == LateSides::both; }
+constexpr bool row_references(LateSides s) { return late_rows(s) || s == LateSides::references; }
+constexpr bool col_references(LateSides s) {
+    return late_cols(s) || s == LateSides::references || s == LateSides::col_references;
+}
+
+// Adds the late biases of row and column. Maxima come first: subtracting them is exact where the weight matters. A side
+// that has none is as good as one of zeros, so that transposed scores have the same bits.
+template <LateSides Sides, class V, class Row>
+QK_INLINE V add_late_biases(V s, Row row_reference, V col_reference, Row row_late, V col_late) {
+    if constexpr (Sides == LateSides::none) return s;
+    if constexpr (Sides == LateSides::rows) return (s + row_reference) + row_late;
+    if constexpr (Sides == LateSides::cols) return (s + col_reference) + col_late;
+    if constexpr (Sides == LateSides::col_references) return s + col_reference;
+    if constexpr (Sides == LateSides::references) return (s + row_reference) + col_reference;
+    return ((s + row_reference) + col_reference) + (row_late + col_late);
+}
+
 // What a pass over one row may produce besides the sum of weights.
 template <class T>
 struct RowSums {

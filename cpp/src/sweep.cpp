@@ -43,17 +43,18 @@ public:
             const Index end = std::min(n_rows_, (part + 1) * granules / n_parts_ * granule);
             auto& sums = sums_[static_cast<std::size_t>(part)];
             const FlushSubnormals flush;
-            if (columns != nullptr) sums.start(n_padded);
+            if (columns != nullptr && !sums.start(n_padded, run_, worker)) return;
             body(first, end, columns != nullptr ? &sums : nullptr, part, worker);
         });
         if (run_.stop != nullptr && run_.stop->stopped()) return false;
         if (columns == nullptr) return true;
-        std::fill(columns, columns + n_cols_, 0.0);
-        for (auto& sums : sums_) {
-            const auto& total = sums.finish();
-            for (Index j = 0; j < n_cols_; ++j) columns[j] += total[static_cast<std::size_t>(j)];
-        }
-        return true;
+        return in_pieces(run_, 0, n_cols_, [&](Index from, Index to) {
+            std::fill(columns + from, columns + to, 0.0);
+            for (auto& sums : sums_) {
+                const double* total = sums.finish(from, to);
+                for (Index j = from; j < to; ++j) columns[j] += total[j];
+            }
+        });
     }
 
     const Run& run() const { return run_; }
@@ -74,7 +75,8 @@ Status column_lse(const Problem<T>& problem, const double* f, double* lse, const
     for (std::size_t i = 0; i < bias.size(); ++i) bias[i] = static_cast<T>(f[i]);
     RowTask<T> task;
     task.problem = transposed(problem);
-    task.problem.col_bias.push_back({bias.data(), 1});
+    const Stage stage = problem.has_late_biases() ? Stage::late : Stage::early;
+    task.problem.col_bias.push_back({bias.data(), 1, stage});
     task.log_sum_exp = found.data();
     const Status status = reduce_rows<T>({task}, Weight::softmax, 0, run);
     std::copy(found.begin(), found.end(), lse);
@@ -92,9 +94,14 @@ public:
     RowWalk(const Problem<T>& problem, const Run& run)
         : problem_(problem),
           columns_(pack_columns(problem, MatrixView<T>{}, 0, run)),
-          base_bias_(columns_.bias.data(), columns_.bias.data() + columns_.n_padded) {
+          base_bias_(columns_.n_padded) {
+        // The potentials are one more late bias of the columns.
+        if (columns_.has_late()) columns_.late_sides = LateSides::both;
+        in_pieces(run, 0, columns_.n_padded, [&](Index from, Index to) {
+            std::copy(potentials().data() + from, potentials().data() + to, base_bias_.data() + from);
+        });
         const Tiling t = choose_tiling(problem, 0);
-        if (t.row_by_row) by_rows_ = pick_row_scores(problem, columns_.dims);
+        if (t.row_by_row) by_rows_ = pick_row_scores(problem, columns_.dims, columns_.late_sides);
         plain_ = by_rows_ && problem.band.everything();
         tile_ = t.row_by_row && !plain_ ? 256 : t.tile_cols;
         // A block of rows waits in the L2 cache for its sums, but rows that share a pass over the column sums go
@@ -110,9 +117,10 @@ public:
 
     Index width() const { return columns_.n_padded; }
     Index tile() const { return tile_; }
-    void set_potential(const double* g) {
-        for (Index j = 0; j < problem_.n_cols; ++j)
-            columns_.bias[j] = base_bias_[static_cast<std::size_t>(j)] + static_cast<T>(g[j]);
+    void set_potential(const double* g, const Run& run) {
+        in_pieces(run, 0, problem_.n_cols, [&](Index from, Index to) {
+            for (Index j = from; j < to; ++j) potentials()[j] = base_bias_[j] + static_cast<T>(g[j]);
+        });
     }
 
     // For every block of rows: tile(r, j, padded, s, top) for every row r of the block and every tile of columns from j
@@ -120,21 +128,21 @@ public:
     template <class Tile, class Done>
     void each_block(Index first, Index end, RowBlock<T>& block, const Run& run, int worker, const Tile& tile,
                     const Done& block_done) const {
-        const Index n = columns_.n_padded, d = columns_.dims.total();
-        block.scores.reserve(block_rows_ * n);
+        const Index n = columns_.n_padded;
+        block.scores.reserve(std::min(block_rows_, end - first) * n);
         for (Index i = first; i < end; i += block_rows_) {
             if (should_stop(run, worker)) return;
             pack_rows(problem_, columns_, i, std::min(block_rows_, end - i), block);
             for (Index j = 0; j < n; j += tile_) {
+                if (j > 0 && should_stop(run, worker)) return;
                 const Index padded = std::min(tile_, n - j);
                 if (!plain_)
                     score_block(problem_, columns_, j, std::min(tile_, problem_.n_cols - j), block, n, j);
                 for (Index r = 0; r < block.n_rows; ++r) {
                     T* s = block.scores.data() + r * n + j;
-                    const RowScores<T> row{block.features.data() + r * d, columns_.panels.data() + j * d,
-                                           columns_.bias.data() + j,      padded / MicroTile<T>::cols,
-                                           columns_.distance_scale,       block.bias[r]};
-                    tile(r, j, padded, s, plain_ ? by_rows_(row, s) : row_top(block, r, s, padded));
+                    tile(r, j, padded, s,
+                         plain_ ? by_rows_(row_scores_at(columns_, block, r, j, padded), s)
+                                : row_top(block, r, s, padded));
                 }
             }
             block_done();
@@ -142,9 +150,12 @@ public:
     }
 
 private:
+    // Scores that are normalised already take the potential as the last of their biases, when they are small.
+    Buffer<T>& potentials() { return columns_.has_late() ? columns_.late : columns_.bias; }
+
     Problem<T> problem_;
     PackedColumns<T> columns_;
-    std::vector<T> base_bias_;
+    Buffer<T> base_bias_;
     RowScoresKernel<T> by_rows_{};
     bool plain_ = false;
     Index tile_ = 1;
@@ -179,9 +190,10 @@ public:
     double factor(Index r, Index j) const { return online_.factor(r, j); }
 
     // Adds the rows to the column sums, each times what `factors` says.
-    void add_to(ColumnSums<T>& sums, Index width, const double* factors) const {
+    void add_to(ColumnSums<T>& sums, Index width, const double* factors, const Run& run, int worker) const {
         T c[RowWalk<T>::most_rows];
         for (Index j = 0; j < width; j += tile_) {
+            if (j > 0 && should_stop(run, worker)) return;
             for (Index r = 0; r < block.n_rows; ++r) c[r] = static_cast<T>(factors[r] * factor(r, j));
             sums.add(static_cast<int>(block.n_rows), block.scores.data() + j, width, c, j,
                      std::min(tile_, width - j));
@@ -201,7 +213,7 @@ public:
         : problem_(problem), walk_(problem, run), lse_(static_cast<std::size_t>(problem.n_rows), 0.0) {}
 
     Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
-        walk_.set_potential(g);
+        walk_.set_potential(g, run);
         Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0), sums_);
         blocks_.resize(static_cast<std::size_t>(parts.count()));
         std::atomic<bool> overflow{false};
@@ -220,7 +232,7 @@ public:
                         factors[r] = sums != nullptr && state.sum > 0 ? mass(i, found) / state.sum : 0.0;
                     },
                     [&] {
-                        if (sums != nullptr) rows.add_to(*sums, walk_.width(), factors);
+                        if (sums != nullptr) rows.add_to(*sums, walk_.width(), factors, parts.run(), worker);
                     });
             });
         if (!done) return Status::interrupted;
@@ -355,7 +367,10 @@ public:
             if (status != Status::ok) return status;
             if (at_once) return rounded ? measure(lse, columns, run) : status;
         }
-        for (Index j = 0; j < problem_.n_cols; ++j) scaled_[static_cast<std::size_t>(j)] = factor(g, j);
+        if (!in_pieces(run, 0, problem_.n_cols, [&](Index from, Index to) {
+                for (Index j = from; j < to; ++j) scaled_[static_cast<std::size_t>(j)] = factor(g, j);
+            }))
+            return Status::interrupted;
         const Status status = visit(entries_, ld_, scaled_.data(), columns, run, [&](Index i, double found) {
             const auto at = static_cast<std::size_t>(i);
             const double dot = rounded ? found * corrections_.row(i) : found;
@@ -486,7 +501,7 @@ private:
     Status take(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) {
         taken_ = halved_ = refine_ = false;
         corrections_.forget();
-        walk_.set_potential(g);
+        walk_.set_potential(g, run);
         Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0), parts_of<T>());
         std::vector<WeighedRows<T>> blocks(static_cast<std::size_t>(parts.count()));
         std::atomic<bool> overflow{false};
@@ -502,32 +517,35 @@ private:
                         if (!std::isfinite(state.sum)) overflow.store(true, std::memory_order_relaxed);
                         sums_[at] = state.sum;
                         tops_[at] = state.empty() ? 0.0 : state.max;
-                        store_row(i, r, rows);
+                        store_row(i, r, rows, parts.run(), worker);
                         if (sums == nullptr) return;
                         lse[i] = state.log_sum_exp();
                         factors[r] = state.sum > 0 ? mass(i, lse[i]) / state.sum : 0.0;
                         if constexpr (rounded) factors_[at] = factors[r];
                     },
                     [&] {
-                        if (sums != nullptr) rows.add_to(*sums, width, factors);
+                        if (sums != nullptr) rows.add_to(*sums, width, factors, parts.run(), worker);
                     });
             });
         if (!done) return Status::interrupted;
         if (overflow.load()) return Status::overflow;
-        for (Index j = 0; j < problem_.n_cols; ++j) {
-            const auto at = static_cast<std::size_t>(j);
-            at_g_[at] = static_cast<double>(static_cast<T>(g[j]));  // exactly what the entries were taken at
-            scaled_[at] = factor(g, j);
-        }
-        taken_ = true;
-        return Status::ok;
+        taken_ = in_pieces(run, 0, problem_.n_cols, [&](Index from, Index to) {
+            for (Index j = from; j < to; ++j) {
+                const auto at = static_cast<std::size_t>(j);
+                at_g_[at] =
+                    static_cast<double>(static_cast<T>(g[j]));  // exactly what the entries were taken at
+                scaled_[at] = factor(g, j);
+            }
+        });
+        return taken_ ? Status::ok : Status::interrupted;
     }
 
     // Row r of the block, which is row i; a row that sees nothing has weights 0.
-    void store_row(Index i, Index r, const WeighedRows<T>& rows) {
+    void store_row(Index i, Index r, const WeighedRows<T>& rows, const Run& run, int worker) {
         E* to = entries_.data() + i * ld_;
         const T* from = rows.block.scores.data() + r * walk_.width();
         for (Index j = 0; j < problem_.n_cols; j += walk_.tile()) {
+            if (j > 0 && should_stop(run, worker)) return;
             const auto factor = static_cast<T>(rows.factor(r, j));
             const Index end = std::min(j + walk_.tile(), problem_.n_cols);
             for (Index k = j; k < end; ++k) to[k] = static_cast<E>(from[k] * factor);
@@ -535,8 +553,8 @@ private:
         std::fill(to + problem_.n_cols, to + ld_, E(0));
     }
 
-    // Asking whether to stop looks at the clock, which takes as long as four short rows.
-    static constexpr Index poll_rows = 64;
+    // Asking whether to stop looks at the clock, which takes as long as four short rows; long ones take their time.
+    static constexpr Index poll_rows = 64, poll_entries = Index{1} << 21;
 
     template <class A>
     typename Parts<A>::Sums& parts_of() {
@@ -549,10 +567,12 @@ private:
     Status visit(const Buffer<F>& entries, Index ld, const A* z, double* columns, const Run& run,
                  const Weigh& weigh) {
         Parts<A> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0) / 5, parts_of<A>());
+        const Index poll =
+            std::clamp<Index>(poll_entries / ld / sweep_rows * sweep_rows, sweep_rows, poll_rows);
         const bool done =
             parts(ld, columns, [&](Index first, Index end, ColumnSums<A>* sums, Index, int worker) {
                 for (Index i = first; i < end; i += sweep_rows) {
-                    if ((i - first) % poll_rows == 0 && should_stop(parts.run(), worker)) return;
+                    if ((i - first) % poll == 0 && should_stop(parts.run(), worker)) return;
                     const int n = static_cast<int>(std::min<Index>(sweep_rows, end - i));
                     const F* w = entries.data() + i * ld;
                     double dots[sweep_rows];

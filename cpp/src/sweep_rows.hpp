@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "qk/simd.hpp"
+#include "qk/threads.hpp"
 #include "qk/views.hpp"
 
 namespace qk {
@@ -98,12 +99,16 @@ void add_some_rows(int n_rows, const E* w, Index ld, const T* c, Index n, T* sum
 template <class T>
 class ColumnSums {
 public:
-    void start(Index n) {
+    // False when it was stopped.
+    bool start(Index n, const Run& run, int worker) {
         n_ = n;
         pending_rows_ = 0;
         pending_.reserve(n);
-        std::fill(pending_.data(), pending_.data() + n, T(0));
-        total_.assign(static_cast<std::size_t>(n), 0.0);
+        total_.reserve(n);
+        return in_pieces(run, worker, n, [&](Index first, Index end) {
+            std::fill(pending_.data() + first, pending_.data() + end, T(0));
+            std::fill(total_.data() + first, total_.data() + end, 0.0);
+        });
     }
     template <class E>
     void add(int n_rows, const E* w, Index ld, const T* c, const E* ahead = nullptr) {
@@ -119,28 +124,30 @@ public:
     }
     void added(int n_rows) {
         pending_rows_ += n_rows;
-        if (pending_rows_ >= flush_rows) flush();
+        if (pending_rows_ < flush_rows) return;
+        flush(0, n_);
+        pending_rows_ = 0;
     }
-    const std::vector<double>& finish() {
-        flush();
-        return total_;
+    // The sums, of which those of columns [first, end) are complete.
+    const double* finish(Index first, Index end) {
+        flush(first, end);
+        return total_.data();
     }
 
 private:
     static constexpr int flush_rows = 128;
 
-    void flush() {
-        for (Index j = 0; j < n_; ++j) {
-            total_[static_cast<std::size_t>(j)] += static_cast<double>(pending_[j]);
+    void flush(Index first, Index end) {
+        for (Index j = first; j < end; ++j) {
+            total_[j] += static_cast<double>(pending_[j]);
             pending_[j] = T(0);
         }
-        pending_rows_ = 0;
     }
 
     Index n_ = 0;
     int pending_rows_ = 0;
     Buffer<T> pending_;
-    std::vector<double> total_;
+    Buffer<double> total_;
 };
 
 }  // namespace qk

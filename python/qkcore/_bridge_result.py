@@ -72,7 +72,7 @@ class SchrodingerBridge(WarnsOnUse):
 
     @cached_property
     def _log_plan(self) -> Scores:
-        return self.scores.shift(rows=self.f, columns=self.g)
+        return self.scores._coupled(self.f, self.g)
 
     def plan(self) -> Real:
         """The coupling as an array (N, M)."""

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from . import _checks
 from ._config import resolve_threads
 from ._native import cpu
+from ._rounding import EARLY, LATE, PLAIN, REFERENCE, Rounding
 from ._score_masks import UNBOUNDED, DiagonalMasks
 
 Real = npt.NDArray[np.floating[Any]]
@@ -42,6 +43,7 @@ class Scores(DiagonalMasks):
         "_n_cols",
         "_n_rows",
         "_offsets",
+        "_rounding",
         "_row_bias",
         "_spec",
         "_top",
@@ -66,6 +68,7 @@ class Scores(DiagonalMasks):
         masks: tuple[npt.NDArray[np.uint8], ...] = (),
         band: tuple[int, int] = (-UNBOUNDED, UNBOUNDED),
         offsets: Offsets | None = None,
+        rounding: Rounding = PLAIN,
         top: float,
     ) -> None:
         # `top` bounds every finite score: a sum that overflowed to -inf would pass for a mask.
@@ -87,6 +90,7 @@ class Scores(DiagonalMasks):
         self._masks = masks
         self._band = band
         self._offsets = offsets
+        self._rounding = rounding
         self._top = top
         self._spec = self._describe()
 
@@ -107,6 +111,7 @@ class Scores(DiagonalMasks):
             self._col_bias,
             self._masks,
             *self._band,
+            None if self._rounding is PLAIN else self._rounding,
         )
 
     def _with(
@@ -121,9 +126,16 @@ class Scores(DiagonalMasks):
         masks: tuple[npt.NDArray[np.uint8], ...] | None = None,
         band: tuple[int, int] | None = None,
         offsets: Offsets | None = None,
+        rounding: Rounding | None = None,
         top: float | None = None,
     ) -> Scores:
-        """The same scores but for what is given."""
+        """The same scores but for what is given. Given shifts without ``rounding`` are added early."""
+        if rounding is None:
+            rounding = self._rounding
+            if row_bias is not None and rounding.rows:
+                rounding = rounding._replace(rows=())
+            if col_bias is not None and rounding.columns:
+                rounding = rounding._replace(columns=())
         return Scores(
             self.dtype,
             self._batch if batch is None else batch,
@@ -137,6 +149,7 @@ class Scores(DiagonalMasks):
             masks=self._masks if masks is None else masks,
             band=self._band if band is None else band,
             offsets=self._offsets if offsets is None else offsets,
+            rounding=rounding,
             top=self._top if top is None else top,
         )
 
@@ -149,7 +162,6 @@ class Scores(DiagonalMasks):
             self._batch,
             self._n_cols,
             self._n_rows,
-            # The scale multiplies the row side when packed; a product does not mind which.
             dots=tuple((y, x, c) for x, y, c in self._dots),
             distances=tuple((y, x, c, k) for x, y, c, k in self._distances),
             dense=tuple((z.swapaxes(-1, -2), c) for z, c in self._dense),
@@ -158,6 +170,7 @@ class Scores(DiagonalMasks):
             masks=tuple(m.swapaxes(-1, -2) for m in self._masks),
             band=(-hi, -lo),
             offsets=None if self._offsets is None else self._offsets[::-1],
+            rounding=self._rounding.transposed(len(self._dots)),
             top=self._top,
         )
 
@@ -186,6 +199,7 @@ class Scores(DiagonalMasks):
             and all(same(z, z.swapaxes(-1, -2)) for z, _ in self._dense)
             and len(rows) == len(cols)
             and all(same(r, c) for r, c in zip(rows, cols, strict=True))
+            and self._rounding.same_stages(len(rows))
         )
 
     def rows(self, start: int, stop: int) -> Scores:
@@ -217,6 +231,7 @@ class Scores(DiagonalMasks):
             col_bias=self._col_bias,
             masks=tuple(cut(m) for m in self._masks),
             band=(lo if lo <= -UNBOUNDED else bounded[0], hi if hi >= UNBOUNDED else bounded[1]),
+            rounding=self._rounding,
             top=self._top,
         )
 
@@ -257,6 +272,7 @@ class Scores(DiagonalMasks):
             col_bias=tuple(one(c, cols) for c in self._col_bias),
             masks=tuple(one(m, rows, cols) for m in self._masks),
             band=self._band,
+            rounding=self._rounding,
             top=self._top,
         )
 
@@ -289,6 +305,9 @@ class Scores(DiagonalMasks):
             masks=self._masks + other._masks,
             band=(max(lo, other_lo), min(hi, other_hi)),
             offsets=offsets,
+            rounding=self._rounding.joined(
+                other._rounding, len(self._dots), len(self._row_bias), len(self._col_bias)
+            ),
             top=self._top + other._top,
         )
 
@@ -331,6 +350,7 @@ class Scores(DiagonalMasks):
             dense=tuple((z, scaled(b)) for z, b in self._dense),
             row_bias=tuple(r * number for r in self._row_bias),
             col_bias=tuple(r * number for r in self._col_bias),
+            rounding=self._rounding,
         )
 
     __rmul__ = __mul__
@@ -348,7 +368,7 @@ class Scores(DiagonalMasks):
         mask = _checks.boolean("keep", keep, (self._n_cols,))
         batch = _checks.broadcast("keep", self._batch, mask.shape[:-1])
         bias = np.where(mask, 0.0, -np.inf).astype(self.dtype)
-        return self._with(batch=batch, col_bias=(*self._col_bias, bias))
+        return self._with(batch=batch, col_bias=(*self._col_bias, bias), rounding=self._rounding)
 
     def shift(
         self, rows: npt.ArrayLike | None = None, columns: npt.ArrayLike | None = None
@@ -356,22 +376,51 @@ class Scores(DiagonalMasks):
         """Adds r_i to row i and c_j to column j (arrays (..., N) and (..., M)); -inf masks."""
         return self._shift(rows, columns, ("rows", "columns"))
 
+    def _coupled(self, f: npt.ArrayLike | None, g: npt.ArrayLike | None) -> Scores:
+        """f_i + s_ij + g_j, the logarithm of a coupling: the potentials are about as large as the scores, and
+        their sum is rounded only after the first of them has taken most of a score away."""
+        return self._shift(f, g, ("f", "g"), REFERENCE)
+
     def _shift(
-        self, rows: npt.ArrayLike | None, columns: npt.ArrayLike | None, names: tuple[str, str]
+        self,
+        rows: npt.ArrayLike | None,
+        columns: npt.ArrayLike | None,
+        names: tuple[str, str],
+        stage: int = EARLY,
     ) -> Scores:
-        batch, top = self._batch, self._top
+        batch, top, rounding = self._batch, self._top, self._rounding
         row_bias, col_bias = self._row_bias, self._col_bias
+        # Normalised scores are small where they matter, and their shifts come after what made them small.
+        stage = LATE if rounding.late else stage
         if rows is not None:
             r, largest = self._bias(names[0], rows, self._n_rows)
             top += largest
             batch = _checks.broadcast(names[0], batch, r.shape[:-1])
+            rounding = rounding.with_stages(len(row_bias), 1, stage)
             row_bias = (*row_bias, r)
         if columns is not None:
             c, largest = self._bias(names[1], columns, self._n_cols)
             top += largest
             batch = _checks.broadcast(names[1], batch, c.shape[:-1])
+            rounding = rounding.with_stages(len(col_bias), 0, stage)
             col_bias = (*col_bias, c)
-        return self._with(batch=batch, row_bias=row_bias, col_bias=col_bias, top=top)
+        return self._with(
+            batch=batch, row_bias=row_bias, col_bias=col_bias, rounding=rounding, top=top
+        )
+
+    def _after_rounding(self, shifts: tuple[Real, ...], *axes: int) -> Scores:
+        """Adds shifts of the rows (axis 1), the columns (axis 0) or both to the rounded scores, one after the
+        other: minus a maximum, and what remains. Scores do not grow by them, so ``top`` stays."""
+        # A second maximum is one of scores that are small already.
+        stages = (LATE if self._rounding.late else REFERENCE, LATE)[: len(shifts)]
+        row_bias, col_bias, rounding = self._row_bias, self._col_bias, self._rounding
+        if 1 in axes:
+            rounding = rounding.with_stages(len(row_bias), 1, *stages)
+            row_bias = (*row_bias, *shifts)
+        if 0 in axes:
+            rounding = rounding.with_stages(len(col_bias), 0, *stages)
+            col_bias = (*col_bias, *shifts)
+        return self._with(row_bias=row_bias, col_bias=col_bias, rounding=rounding)
 
     def _bias(self, name: str, value: npt.ArrayLike, length: int) -> tuple[Real, float]:
         """A shift, and its largest finite magnitude."""
@@ -436,7 +485,7 @@ class Scores(DiagonalMasks):
         n_threads: int | None = None,
     ) -> tuple[Real, Real]:
         """Row and column sums of :math:`e^{f_i + s_ij + g_j}` (DAC-7), both in one pass."""
-        s = self if f is None and g is None else self._shift(f, g, ("f", "g"))
+        s = self if f is None and g is None else self._coupled(f, g)
         return cpu.marginals(s._spec, resolve_threads(n_threads))
 
     def __repr__(self) -> str:

@@ -254,9 +254,9 @@ def sinkhorn(
     _require_converged(found)
     if found.method.startswith("symmetric"):
         half = (found.f + found.g + s.dtype.type(math.log(n))) / 2
-        return MarkovOperator(s.shift(rows=half, columns=half), 1, bridge=found)
+        return MarkovOperator(s._coupled(half, half), 1, bridge=found)
     rows = found.f + s.dtype.type(math.log(n))
-    return MarkovOperator(s.shift(rows=rows, columns=found.g), 1, bridge=found)
+    return MarkovOperator(s._coupled(rows, found.g), 1, bridge=found)
 
 
 def _require_converged(found: Any) -> None:

@@ -77,6 +77,7 @@ class MarkovOperator(_Operator, Markov):
     __slots__ = (
         "_log_weights",
         "_normalizer_cell",
+        "_over_peaks",
         "_rows_first",
         "_solve_errors",
         "_transposed",
@@ -95,6 +96,7 @@ class MarkovOperator(_Operator, Markov):
         # reference from one to the other and back would be a cycle, left to the garbage collector).
         self._normalizer_cell: list[Real] = []
         self._log_weights: Scores | None = None
+        self._over_peaks: Scores | None = None
         self._transposed: MarkovOperator | None = None
         # What the solve of a bridge left in its marginals, whose operator this is: the largest relative
         # error of one entry, and the L1 error.
@@ -126,16 +128,23 @@ class MarkovOperator(_Operator, Markov):
         return self._normalizer(resolve_threads(None))
 
     def _normalizer(self, n_threads: int) -> Real:
+        lse: Real = self._normalizer_parts(n_threads)[0]
+        return lse
+
+    def _normalizer_parts(self, n_threads: int) -> Real:
+        """Three arrays in one: the log-sum-exp, the maximum, and the log of the sum relative to that (the
+        last two are 0 where everything is masked)."""
         if not self._normalizer_cell:
-            lse = cpu.reduce_rows(self._by_rows()._spec, 0, None, True, False, n_threads)[0]
-            assert lse is not None
-            self._remember(lse)
+            spec = self._by_rows()._spec
+            parts = cpu.reduce_rows(spec, 0, None, True, False, n_threads, True)[0]
+            assert parts is not None
+            self._remember(parts)
         return self._normalizer_cell[0]
 
-    def _remember(self, lse: Real) -> None:
+    def _remember(self, parts: Real) -> None:
         if not self._normalizer_cell:
-            lse.flags.writeable = False
-            self._normalizer_cell.append(lse)
+            parts.flags.writeable = False
+            self._normalizer_cell.append(parts)
 
     def _by_rows(self) -> Scores:
         """The scores with the normalised axis as rows."""
@@ -153,28 +162,32 @@ class MarkovOperator(_Operator, Markov):
         if self.bridge is not None:
             return self._scores
         if self._log_weights is None:
-            s, lse = self._scores, self._normalizer(n_threads)
-            shift = -lse
-            shift[np.isposinf(shift)] = 0  # an empty row: every score in it is -inf already
-            # |lse| is at most the largest score and the log of the size, so nothing can overflow.
-            if self.axis == 1:
-                self._log_weights = s._with(row_bias=(*s._row_bias, shift))
-            else:
-                self._log_weights = s._with(col_bias=(*s._col_bias, shift))
+            _, peak, log_sum = self._normalizer_parts(n_threads)
+            self._log_weights = self._scores._after_rounding((-peak, -log_sum), self.axis)
         return self._log_weights
 
     def _product(self, values: Real, n_threads: int) -> Real:
         if self.axis == 1 and self.bridge is None:  # the normaliser falls out of the same pass
-            lse, out, _, _ = cpu.reduce_rows(
-                self._scores._spec, _CODE["softmax"], values, True, False, n_threads
+            parts, out, _, _ = cpu.reduce_rows(
+                self._scores._spec, _CODE["softmax"], values, True, False, n_threads, True
             )
-            assert lse is not None
-            self._remember(lse)
+            assert parts is not None
+            self._remember(parts)
         else:
-            spec = self._shifted(n_threads)._spec
+            spec, values = self._exponents(values, n_threads)
             _, out, _, _ = cpu.reduce_rows(spec, _CODE["exp"], values, False, False, n_threads)
         assert out is not None
         return out
+
+    def _exponents(self, values: Real, n_threads: int) -> tuple[Any, Real]:
+        """Scores and right-hand sides: exponentials of the first times the second are the product."""
+        if self.bridge is not None or values.shape[:-2] != self._scores._batch:
+            return self._shifted(n_threads)._spec, values
+        # Dividing the right-hand sides by the sums spares the engine one addition for every entry.
+        _, peak, log_sum = self._normalizer_parts(n_threads)
+        if self._over_peaks is None:
+            self._over_peaks = self._scores._after_rounding((-peak,), self.axis)
+        return self._over_peaks._spec, values * np.exp(-log_sum)[..., None]
 
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
         """The operator as an array (..., N, M)."""
@@ -218,9 +231,8 @@ class MarkovOperator(_Operator, Markov):
         _checks.finite("h", weights)
         if weights.min() < 0:
             raise ValueError(f"h: wanted weights >= 0, got {weights.min():.3g}")
-        with np.errstate(divide="ignore"):
-            biased = P._shifted(resolve_threads(n_threads)).shift(columns=np.log(weights))
-        out = MarkovOperator(biased, 1)
+        log_h = _log_relative(weights)
+        out = MarkovOperator(P._shifted(resolve_threads(n_threads)).shift(columns=log_h), 1)
         if out.empty.any() and not P.empty.all():
             row = int(np.argmax(out.empty.reshape(-1)))
             raise ValueError(
@@ -234,8 +246,9 @@ class MarkovOperator(_Operator, Markov):
             return np.full(self.shape[0], 1 / self.shape[0], self.dtype)
         if not self._scores._symmetric:
             return None
-        lse = self._normalizer(resolve_threads(None)).astype(np.float64)
-        weight = np.exp(lse - lse.max())
+        lse, peak, log_sum = self._normalizer_parts(resolve_threads(None)).astype(np.float64)
+        peak = np.where(np.isneginf(lse), -np.inf, peak)
+        weight = np.exp((peak - peak.max()) + log_sum)
         law: Real = (weight / weight.sum()).astype(self.dtype)
         return law
 
@@ -359,6 +372,15 @@ def _scores_argument(s: object) -> Scores:
             "wrap an array with qk.scores.dense(array) or build scores from points"
         )
     return s
+
+
+def _log_relative(weights: Real) -> Real:
+    """log of w / max w along the last axis; a common factor of w costs no digits, as it would in log w."""
+    fraction, exponent = np.frexp(weights)
+    power = exponent - np.max(np.where(weights > 0, exponent, -(2**20)), axis=-1, keepdims=True)
+    with np.errstate(divide="ignore"):
+        found: Real = np.log(fraction) + power * np.log(2)
+    return found.astype(weights.dtype)
 
 
 def _right_hand_side(

@@ -23,6 +23,8 @@ struct RowTask {
     Problem<T> problem;
     MatrixView<T> values;      // n_cols x n_values, for `product`
     T* log_sum_exp = nullptr;  // log sum_j exp(s_ij); softmax and exp only
+    T* peak = nullptr;         // the same in two parts: max_j s_ij, one of the scores exactly,
+    T* log_sum = nullptr;      // and log sum_j exp(s_ij - peak_i); both 0 for rows that see nothing
     T* expected = nullptr;     // sum_j p_ij s_ij, p the row softmax
     T* entropy = nullptr;      // -sum_j p_ij log p_ij
     T* product = nullptr;      // n_rows x n_values, row-major: sum_j w_ij v_j

@@ -1,6 +1,11 @@
 // One score matrix in normal form. Every sum of scores (a product of experts) is
 //     s_ij = sum dot terms + sum distance terms + sum dense terms + r_i + c_j,   masked to -inf,
 // so one description and one engine serve them all. Nothing here owns memory.
+//
+// The order of the additions is part of the description, because normalised weights depend on it. A row of scores near
+// 1e4 minus its log-sum-exp, rounded to the type, is off by 1e4 eps in every weight. Its maximum is one of the scores,
+// as they were rounded: subtracting that from the rounded scores is exact wherever the weight matters, and the log of
+// the sum relative to the maximum is small. So a bias may be added late, after everything else has been rounded.
 #pragma once
 
 #include <utility>
@@ -20,12 +25,30 @@ struct FeatureTerm {
     Index dim = 0;
     Index n_negative = 0;
     T scale = T(1);
+    // Dot terms: the scale multiplies the features of the columns, and not those of the rows. Transposed scores have
+    // it on the other side, so that both have the same bits.
+    bool scale_cols = false;
 };
 
 template <class T>
 struct DenseTerm {
     MatrixView<T> values;
     T scale = T(1);
+};
+
+enum class Stage {
+    early,      // added to the terms as they are summed
+    reference,  // added to the rounded score, rows before columns: minus a maximum
+    late,       // added after that: the log of a sum, and whatever shifts normalised scores
+};
+
+template <class T>
+struct Bias {
+    const T* data = nullptr;
+    Index stride = 0;
+    Stage stage = Stage::early;
+
+    const T& operator[](Index i) const { return data[i * stride]; }
 };
 
 template <class T>
@@ -35,15 +58,25 @@ struct Problem {
     std::vector<FeatureTerm<T>> dots;
     std::vector<FeatureTerm<T>> distances;
     std::vector<DenseTerm<T>> dense;
-    std::vector<VectorView<T>> row_bias;
-    std::vector<VectorView<T>> col_bias;
+    std::vector<Bias<T>> row_bias;
+    std::vector<Bias<T>> col_bias;
     std::vector<DenseMask> masks;
     Band band;
 
     Index dot_dim() const { return total_dim(dots); }
     Index distance_dim() const { return total_dim(distances); }
 
+    // Whether a bias is to be added after the score has been rounded.
+    bool has_late_rows() const { return any_late(row_bias); }
+    bool has_late_cols() const { return any_late(col_bias); }
+    bool has_late_biases() const { return has_late_rows() || has_late_cols(); }
+
 private:
+    static bool any_late(const std::vector<Bias<T>>& biases) {
+        for (const auto& bias : biases)
+            if (bias.stage != Stage::early) return true;
+        return false;
+    }
     static Index total_dim(const std::vector<FeatureTerm<T>>& terms) {
         Index d = 0;
         for (const auto& term : terms) d += term.dim;
@@ -57,7 +90,10 @@ Problem<T> transposed(const Problem<T>& problem) {
     Problem<T> out = problem;
     std::swap(out.n_rows, out.n_cols);
     for (auto* terms : {&out.dots, &out.distances})
-        for (auto& term : *terms) std::swap(term.rows, term.cols);
+        for (auto& term : *terms) {
+            std::swap(term.rows, term.cols);
+            term.scale_cols = !term.scale_cols;
+        }
     for (auto& term : out.dense) std::swap(term.values.row_stride, term.values.col_stride);
     std::swap(out.row_bias, out.col_bias);
     for (auto& mask : out.masks) std::swap(mask.row_stride, mask.col_stride);

@@ -94,10 +94,9 @@ def symmetric_conjugate(P: MarkovOperator, *, n_threads: int | None = None) -> K
 
 def _halved(rows: MarkovOperator, n_threads: int) -> Scores:
     """s_ij - lse_i / 2 - lse_j / 2, with one array for both shifts so that the symmetry shows."""
-    lse = rows._normalizer(n_threads)
-    half: Real = lse * lse.dtype.type(-0.5)
-    half[np.isneginf(lse)] = 0  # an empty row has nothing to scale
-    return rows.scores.shift(rows=half, columns=half)
+    parts = rows._normalizer_parts(n_threads)
+    _, peak, log_sum = parts * parts.dtype.type(-0.5)
+    return rows.scores._after_rounding((peak, log_sum), 0, 1)
 
 
 def _density_normalized(

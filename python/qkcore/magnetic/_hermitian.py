@@ -11,6 +11,7 @@ import numpy.typing as npt
 from .. import _checks, _spectral
 from .._lanczos import Product
 from .._lazy_scores import Real, Scores
+from .._rounding import EARLY, Rounding
 from ..operators import MarkovOperator, kernel
 from ._phases import square, total
 
@@ -39,10 +40,10 @@ def find_reversal(op: MagneticOperator) -> Reversal | None:
     gone = np.isneginf(row)
     if (gone != np.isneginf(col)).any():
         return None
-    half = (0.5 * (row + col)).astype(s.dtype)
     row[gone] = col[gone] = 0
-    top = s._top + 2 * float(np.abs(half[~gone]).max(initial=0.0))
-    weights = s._with(row_bias=(half,), col_bias=(half,), top=top)
+    halves, rounding = _halves(s, n)
+    top = s._top + 2 * sum(float(np.abs(half[~gone]).max(initial=0.0)) for half in halves)
+    weights = s._with(row_bias=halves, col_bias=halves, rounding=rounding, top=top)
     if not is_hermitian(op._with(kernel(weights))):
         return None
     log_law = col - row
@@ -54,6 +55,17 @@ def find_reversal(op: MagneticOperator) -> Reversal | None:
         log_law -= log_law.max()
         log_law -= np.log(np.exp(log_law).sum())
     return Reversal(weights, log_law)
+
+
+def _halves(s: Scores, n: int) -> tuple[tuple[Real, ...], Rounding]:
+    """Half the shifts of rows and columns together, for both sides; those of each stage by themselves."""
+    by_stage: dict[int, list[Real]] = {EARLY: []}
+    for shifts, stages in ((s._row_bias, s._rounding.rows), (s._col_bias, s._rounding.columns)):
+        for k, shift in enumerate(shifts):
+            by_stage.setdefault(stages[k] if k < len(stages) else EARLY, []).append(shift)
+    order = tuple(sorted(by_stage))
+    halves = tuple((0.5 * total(tuple(by_stage[k]), n)).astype(s.dtype) for k in order)
+    return halves, Rounding(s._rounding.dots, order, order)
 
 
 def is_hermitian(op: MagneticOperator) -> bool:
