@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from .processes import command, environment
+from .processes import command, environment, no_sanitizer, run_ok
 
 # Long calls, or calls that are repeated until the signal comes.
 CALLS = {
@@ -116,3 +116,53 @@ def test_ctrl_c_stops_every_long_call(name: str) -> None:
             raise AssertionError(f"{name}: not interrupted within 30 s") from None
     assert child.returncode == 0, err
     assert out.strip() == "interrupted", f"{name}: {out.strip()}, not interrupted"
+
+
+# One row of very many columns, or one column of very many rows: seconds of work, most of it memory that is
+# touched for the first time. Arrays stay below 2 GB together.
+LONG_ROWS = {
+    "logsumexp of a matrix": "qk.scores.dense(np.broadcast_to(np.float32(0.5), (1, 2 * 10**8))).logsumexp()",
+    "logsumexp of points": "s.logsumexp()",
+    "logsumexp of columns": "s.T.logsumexp(0)",
+    "a batch": "qk.scores.distance(y[:2].reshape(2, 1, 1), y.reshape(2, -1, 1)).logsumexp()",
+    "product": "qk.softmax(s) @ y",
+    "transposed product": "one @ qk.softmax(s)",
+    "array": "qk.softmax(s).to_numpy()",
+    "marginals": "s.marginals()",
+    "total variation": "qk.total_variation(qk.softmax(s), qk.softmax(s))",
+}
+
+LONG_SETUP = """
+import signal, sys, time
+import numpy as np
+import qkcore as qk
+y = np.zeros((6 * 10**7, 1), np.float32)
+one = np.ones(1, np.float32)
+s = qk.scores.distance(y[:1], y)
+small = np.random.default_rng(0).normal(size=(50, 3))
+print("ready", flush=True)
+late = []
+for wait in (0.05, 0.3, 0.8):
+    signal.setitimer(signal.ITIMER_REAL, wait)
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    begin = time.monotonic()
+    try:
+        while True:
+            CALL
+    except KeyboardInterrupt:
+        late.append(time.monotonic() - begin - wait)
+assert np.isfinite(qk.scores.distance(small).logsumexp()).all()
+print(*late)
+"""
+
+
+@pytest.mark.slow
+@no_sanitizer
+@pytest.mark.skipif(sys.platform != "linux", reason="needs interval timers")
+@pytest.mark.parametrize("name", LONG_ROWS)
+def test_a_long_row_is_stopped_too(name: str) -> None:
+    """100 ms on a machine of one's own. Twice out of three within a second on one that others use too."""
+    out = run_ok(LONG_SETUP.replace("CALL", LONG_ROWS[name]), timeout=100)
+    late = sorted(map(float, out.split()[1:]))
+    assert len(late) == 3
+    assert late[1] < 1.0, late

@@ -52,16 +52,23 @@ void classify(const T* x, Index n, Index stride, Scan& found) {
     }
 }
 
+// False when it was stopped.
 template <class T>
-void scan_dims(const T* data, const ArrayView<T>& array, std::size_t dim, Scan& found) {
+bool scan_dims(const T* data, const ArrayView<T>& array, std::size_t dim, Scan& found, const Run& run) {
     const Index n = array.shape[dim];
     const Index stride = array.strides[dim];
-    if (dim + 1 == array.shape.size()) {
-        if (stride == 1 && fold_finite(data, n, found)) return;
-        classify(data, n, stride, found);
-        return;
+    if (dim + 1 == array.shape.size())
+        return in_pieces(run, 0, n, [&](Index first, Index end) {
+            if (stride == 1 && fold_finite(data + first, end - first, found)) return;
+            classify(data + first * stride, end - first, stride, found);
+        });
+    // Short rows are not worth a look at the clock each.
+    constexpr Index rows_between = 64;
+    for (Index i = 0; i < n; ++i) {
+        if (i % rows_between == rows_between - 1 && should_stop(run, 0)) return false;
+        if (!scan_dims(data + i * stride, array, dim + 1, found, run)) return false;
     }
-    for (Index i = 0; i < n; ++i) scan_dims(data + i * stride, array, dim + 1, found);
+    return true;
 }
 
 template <class T>
@@ -81,7 +88,7 @@ Scan scan(const ArrayView<T>& array, const Run& run) {
     Scan found;
     Index size = 0;
     if (!contiguous(array, size)) {
-        scan_dims(array.data, array, 0, found);
+        scan_dims(array.data, array, 0, found, run);
         return found;
     }
     const Index chunk = 1 << 16;

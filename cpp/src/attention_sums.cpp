@@ -204,11 +204,14 @@ void AttentionSums<T>::finish(Index i, double shift, double mass, const double* 
 
 template <class T>
 template <int D, class Weigh, bool Bias>
-void AttentionSums<T>::few_rows(Index first, Index last, const T* x, const double* factors,
-                                double* means) const {
+void AttentionSums<T>::few_rows(Index first, Index last, const T* x, const double* factors, double* means,
+                                const Run& run, int worker) const {
     Cloud<T> cloud{points_.data(), Bias ? bias_.data() : nullptr,
                    spec_.weights.empty() ? nullptr : mass_.data(), n_padded_};
+    // Only long rows are worth a look at the clock each; short ones are looked at task by task.
+    const bool look = spec_.n >= 4096;
     for (Index i = first; i < last; ++i) {
+        if (look && should_stop(run, worker)) return;
         T features[D];
         double sums_of_row[D];
         row_features(x, i, sums_of_row, features);
@@ -233,11 +236,12 @@ void AttentionSums<T>::few_rows(Index first, Index last, const T* x, const doubl
 template <class T>
 template <class Weigh>
 void AttentionSums<T>::few_rows_of_dim(Index first, Index last, const T* x, const double* factors,
-                                       double* means) const {
+                                       double* means, const Run& run, int worker) const {
     const auto rows = [&]<int D>() {
         if constexpr (std::is_same_v<Weigh, PowerOfTwo>)  // the others have no bias
-            if (spec_.kind == FieldKind::l2) return few_rows<D, Weigh, true>(first, last, x, factors, means);
-        few_rows<D, Weigh, false>(first, last, x, factors, means);
+            if (spec_.kind == FieldKind::l2)
+                return few_rows<D, Weigh, true>(first, last, x, factors, means, run, worker);
+        few_rows<D, Weigh, false>(first, last, x, factors, means, run, worker);
     };
     static_assert(cloud_max_dim == 4);
     switch (spec_.d) {
@@ -293,6 +297,7 @@ void AttentionSums<T>::many_rows(Index first, Index last, const T* x, const doub
         set_shifts(false);
         std::vector<double> top(static_cast<std::size_t>(rows), -infinity<double>());
         for (Index j = 0; j < last_col; j += tile_cols) {
+            if (should_stop(run, worker)) return;
             const Index padded = score(j);
             for (Index r = 0; r < rows; ++r) {
                 T* s = scratch.scores.data() + r * ld;
@@ -340,7 +345,7 @@ VelocityStatus AttentionSums<T>::all_rows(const T* x, const double* factors, dou
         const Index first = (n_tasks - 1 - task) * per_task, last = std::min(first + per_task, spec_.n);
         const FlushSubnormals flush;
         if (few_)
-            few_rows_of_dim<Weigh>(first, last, x, factors, means);
+            few_rows_of_dim<Weigh>(first, last, x, factors, means, run, worker);
         else
             many_rows<Weigh>(first, last, x, factors, means, scratch_[static_cast<std::size_t>(worker)], run,
                              worker);

@@ -46,9 +46,11 @@ private:
                 double* means) const;
 
     template <int D, class Weigh, bool Bias>
-    void few_rows(Index first, Index last, const T* x, const double* factors, double* means) const;
+    void few_rows(Index first, Index last, const T* x, const double* factors, double* means, const Run& run,
+                  int worker) const;
     template <class Weigh>
-    void few_rows_of_dim(Index first, Index last, const T* x, const double* factors, double* means) const;
+    void few_rows_of_dim(Index first, Index last, const T* x, const double* factors, double* means,
+                         const Run& run, int worker) const;
     template <class Weigh>
     void many_rows(Index first, Index last, const T* x, const double* factors, double* means,
                    Scratch& scratch, const Run& run, int worker) const;

@@ -44,7 +44,9 @@ bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
     parallel_for(run, n_parts, [&](Index part, int worker) {
         auto& cols = parts[static_cast<std::size_t>(part)];
         cols.reserve(columns.n_padded);
-        std::fill(cols.data(), cols.data() + columns.n_padded, 0.0);
+        if (!in_pieces(run, worker, columns.n_padded,
+                       [&](Index from, Index to) { std::fill(cols.data() + from, cols.data() + to, 0.0); }))
+            return;
         Buffer<T> in_block(std::min(t.tile_cols, columns.n_padded));
         const Index first = part * n_blocks / n_parts * t.block_rows;
         const Index end = std::min((part + 1) * n_blocks / n_parts * t.block_rows, p.n_rows);
@@ -60,17 +62,21 @@ bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
         if (!done) complete.store(false);
     });
     if (!complete.load() || (run.stop != nullptr && run.stop->stopped())) return false;
-    for (Index i = 0; i < p.n_rows; ++i) {
-        task.rows[i] = static_cast<T>(rows[static_cast<std::size_t>(i)]);
-        finite = finite && std::isfinite(task.rows[i]);
-    }
-    for (Index j = 0; j < p.n_cols; ++j) {
-        double sum = 0;
-        for (const auto& part : parts) sum += part[j];
-        task.cols[j] = static_cast<T>(sum);
-        finite = finite && std::isfinite(task.cols[j]);
-    }
-    return true;
+    return in_pieces(run, 0, p.n_rows,
+                     [&](Index from, Index to) {
+                         for (Index i = from; i < to; ++i) {
+                             task.rows[i] = static_cast<T>(rows[static_cast<std::size_t>(i)]);
+                             finite = finite && std::isfinite(task.rows[i]);
+                         }
+                     }) &&
+           in_pieces(run, 0, p.n_cols, [&](Index from, Index to) {
+               for (Index j = from; j < to; ++j) {
+                   double sum = 0;
+                   for (const auto& part : parts) sum += part[j];
+                   task.cols[j] = static_cast<T>(sum);
+                   finite = finite && std::isfinite(task.cols[j]);
+               }
+           });
 }
 
 // Two packs of scores become weights.
@@ -143,7 +149,7 @@ Index softmax_block_rows(const Problem<T>& problem, const Tiling& t) {
 // rows are in the cache. False when a sum is not finite.
 template <class T>
 bool write_softmax(RowBlock<T>& block, Index padded, Index j, Index n, Index ld, const DenseTask<T>& task,
-                   Index tile_cols, OnlineRows<T>& online) {
+                   Index tile_cols, OnlineRows<T>& online, const Run& run, int worker) {
     if (j == 0) online.start();
     const auto row = [&](Index r) { return task.out + (block.first_row + r) * task.row_stride; };
     for (Index r = 0; r < block.n_rows; ++r) {
@@ -158,6 +164,7 @@ bool write_softmax(RowBlock<T>& block, Index padded, Index j, Index n, Index ld,
         if (state.empty()) continue;  // sees nothing, and is all zeros
         finite = finite && std::isfinite(state.max) && std::isfinite(state.sum);
         for (Index first = 0; first < n_cols; first += tile_cols) {
+            if (first > 0 && should_stop(run, worker)) return finite;
             const auto factor = static_cast<T>(online.factor(r, first) / state.sum);
             T* out = row(r) + first;
             const Index count = std::min(tile_cols, n_cols - first);
@@ -184,11 +191,7 @@ Status marginals(const std::vector<MarginalTask<T>>& tasks, const Run& run) {
         one(tasks.front(), outer);
     } else {
         parallel_for(outer, static_cast<Index>(tasks.size()), [&](Index i, int worker) {
-            Run alone = run;
-            alone.n_threads = 1;
-            // Only the calling thread may poll for a stop.
-            if (worker != 0) alone.stop = nullptr;
-            one(tasks[static_cast<std::size_t>(i)], alone);
+            one(tasks[static_cast<std::size_t>(i)], alone(run, worker));
         });
     }
     if (!complete.load() || (run.stop != nullptr && run.stop->stopped())) return Status::interrupted;
@@ -223,20 +226,20 @@ Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weig
         OnlineRows<T>& rows = online[static_cast<std::size_t>(worker)];
         const Tiling& t = tiling[at];
         if (normalised) rows.reserve(t.block_rows, task.problem.n_cols, t.tile_cols);
-        walk_tiles(task.problem, columns[at], piece.first_row, piece.end_row, t, block, scaled, worker,
-                   [&](Index padded, Index j, Index n, Index ld) {
-                       bool finite = true;
-                       if (normalised) {
-                           finite = write_softmax(block, padded, j, n, ld, task, t.tile_cols, rows);
-                       } else {
-                           for (Index r = 0; r < block.n_rows; ++r)
-                               finite =
-                                   write_weights(block.scores.data() + r * ld, n, raw, weight,
-                                                 task.out + (block.first_row + r) * task.row_stride + j) &&
-                                   finite;
-                       }
-                       if (!finite) overflow.store(true, std::memory_order_relaxed);
-                   });
+        walk_tiles(
+            task.problem, columns[at], piece.first_row, piece.end_row, t, block, scaled, worker,
+            [&](Index padded, Index j, Index n, Index ld) {
+                bool finite = true;
+                if (normalised) {
+                    finite = write_softmax(block, padded, j, n, ld, task, t.tile_cols, rows, scaled, worker);
+                } else {
+                    for (Index r = 0; r < block.n_rows; ++r)
+                        finite = write_weights(block.scores.data() + r * ld, n, raw, weight,
+                                               task.out + (block.first_row + r) * task.row_stride + j) &&
+                                 finite;
+                }
+                if (!finite) overflow.store(true, std::memory_order_relaxed);
+            });
     });
     if (run.stop != nullptr && run.stop->stopped()) return Status::interrupted;
     return overflow.load() ? Status::overflow : Status::ok;

@@ -50,11 +50,12 @@ void weights_of(const AttentionFactors<T>& f, Index i, Index rows, Index j, Inde
 
 template <class T>
 void push_rows(const AttentionFactors<T>& f, const T* left, const T* right, Index width, const T* d_values,
-               Index i, Index rows, Scratch<T>& scratch, T* out) {
+               Index i, Index rows, Scratch<T>& scratch, T* out, const Run& run, int worker) {
     Map<T> result(out + i * f.n_values, rows, f.n_values);
     result.setZero();
     Eigen::Matrix<T, Eigen::Dynamic, 1> mean = Eigen::Matrix<T, Eigen::Dynamic, 1>::Zero(rows);
     for (Index j = 0; j < f.n_cols; j += tile_cols) {
+        if (should_stop(run, worker)) return;
         const Index cols = std::min(tile_cols, f.n_cols - j);
         Tile<T> P(scratch.weights.data(), rows, cols);
         Tile<T> S(scratch.changes.data(), rows, cols);
@@ -70,13 +71,14 @@ void push_rows(const AttentionFactors<T>& f, const T* left, const T* right, Inde
 
 template <class T>
 void pull_rows(const AttentionFactors<T>& f, const T* u, Index i, Index rows, Scratch<T>& scratch, T* to_rows,
-               T* to_columns, T* to_values) {
+               T* to_columns, T* to_values, const Run& run, int worker) {
     Map<T> result(to_rows + i * f.rank, rows, f.rank);
     result.setZero();
     const auto cotangents = part(u, i, rows, f.n_values);
     const Eigen::Matrix<T, Eigen::Dynamic, 1> mean =
         (cotangents.array() * part(f.outputs, i, rows, f.n_values).array()).rowwise().sum();
     for (Index j = 0; j < f.n_cols; j += tile_cols) {
+        if (should_stop(run, worker)) return;
         const Index cols = std::min(tile_cols, f.n_cols - j);
         Tile<T> P(scratch.weights.data(), rows, cols);
         Tile<T> S(scratch.changes.data(), rows, cols);
@@ -102,7 +104,7 @@ void attention_push(const AttentionFactors<T>& f, const T* left, const T* right,
         if (should_stop(run, worker)) return;
         const Index i = task * tile_rows;
         push_rows(f, left, right, width, d_values, i, std::min(tile_rows, f.n_rows - i),
-                  scratch[static_cast<std::size_t>(worker)], out);
+                  scratch[static_cast<std::size_t>(worker)], out, run, worker);
     });
 }
 
@@ -123,7 +125,7 @@ void attention_pull(const AttentionFactors<T>& f, const T* u, T* to_rows, T* to_
             if (should_stop(run, worker)) return;
             const Index i = tile * tile_rows;
             pull_rows(f, u, i, std::min(tile_rows, f.n_rows - i), scratch, to_rows, mine.data(),
-                      mine.data() + columns_size);
+                      mine.data() + columns_size, run, worker);
         }
     });
     if (run.stop != nullptr && run.stop->stopped()) return;
