@@ -36,6 +36,8 @@ _PLAIN = 40
 _PATIENCE = 200
 # Where the chain could be eliminated instead, it is judged after this many steps.
 _HURRY = 16
+# The random vectors underrate what the chain remembers, by less than this.
+_SAFETY = 3.0
 # What is left of the probes' spread when their rate of decay is believed.
 _FORGOTTEN = 1e-6
 # Parts: at most so many, told apart by gaps of this share of the probes' range, with less spread within.
@@ -99,7 +101,7 @@ def by_products(
             rate = _rate(memory)
         rho = _normalized((moved + rho) / 2 if half else moved, members, P.dtype)
         tail = 2 * memory[-1] * rate / (1 - rate) if rate < 1 else math.inf
-        error = max(residual, eps) * (total + tail)
+        error = _SAFETY * max(residual, eps) * (total + tail)
         settled = residual <= 8 * eps or residual > 0.8 * previous  # the latter is rounding
         previous = residual
         if settled and memory[-1] <= forgotten and error <= tol:
