@@ -56,14 +56,29 @@ void pack_panel(const Problem<T>& problem, Index panel, Index d, T* out) {
     });
 }
 
+template <class T>
+bool has_stage(const std::vector<Bias<T>>& biases, Stage stage) {
+    return std::ranges::any_of(biases, [&](const Bias<T>& bias) { return bias.stage == stage; });
+}
+
+// Whether the score without references is an entry of a matrix as it is: then it is rounded already, and a reference of
+// one side is added to it as an early bias would be, with the same result and one addition less.
+template <class T>
+bool references_are_early(const Problem<T>& problem) {
+    return problem.dense.size() == 1 && problem.dense.front().scale == T(1) && problem.dots.empty() &&
+           problem.distances.empty() && !has_stage(problem.row_bias, Stage::early) &&
+           !has_stage(problem.col_bias, Stage::early) &&
+           has_stage(problem.row_bias, Stage::reference) != has_stage(problem.col_bias, Stage::reference);
+}
+
 // Where the biases of a stage are summed, in packed columns or in a block of rows.
 template <class T, class Packed>
-Buffer<T>& stage_of(const Bias<T>& bias, Packed& packed) {
+Buffer<T>& stage_of(const Bias<T>& bias, bool early_references, Packed& packed) {
     switch (bias.stage) {
         case Stage::early:
             return packed.bias;
         case Stage::reference:
-            return packed.reference;
+            return early_references ? packed.bias : packed.reference;
         case Stage::late:
             return packed.late;
     }
@@ -74,11 +89,9 @@ template <class T>
 LateSides late_sides_of(const Problem<T>& problem) {
     const bool rows = problem.has_late_rows(), cols = problem.has_late_cols();
     if (!rows && !cols) return LateSides::none;
-    const auto last = [](const std::vector<Bias<T>>& biases) {
-        return std::ranges::any_of(biases, [](const Bias<T>& bias) { return bias.stage == Stage::late; });
-    };
-    if (last(problem.row_bias) || last(problem.col_bias))
+    if (has_stage(problem.row_bias, Stage::late) || has_stage(problem.col_bias, Stage::late))
         return rows && cols ? LateSides::both : rows ? LateSides::rows : LateSides::cols;
+    if (references_are_early(problem)) return LateSides::none;
     return rows ? LateSides::references : LateSides::col_references;
 }
 
@@ -92,8 +105,9 @@ void pack_biases(const Problem<T>& problem, Index first, Index end, PackedColumn
         std::fill(packed.reference.data() + first, packed.reference.data() + end, T(0));
         std::fill(packed.late.data() + first, packed.late.data() + end, T(0));
     }
+    const bool early_references = references_are_early(problem);
     for (const auto& term : problem.col_bias) {
-        T* sums = stage_of(term, packed).data();
+        T* sums = stage_of(term, early_references, packed).data();
         for (Index j = first; j < live_end; ++j) sums[j] += term[j];
     }
 }
@@ -385,8 +399,9 @@ void pack_rows(const Problem<T>& problem, const PackedColumns<T>& columns, Index
             sums->reserve(n_rows);
             std::fill(sums->data(), sums->data() + n_rows, T(0));
         }
+    const bool early_references = references_are_early(problem);
     for (const auto& term : problem.row_bias) {
-        T* sums = stage_of(term, block).data();
+        T* sums = stage_of(term, early_references, block).data();
         for (Index r = 0; r < n_rows; ++r) sums[r] += term[first_row + r];
     }
 }

@@ -96,7 +96,7 @@ class MarkovOperator(_Operator, Markov):
         # reference from one to the other and back would be a cycle, left to the garbage collector).
         self._normalizer_cell: list[Real] = []
         self._log_weights: Scores | None = None
-        self._over_peaks: Scores | None = None
+        self._over_peaks: tuple[Any, Real] | None = None
         self._transposed: MarkovOperator | None = None
         # What the solve of a bridge left in its marginals, whose operator this is: the largest relative
         # error of one entry, and the L1 error.
@@ -184,10 +184,12 @@ class MarkovOperator(_Operator, Markov):
         if self.bridge is not None or values.shape[:-2] != self._scores._batch:
             return self._shifted(n_threads)._spec, values
         # Dividing the right-hand sides by the sums spares the engine one addition for every entry.
-        _, peak, log_sum = self._normalizer_parts(n_threads)
         if self._over_peaks is None:
-            self._over_peaks = self._scores._after_rounding((-peak,), self.axis)
-        return self._over_peaks._spec, values * np.exp(-log_sum)[..., None]
+            _, peak, log_sum = self._normalizer_parts(n_threads)
+            relative = self._scores._after_rounding((-peak,), self.axis)
+            self._over_peaks = relative._spec, np.exp(-log_sum)[..., None]
+        spec, inverse_sums = self._over_peaks
+        return spec, values * inverse_sums
 
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
         """The operator as an array (..., N, M)."""
