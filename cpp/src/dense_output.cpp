@@ -10,9 +10,9 @@ namespace qk {
 namespace {
 
 // One row of a tile: weights exp(s), added to the row sum and, entry by entry, to the column sums. `ahead`: see
-// weigh_row.
+// weigh_row. A function of its own: inlined by GCC 12, the loop is a sixth slower.
 template <class T>
-T add_marginals(const T* s, Index n, T* col_sums, const T* ahead) {
+[[gnu::noinline]] T add_marginals(const T* s, Index n, T* col_sums, const T* ahead) {
     constexpr int width = SimdTraits<T>::width;
     Pack<T> sum[2] = {};
     for (Index j = 0; j < n; j += 2 * width) {
@@ -26,6 +26,32 @@ T add_marginals(const T* s, Index n, T* col_sums, const T* ahead) {
         }
     }
     return reduce_add<T>(sum[0] + sum[1]);
+}
+
+bool clear(double* sums, Index n, const Run& run, int worker) {
+    return in_pieces(run, worker, n, [&](Index from, Index to) { std::fill(sums + from, sums + to, 0.0); });
+}
+
+// False when it was stopped.
+template <class T>
+bool write_sums(const MarginalTask<T>& task, const std::vector<double>& rows,
+                const std::vector<Buffer<double>>& parts, const Run& run, bool& finite) {
+    const auto write = [&](T* out, Index at, double sum) {
+        out[at] = static_cast<T>(sum);
+        finite = finite && std::isfinite(out[at]);
+    };
+    return in_pieces(run, 0, task.problem.n_rows,
+                     [&](Index from, Index to) {
+                         for (Index i = from; i < to; ++i)
+                             write(task.rows, i, rows[static_cast<std::size_t>(i)]);
+                     }) &&
+           in_pieces(run, 0, task.problem.n_cols, [&](Index from, Index to) {
+               for (Index j = from; j < to; ++j) {
+                   double sum = 0;
+                   for (const auto& part : parts) sum += part[j];
+                   write(task.cols, j, sum);
+               }
+           });
 }
 
 template <class T>
@@ -44,9 +70,7 @@ bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
     parallel_for(run, n_parts, [&](Index part, int worker) {
         auto& cols = parts[static_cast<std::size_t>(part)];
         cols.reserve(columns.n_padded);
-        if (!in_pieces(run, worker, columns.n_padded,
-                       [&](Index from, Index to) { std::fill(cols.data() + from, cols.data() + to, 0.0); }))
-            return;
+        if (!clear(cols.data(), columns.n_padded, run, worker)) return;
         Buffer<T> in_block(std::min(t.tile_cols, columns.n_padded));
         const Index first = part * n_blocks / n_parts * t.block_rows;
         const Index end = std::min((part + 1) * n_blocks / n_parts * t.block_rows, p.n_rows);
@@ -62,21 +86,7 @@ bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
         if (!done) complete.store(false);
     });
     if (!complete.load() || (run.stop != nullptr && run.stop->stopped())) return false;
-    return in_pieces(run, 0, p.n_rows,
-                     [&](Index from, Index to) {
-                         for (Index i = from; i < to; ++i) {
-                             task.rows[i] = static_cast<T>(rows[static_cast<std::size_t>(i)]);
-                             finite = finite && std::isfinite(task.rows[i]);
-                         }
-                     }) &&
-           in_pieces(run, 0, p.n_cols, [&](Index from, Index to) {
-               for (Index j = from; j < to; ++j) {
-                   double sum = 0;
-                   for (const auto& part : parts) sum += part[j];
-                   task.cols[j] = static_cast<T>(sum);
-                   finite = finite && std::isfinite(task.cols[j]);
-               }
-           });
+    return write_sums(task, rows, parts, run, finite);
 }
 
 // Two packs of scores become weights.
