@@ -222,8 +222,9 @@ void with_sides(LateSides sides, const Work& work) {
 // Scores that are one dense term and biases, in one pass: the same numbers as add_dense on a tile of biases. Along the
 // rows of a matrix their largest are found on the way.
 template <class T, LateSides Sides>
-void set_dense(const DenseTerm<T>& term, RowBlock<T>& block, const PackedColumns<T>& columns, Index first_col,
-               Index n_cols, Index padded, T* tile, Index ld) {
+[[gnu::noinline]] void set_dense(const DenseTerm<T>& term, RowBlock<T>& block,
+                                 const PackedColumns<T>& columns, Index first_col, Index n_cols, Index padded,
+                                 T* tile, Index ld) {
     constexpr Index width = SimdTraits<T>::width;
     const MatrixView<T>& z = term.values;
     const T* bias = columns.bias.data() + first_col;
