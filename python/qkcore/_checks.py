@@ -82,13 +82,26 @@ def doubles(name: str, value: npt.ArrayLike, *, inf: bool = False) -> npt.NDArra
         raise ValueError(f"{name}: wanted real numbers, got a ragged list ({error})") from None
     if array.dtype.kind not in "biuf":
         raise TypeError(
-            f"{name}: wanted real numbers, got {array.dtype if array.dtype.kind != 'O' else repr(value)}; "
+            f"{name}: wanted real numbers, got {array.dtype if array.dtype.kind != 'O' else shown(value)}; "
             "pass floats"
         )
     out = array.astype(np.float64, copy=False)
     if np.isnan(out).any() or not (inf or np.isfinite(out).all()):
-        raise ValueError(f"{name}: wanted {'numbers' if inf else 'finite numbers'}, got {value!r}")
+        bad = int((np.isnan(out) if inf else ~np.isfinite(out)).sum())
+        got = shown(value) if out.size <= 4 else f"{bad} of {out.size} that are not"
+        raise ValueError(f"{name}: wanted {'numbers' if inf else 'finite numbers'}, got {got}")
     return out
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxother = _SHORT.maxstring = 80
+
+
+def shown(value: object) -> str:
+    """A value as a message gives it: in full where that is short, an array of some size by its shape."""
+    if isinstance(value, np.ndarray) and value.size > 4:
+        return f"an array of shape {value.shape}"
+    return _SHORT.repr(value)
 
 
 def instance(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
@@ -187,11 +200,11 @@ def positive(name: str, value: object) -> float:
         number = _float(value)
     except TypeError:
         raise TypeError(
-            f"{name}: wanted a finite number > 0, got {reprlib.repr(value)}; pass e.g. {name}=1.0"
+            f"{name}: wanted a finite number > 0, got {shown(value)}; pass e.g. {name}=1.0"
         ) from None
     if not (math.isfinite(number) and number > 0):
         raise ValueError(
-            f"{name}: wanted a finite number > 0, got {reprlib.repr(value)}; pass e.g. {name}=1.0"
+            f"{name}: wanted a finite number > 0, got {shown(value)}; pass e.g. {name}=1.0"
         )
     return number
 
@@ -241,21 +254,25 @@ def number(name: str, value: object) -> float:
         out = _float(value)
     except TypeError:
         raise TypeError(
-            f"{name}: wanted a real number, got {value!r}; pass e.g. {name}=1.0"
+            f"{name}: wanted a real number, got {shown(value)}; pass e.g. {name}=1.0"
         ) from None
     if not math.isfinite(out):
-        raise ValueError(f"{name}: wanted a finite number, got {value!r}; pass e.g. {name}=1.0")
+        raise ValueError(
+            f"{name}: wanted a finite number, got {shown(value)}; pass e.g. {name}=1.0"
+        )
     return out
 
 
 def integer(name: str, value: object, *, any_size: bool = False) -> int:
     """An integer of 64 bits, which is what the engine takes; ``any_size`` where it is clamped afterwards."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: wanted an integer, got {value!r}; pass e.g. {name}=0")
+        raise TypeError(f"{name}: wanted an integer, got {shown(value)}; pass e.g. {name}=0")
     try:
         out = int(value.__index__())
     except TypeError:  # an array
-        raise TypeError(f"{name}: wanted an integer, got {value!r}; pass e.g. {name}=0") from None
+        raise TypeError(
+            f"{name}: wanted an integer, got {shown(value)}; pass e.g. {name}=0"
+        ) from None
     if not (any_size or -(2**63) <= out < 2**63):
         raise ValueError(
             f"{name}: wanted an integer of 64 bits, got one of {out.bit_length()} bits"
@@ -451,7 +468,7 @@ def time_span(name: str, value: object) -> tuple[float, float]:
     pair = list(value) if isinstance(value, (tuple, list, np.ndarray)) else []
     if len(pair) != 2:
         raise ValueError(
-            f"{name}: wanted a pair (t0, t1), got {value!r}; pass e.g. {name}=(0.0, 1.0)"
+            f"{name}: wanted a pair (t0, t1), got {shown(value)}; pass e.g. {name}=(0.0, 1.0)"
         )
     first, last = number(f"{name}[0]", pair[0]), number(f"{name}[1]", pair[1])
     if not first < last:

@@ -146,7 +146,7 @@ def time_span(value: Any) -> tuple[float, float]:
         first, last = value
     except (TypeError, ValueError):
         raise TypeError(
-            f"t_span: wanted a pair (t0, t1), got {value!r}; pass e.g. (0.0, 1.0)"
+            f"t_span: wanted a pair (t0, t1), got {_checks.shown(value)}; pass e.g. (0.0, 1.0)"
         ) from None
     t0, t1 = _checks.number("t_span[0]", first), _checks.number("t_span[1]", last)
     if not t1 > t0:
@@ -167,7 +167,7 @@ def output_times(value: npt.ArrayLike, span: tuple[float, float]) -> Doubles:
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> int:
     if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}: wanted one of {', '.join(allowed)}, got {value!r}")
+        raise ValueError(f"{name}: wanted one of {', '.join(allowed)}, got {_checks.shown(value)}")
     return list(allowed).index(value)
 
 

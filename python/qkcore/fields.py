@@ -162,7 +162,7 @@ class AttentionField:
         if isinstance(mask, str):
             if mask != "causal":
                 raise ValueError(
-                    f'mask: wanted None, "causal" or positions (N,) in [0, 1], got {mask!r}'
+                    f'mask: wanted None, "causal" or positions (N,) in [0, 1], got {_checks.shown(mask)}'
                 )
             return mask
         positions = checks.positions(mask)

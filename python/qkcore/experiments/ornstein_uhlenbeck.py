@@ -68,7 +68,7 @@ def problem(config: Config) -> flows.Problem:
         {
             "split": _particles(target, "split"),
             "surrogate on a support": _particles(target, "surrogate", support=support),
-            "surrogate on the particles": _particles(target, "surrogate"),
+            "surrogate on the particles": _particles(target, "surrogate", max_unevenness=math.inf),
         },
         one_step,
     )

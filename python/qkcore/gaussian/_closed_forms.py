@@ -138,7 +138,7 @@ def _variance(name: str, value: npt.ArrayLike) -> Real:
     array = _checks.doubles(name, value)
     if not (array >= 0).all():
         raise ValueError(
-            f"{name}: wanted finite variances >= 0, got {value!r}; a variance has a sign"
+            f"{name}: wanted finite variances >= 0, got {_checks.shown(value)}; a variance has a sign"
         )
     return array
 
@@ -304,7 +304,7 @@ def rank_one(u0: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike, t: npt.Array
     a, v = (_square(name, x, u.size) for name, x in (("A", A), ("V", V)))
     times = np.atleast_1d(_checks.doubles("t", t))
     if times.ndim != 1 or times.size == 0 or not (np.diff(times) >= 0).all() or times[0] < 0:
-        raise ValueError(f"t: wanted ascending times from 0 on, got {t!r}")
+        raise ValueError(f"t: wanted ascending times from 0 on, got {_checks.shown(t)}")
 
     def direction(tau: float) -> Real:
         out: Real = expm(tau * v) @ u

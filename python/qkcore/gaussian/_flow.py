@@ -117,7 +117,7 @@ def flow(
     ):
         if value not in names:
             known = ", ".join(f'"{n}"' for n in names)
-            raise ValueError(f"{name}: wanted one of {known}, got {value!r}")
+            raise ValueError(f"{name}: wanted one of {known}, got {_checks.shown(value)}")
     every = _store_every(store, steps)
     settings: dict[str, Any] = {
         "settle_tol": _checks.positive("settle_tol", settle_tol),
@@ -217,7 +217,7 @@ def _store_every(store: int | str, steps: int) -> int:
     if store == "final":
         return steps
     if isinstance(store, str):
-        raise ValueError(f'store: wanted "all", "final" or an integer, got {store!r}')
+        raise ValueError(f'store: wanted "all", "final" or an integer, got {_checks.shown(store)}')
     return min(_at_least_one("store", store), steps)
 
 

@@ -69,7 +69,8 @@ def check_parameters(
     if kind not in KINDS:
         names = ", ".join(f'"{name}"' for name in KINDS)
         raise ValueError(
-            f"kind: wanted one of {names}, got {kind!r}; the other fields keep no Gaussian law Gaussian"
+            f"kind: wanted one of {names}, got {_checks.shown(kind)}; the other fields keep no Gaussian "
+            "law Gaussian"
         )
     n_heads = _checks.integer("heads", heads)
     if n_heads < 1:

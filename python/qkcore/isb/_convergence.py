@@ -121,14 +121,15 @@ def gaussian_variances(
     array([1.        , 1.48...])
     """
     s2 = _checks.positive("variance", variance)
+    epsilon = _checks.positive("epsilon", epsilon)
     n = _checks.integer_within("n_steps", n_steps, 1, 10**9, "a flow has a step")
-    fixed = None if theta is None else nonzero_theta(theta)
+    target, fixed = _checked_target(target, theta)
     out = [s2]
     for _ in range(n):
         if target is None:
             factor = 2 - gaussian_slope(s2, epsilon)
         else:
-            pull = 1 / _checks.positive("target", target) - 1 / s2
+            pull = 1 / target - 1 / s2
             if pull == 0:
                 out.append(s2)
                 continue
@@ -142,6 +143,17 @@ def gaussian_variances(
         s2 *= factor * factor
         out.append(s2)
     return np.array(out)
+
+
+def _checked_target(target: float | None, theta: float | None) -> tuple[float | None, float | None]:
+    if target is None:
+        if theta is not None:
+            raise ValueError(
+                f"theta: wanted None without target=, got {_checks.shown(theta)}; the heat flow has "
+                "theta = -1"
+            )
+        return None, None
+    return _checks.positive("target", target), None if theta is None else nonzero_theta(theta)
 
 
 def gaussian_entropy_gap(variance: float, epsilon: float) -> float:
@@ -208,8 +220,9 @@ def one_step_rate(
     (2.0, 0.12)
     """
     if against not in ("euler", "exact"):
-        raise ValueError(f'against: wanted "euler" or "exact", got {against!r}')
+        raise ValueError(f'against: wanted "euler" or "exact", got {_checks.shown(against)}')
     _checks.instance("law", law, Mixture, "a Mixture")
+    target, theta = _checked_target(target, theta)
     x, w = law.grid(n)
     errors = []
     for epsilon in epsilons:
@@ -220,7 +233,7 @@ def one_step_rate(
         else:
             logs = law.log_pdf(x[:, 0])
             ratio = logs + x[:, 0] ** 2 / (2 * target)
-            now = auto_theta(logs, ratio, w) if theta is None else nonzero_theta(theta)
+            now = auto_theta(logs, ratio, w) if theta is None else theta
             sigma = surrogate_weights(-ratio / 2, now)
             stepped = step(x, epsilon, theta=now, surrogate=sigma).X[:, 0]
             exact = law.ornstein_uhlenbeck(epsilon, variance=target)
@@ -254,6 +267,9 @@ def uniform_rate(
     2.0
     """
     _checks.instance("law", law, Mixture, "a Mixture")
+    if method not in ("split", "surrogate"):
+        raise ValueError(f'method: wanted "split" or "surrogate", got {_checks.shown(method)}')
+    target, theta = _checked_target(target, theta)
     x, w = law.grid(n)
     errors = []
     for epsilon in epsilons:

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._lazy_scores import Real
-from ._barycentric import BarycentricMap, Options, cloud, masses, solve, solver_options, start
+from ._barycentric import BarycentricMap, Options, cloud, masses, solver_options, start
 from ._result import BridgeFlow, Recorder
-from ._steps import Velocity, field_values, moved
+from ._steps import Velocity, bridge_of, field_values, moved
 from ._surrogate import LogDensity, SurrogateDensity, SurrogateSteps, per_point
 
 __all__ = ["heat_flow", "kl_flow", "ornstein_uhlenbeck", "steps_for"]
@@ -55,8 +55,9 @@ def heat_flow(
     starts from the potentials extrapolated from the last three.
 
     ``save_every``: particles are kept after every so many steps (0: the first and last only).
-    The flow stops at a bridge that does not converge: ``status`` says so, and the last state is the
-    last good one. The particles are those of X: they spread, but draw no noise.
+    The flow stops at a bridge that does not converge or whose particles leave the range of the dtype:
+    ``status`` says so, with the step and the time, and the last state is the last good one. The
+    particles are those of X: they spread, but draw no noise.
 
     >>> import numpy as np, qkcore as qk
     >>> law = qk.isb.Mixture([0.5, 0.5], [-2.0, 2.0], [1.0, 1.0])
@@ -75,7 +76,7 @@ def heat_flow(
     warm = _WarmStart(w)
     with record:
         for _ in range(n):
-            found = solve(x, epsilon, w, warm.guess(), options)
+            found = bridge_of(x, epsilon, w, warm.guess(), options)
             x = record.step(found, -1.0, moved(x, found.values, -1.0))
             if record.ended:
                 break
@@ -96,6 +97,7 @@ def kl_flow(
     support: npt.ArrayLike | None = None,
     log_density: LogDensity = None,
     bandwidth: float | None = None,
+    max_unevenness: float = 0.05,
     weights: npt.ArrayLike | None = None,
     save_every: int = 1,
     tol: float | None = None,
@@ -123,9 +125,16 @@ def kl_flow(
       the density of the particles: ``log_density`` at the start (N,), carried along by the Jacobians of the
       steps; a function ``log_density(points, k)`` after k steps; or None for a kernel estimate with
       ``bandwidth`` (default :func:`silverman`'s, at every step). ``theta``: fixed, or None for
-      :func:`auto_theta` at every step. The surrogate is held by the particles, with weights
-      :math:`\\sigma/\\rho`, or by ``support`` (M, d), points of equal cells. Meant for supports that resolve
-      the kernel: random particles with a positive theta draw together (docs/isb.md).
+      :func:`auto_theta` at every step. The surrogate is held by ``support`` (M, d), points of equal
+      cells, or without one by the particles, with weights :math:`\\sigma/\\rho`. With a positive theta the
+      step draws the particles that hold it together, so these must be like a grid, with their density given;
+      random particles are refused there. ``max_unevenness``: the most that the
+      points which hold sigma may add to the displacement by not being even cells at the scale of the
+      kernel, relative to the displacement itself (docs/isb.md); inf for no check.
+
+    What goes wrong after the first step (particles that run away, a bridge that does not converge, a
+    score that is not finite, particles that draw together) ends the flow: ``status`` says what, at
+    which step and time, and the states so far are kept.
 
     >>> import numpy as np, qkcore as qk
     >>> x, w = qk.isb.Mixture.gaussian(0.0, 4.0).grid(300)
@@ -138,6 +147,7 @@ def kl_flow(
     n = _n_steps(n_steps, T, epsilon)
     w = masses("weights", weights, x)
     score = _checked_target(method, score, potential)
+    _no_idle_options(method, theta, support, log_density, bandwidth)
     record = Recorder(f"KL flow ({method})", x, w, epsilon, n, save_every, progress)
     if method == "split":
         options = solver_options(x, tol, max_iter, max_memory, n_threads)
@@ -146,17 +156,17 @@ def kl_flow(
     density = SurrogateDensity(x, w, log_density, bandwidth, support)
     where = x if density.support is None else density.support
     options = solver_options(where, tol, max_iter, max_memory, n_threads)
-    surrogate = SurrogateSteps(epsilon, potential, density, theta, options)
+    surrogate = SurrogateSteps(epsilon, potential, density, theta, max_unevenness, options)
     with record:
         for k in range(n):
             found, now, new = surrogate.step(x, k)
             if found is None:  # at the target: the velocity is 0
                 x = record.rest(x)
                 continue
-            if not density.carry(found, now):
+            if found.converged and not density.carry(found, now):
                 record.end("the step folds the particles; their density cannot be carried")
                 break
-            x = record.step(found, now, new)
+            x = record.step(found, now, new, surrogate.unevenness)
             if record.ended:
                 break
     return record.result()
@@ -212,7 +222,7 @@ def _split(
     warm = _WarmStart(w)
     with record:
         for _ in range(n):
-            found = solve(x, epsilon, w, warm.guess(), options)
+            found = bridge_of(x, epsilon, w, warm.guess(), options)
             drift = field_values("score", score, x)
             with np.errstate(over="ignore", invalid="ignore"):  # the record looks at what came out
                 new = moved(x, found.values, -1.0) + half * drift
@@ -265,10 +275,12 @@ def _n_steps(n_steps: int | None, T: float | None, epsilon: float) -> int:
 def _checked_target(method: str, score: Field, potential: Field) -> Callable[[Any], npt.ArrayLike]:
     """The target's score, by differences of its potential if need be."""
     if method not in ("split", "surrogate"):
-        raise ValueError(f'method: wanted "split" or "surrogate", got {method!r}')
+        raise ValueError(f'method: wanted "split" or "surrogate", got {_checks.shown(method)}')
     for name, given in (("score", score), ("potential", potential)):
         if given is not None and not callable(given):
-            raise TypeError(f"{name}: wanted a function of the particles (N, d), got {given!r}")
+            raise TypeError(
+                f"{name}: wanted a function of the particles (N, d), got {_checks.shown(given)}"
+            )
     if method == "surrogate" and potential is None:
         raise ValueError(
             'potential: wanted the target\'s potential for "surrogate", got None; pass '
@@ -281,7 +293,31 @@ def _checked_target(method: str, score: Field, potential: Field) -> Callable[[An
             "score: wanted the target's score or its potential, got neither; pass "
             "score=lambda x: -x for N(0, I)"
         )
-    return lambda x: _minus_gradient(potential, x)
+    given = potential
+    return lambda x: _minus_gradient(given, x)
+
+
+def _no_idle_options(
+    method: str, theta: object, support: object, log_density: object, bandwidth: object
+) -> None:
+    """Refuses options that the chosen method would not look at."""
+    if method == "split":
+        for name, given in (
+            ("theta", theta),
+            ("support", support),
+            ("log_density", log_density),
+            ("bandwidth", bandwidth),
+        ):
+            if given is not None:
+                raise ValueError(
+                    f'{name}: wanted None for method="split", which has no surrogate, got '
+                    f'{_checks.shown(given)}; pass method="surrogate"'
+                )
+    elif bandwidth is not None and log_density is not None:
+        raise ValueError(
+            "bandwidth: wanted None where log_density is given, since nothing is estimated, got "
+            f"{_checks.shown(bandwidth)}"
+        )
 
 
 def _minus_gradient(potential: Callable[[Any], npt.ArrayLike], x: Real) -> Float64:
@@ -293,6 +329,6 @@ def _minus_gradient(potential: Callable[[Any], npt.ArrayLike], x: Real) -> Float
         for sign in (1, -1):
             shifted = at.copy()
             shifted[:, k] += sign * h
-            ends.append((shifted[:, k], per_point("potential", potential(shifted), x)))
+            ends.append((shifted[:, k], per_point("potential", potential, shifted)))
         out[:, k] = (ends[1][1] - ends[0][1]) / (ends[0][0] - ends[1][0])
     return out

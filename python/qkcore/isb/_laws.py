@@ -69,58 +69,64 @@ class Mixture:
 
     def heat(self, t: float) -> Mixture:
         """The law at time t of :math:`\\partial_t\\rho = \\tfrac12\\rho''`: every variance grows by t."""
-        return Mixture(self.weights, self.means, self.variances + _checks.number("t", t))
+        return Mixture(self.weights, self.means, self.variances + _time(t))
 
     def ornstein_uhlenbeck(self, t: float, *, mean: float = 0.0, variance: float = 1.0) -> Mixture:
         """The law at time t of :math:`dX = -(X-m)/2v\\,dt + dB`, which tends to N(m, v)."""
-        decay = math.exp(-_checks.number("t", t) / (2 * variance))
+        m, v = _checks.number("mean", mean), _checks.positive("variance", variance)
+        gone = -_time(t) / (2 * v)
+        decay, grown = math.exp(gone), -math.expm1(2 * gone)
         return Mixture(
             self.weights,
-            mean + decay * (self.means - mean),
-            variance + decay**2 * (self.variances - variance),
+            m + decay * (self.means - m),
+            decay**2 * self.variances + grown * v,
         )
 
     # ---- the law itself
 
     def log_pdf(self, x: npt.ArrayLike) -> Float64:
-        """log density at x of any shape."""
-        logs = self._component_logs(x)
+        """log density at finite x of any shape."""
+        logs = self._component_logs(_checks.doubles("x", x))
         top = logs.max(axis=-1)
         found: Float64 = top + np.log(np.exp(logs - top[..., None]).sum(axis=-1))
         return found
 
     def score(self, x: npt.ArrayLike) -> Float64:
-        """:math:`(\\log\\rho)'` at x of any shape."""
-        logs = self._component_logs(x)
+        """:math:`(\\log\\rho)'` at finite x of any shape."""
+        at = _checks.doubles("x", x)
+        logs = self._component_logs(at)
         share = np.exp(logs - logs.max(axis=-1)[..., None])
         share /= share.sum(axis=-1)[..., None]
-        pull = (self.means - np.asarray(x, np.float64)[..., None]) / self.variances
+        pull = (self.means - at[..., None]) / self.variances
         found: Float64 = (share * pull).sum(axis=-1)
         return found
 
     def cdf(self, x: npt.ArrayLike) -> Float64:
-        """Distribution function at x of any shape."""
+        """Distribution function at x of any shape, infinite ones included."""
         from scipy.special import ndtr
 
-        found: Float64 = ndtr(self._standardised(x)) @ self.weights
+        found: Float64 = ndtr(self._standardised(_checks.doubles("x", x, inf=True))) @ self.weights
         return found
 
     def sf(self, x: npt.ArrayLike) -> Float64:
         """1 - cdf, to full precision in the upper tail."""
         from scipy.special import ndtr
 
-        found: Float64 = ndtr(-self._standardised(x)) @ self.weights
+        found: Float64 = ndtr(-self._standardised(_checks.doubles("x", x, inf=True))) @ self.weights
         return found
 
     def quantile(self, u: npt.ArrayLike) -> Float64:
         """The inverse of the distribution function at u in [0, 1], of any shape."""
-        at = np.asarray(u, np.float64)
+        at = _checks.doubles("u", u)
         if not ((at >= 0) & (at <= 1)).all():
-            raise ValueError("u: wanted probabilities in [0, 1]")
+            raise ValueError(
+                f"u: wanted probabilities in [0, 1], got numbers from {at.min():.3g} to {at.max():.3g}"
+            )
         return self._inverse(at, 1 - at)
 
     def transport(self, x: npt.ArrayLike, target: Mixture) -> Float64:
         """The optimal map to another law at x: :math:`G^{-1}(F(x))`, exact in both tails."""
+        _checks.instance("target", target, Mixture, "a Mixture")
         return target._inverse(self.cdf(x), self.sf(x))
 
     # ---- supports
@@ -144,10 +150,12 @@ class Mixture:
         points: Float64 = count * np.diff(self._partial_moments(q)[0])[:, None]
         return points
 
-    def sample(self, n: int, rng: np.random.Generator) -> Float64:
+    def sample(self, n: int, rng: np.random.Generator | int | None = None) -> Float64:
         """n independent draws (n, 1)."""
-        which = rng.choice(len(self.weights), size=n, p=self.weights)
-        z = rng.standard_normal(n)
+        count = _checks.integer_within("n", n, 1, 10**9, "a cloud has a point")
+        generator = np.random.default_rng(rng)
+        which = generator.choice(len(self.weights), size=count, p=self.weights)
+        z = generator.standard_normal(count)
         return np.asarray(self.means[which] + np.sqrt(self.variances[which]) * z)[:, None]
 
     # ---- distances
@@ -175,6 +183,7 @@ class Mixture:
 
     def w2_to(self, other: Mixture, n: int = 4000) -> float:
         """W2 to another mixture, by the optimal map on a grid of n points."""
+        _checks.instance("other", other, Mixture, "a Mixture")
         x, w = self.grid(n)
         return math.sqrt(float(w @ (x[:, 0] - self.transport(x[:, 0], other)) ** 2))
 
@@ -228,6 +237,13 @@ class Mixture:
         return first @ self.weights, second @ self.weights
 
 
+def _time(t: object) -> float:
+    out = _checks.number("t", t)
+    if out < 0:
+        raise ValueError(f"t: wanted a time >= 0, got {out:g}; these flows do not run backwards")
+    return out
+
+
 def gaussian_w2(
     mean0: npt.ArrayLike, cov0: npt.ArrayLike, mean1: npt.ArrayLike, cov1: npt.ArrayLike
 ) -> float:
@@ -238,7 +254,10 @@ def gaussian_w2(
     5.0
     """
     m0, m1 = _checks.doubles("mean0", mean0), _checks.doubles("mean1", mean1)
-    c0, c1 = _checks.doubles("cov0", cov0), _checks.doubles("cov1", cov1)
+    c0, c1 = (
+        _checks.covariances(name, np.atleast_2d(_checks.doubles(name, c)))
+        for name, c in (("cov0", cov0), ("cov1", cov1))
+    )
     d = m0.size
     if m0.shape != (d,) or m1.shape != (d,) or c0.shape != (d, d) or c1.shape != (d, d):
         raise ValueError(

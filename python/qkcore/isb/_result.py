@@ -13,7 +13,16 @@ from .. import _checks
 from .._lazy_scores import Real
 from ._barycentric import BarycentricMap
 
-__all__ = ["BridgeFlow", "Recorder"]
+__all__ = ["BridgeFlow", "FlowEnds", "Recorder"]
+
+
+class FlowEnds(Exception):
+    """A step that cannot be taken. The recorder ends the flow with this as its status; where the very
+    first step fails there is nothing to keep, and ``error`` is raised, which names the argument at fault."""
+
+    def __init__(self, problem: str, error: Exception) -> None:
+        super().__init__(problem)
+        self.error = error
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,7 +38,7 @@ class BridgeFlow:
     """masses of the particles (N,), the same all along"""
     epsilon: float
     status: str
-    """"completed", or at which step the flow ended and why"""
+    """"completed", or at which step and time the flow ended and why"""
     converged: bool
     """every bridge was solved to its tolerance"""
     n_steps: int
@@ -43,6 +52,9 @@ class BridgeFlow:
     from a law move too little (0 at rest)"""
     theta: npt.NDArray[np.float64] = field(repr=False)
     """theta of each step; infinite where the particles were at the target and stood still"""
+    unevenness: npt.NDArray[np.float64] = field(repr=False)
+    """relative error of each step's displacement because the points that hold the surrogate are not even
+    cells at the scale of the kernel (``max_unevenness`` of :func:`kl_flow`); NaN where it does not matter"""
     map: BarycentricMap | None = field(repr=False)
     """the last bridge, converged or not"""
 
@@ -100,6 +112,7 @@ class Recorder:
         self._errors: list[float] = []
         self._alone: list[float] = []
         self._theta: list[float] = []
+        self._uneven: list[float] = []
         self._map: BarycentricMap | None = None
         self._status = "completed"
         self._progress = progress
@@ -117,38 +130,49 @@ class Recorder:
         kind: type[BaseException] | None,
         value: BaseException | None,
         trace: TracebackType | None,
-    ) -> None:
+    ) -> bool:
         if self._bar is not None:
             self._bar.close()
+        if not isinstance(value, FlowEnds):
+            return False
+        if self._done == 0:
+            raise value.error from None
+        self.end(str(value))
+        return True
 
-    def step(self, found: BarycentricMap, theta: float, new: Real) -> Real:
+    def step(
+        self, found: BarycentricMap, theta: float, new: Real, unevenness: float = np.nan
+    ) -> Real:
         """Takes a step if its bridge converged and its result is finite; else the flow ends."""
         self._map = found
         problem = None if found.converged else f"bridge not converged ({found.status})"
-        if problem is None and not np.isfinite(new).all():
-            problem = "particles left the range of the dtype"
+        if problem is None and not (inside := np.isfinite(new).all(axis=1)).all():
+            lost = int((~inside).sum())
+            problem = f"{lost} of {len(new)} particles left the range of {new.dtype}"
         if problem is not None:
             self.end(problem)
             return self._now
         self._visits.append(found.n_iter)
         self._errors.append(found.error)
         self._alone.append(found.self_weight)
-        return self._advance(theta, new)
+        return self._advance(theta, new, unevenness)
 
     def end(self, problem: str) -> None:
         """Stops the flow before the next step, and says why."""
         self.ended = True
-        self._status = f"ended at step {self._done + 1} of {self._n}: {problem}"
+        now = self._done * self._epsilon
+        self._status = f"ended at step {self._done + 1} of {self._n} (t = {now:g}): {problem}"
 
     def rest(self, x: Real) -> Real:
         """A step that moves nothing."""
         self._visits.append(0)
         self._errors.append(0.0)
         self._alone.append(0.0)
-        return self._advance(np.inf, x)
+        return self._advance(np.inf, x, np.nan)
 
-    def _advance(self, theta: float, new: Real) -> Real:
+    def _advance(self, theta: float, new: Real, unevenness: float) -> Real:
         self._theta.append(theta)
+        self._uneven.append(unevenness)
         self._done += 1
         self._now = new
         if self._every and self._done % self._every == 0:
@@ -177,5 +201,6 @@ class Recorder:
             errors=np.array(self._errors),
             self_weight=np.array(self._alone),
             theta=np.array(self._theta),
+            unevenness=np.array(self._uneven),
             map=self._map,
         )

@@ -11,8 +11,9 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._lazy_scores import Real
-from ._barycentric import BarycentricMap, Init, cloud, masses, solve, solver_options, start
+from ._barycentric import BarycentricMap, Init, Options, cloud, masses, solve, solver_options, start
 from ._density import nonzero_theta
+from ._result import FlowEnds
 
 __all__ = ["Step", "euler_step", "step"]
 
@@ -106,6 +107,23 @@ def step(
     return Step(new, epsilon, theta, found)
 
 
+def bridge_of(
+    x: Real,
+    epsilon: float,
+    w: npt.NDArray[np.float64],
+    g: npt.NDArray[np.float64],
+    options: Options,
+) -> BarycentricMap:
+    """The bridge inside a flow, where scores that overflow end it: the particles have run away."""
+    try:
+        return solve(x, epsilon, w, g, options)
+    except OverflowError as error:
+        far = float(np.abs(x).max())
+        raise FlowEnds(
+            f"|x - y|²/2 epsilon overflows {x.dtype} for particles as far out as {far:.3g}", error
+        ) from None
+
+
 def moved(x: Real, values: Real, theta: float) -> Real:
     """x + (B - x) / theta: the same as the convex combination, and exact where B = x."""
     with np.errstate(over="ignore", invalid="ignore"):  # callers look at what came out
@@ -124,17 +142,48 @@ def euler_step(X: npt.ArrayLike, epsilon: float, velocity: Velocity) -> Real:
     array([[2.1]])
     """
     x, epsilon = cloud(X, epsilon)
-    return x + x.dtype.type(epsilon) * field_values("velocity", velocity, x)
+    try:
+        v = field_values("velocity", velocity, x)
+    except FlowEnds as end:
+        raise end.error from None
+    return x + x.dtype.type(epsilon) * v
 
 
 def field_values(name: str, field_: Velocity, x: Real) -> Real:
-    """A vector field at the particles, from an array or a function, checked."""
-    given = field_(x) if callable(field_) else field_
-    values = _checks.doubles(name, given)
-    if values.shape != x.shape:
+    """A vector field at the particles, from an array or a function, checked.
+
+    Values that are not finite raise :class:`FlowEnds`, which a flow turns into its status.
+    """
+    return at_particles(name, field_, x, x.shape, x.dtype)
+
+
+def at_particles(
+    name: str, given: Any, x: Real, shape: tuple[int, ...], dtype: npt.DTypeLike
+) -> Real:
+    """Values at the particles, from an array or a function of them: the shape checked, all finite."""
+    if callable(given):
+        with np.errstate(all="ignore"):  # what came out is looked at below
+            given = given(x)
+    try:
+        values = np.asarray(given)
+    except ValueError as error:
+        raise ValueError(f"{name}: wanted real numbers, got a ragged list ({error})") from None
+    if values.dtype.kind not in "biuf":
+        raise TypeError(f"{name}: wanted real numbers, got {values.dtype}; pass floats")
+    if values.shape != shape:
+        what = "vector" if len(shape) > 1 else "value"
         raise ValueError(
-            f"{name}: wanted one vector per particle, shape {x.shape}, got {values.shape}"
+            f"{name}: wanted one {what} per particle, shape {shape}, got {values.shape}"
         )
-    out: Real = values.astype(x.dtype, copy=False)
-    _checks.finite(name, out)
+    with np.errstate(over="ignore"):
+        out: Real = values.astype(dtype, copy=False)
+    fine = np.isfinite(out).reshape(len(out), -1).all(axis=1)
+    if not fine.all():
+        lost = f"{int((~fine).sum())} of {len(out)} points"
+        where = float(np.abs(x[~fine]).max())
+        raise FlowEnds(
+            f"{name} is not a finite number at {lost}, the farthest of them at {where:.3g}; shorten "
+            "epsilon if the particles ran away",
+            ValueError(f"{name}: wanted finite numbers, got NaN or infinities at {lost}"),
+        )
     return out

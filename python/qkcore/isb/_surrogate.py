@@ -11,9 +11,12 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._lazy_scores import Real
-from ._barycentric import BarycentricMap, Options, solve, start
+from ..operators import softmax
+from ..scores import distance
+from ._barycentric import BarycentricMap, Options, start
 from ._density import auto_theta, kde_log_density, nonzero_theta, surrogate_weights
-from ._steps import moved
+from ._result import FlowEnds
+from ._steps import at_particles, bridge_of, moved
 
 __all__ = ["LogDensity", "SurrogateDensity", "SurrogateSteps", "per_point"]
 
@@ -57,7 +60,10 @@ class SurrogateDensity:
                     "log_density: wanted a function of points for a support of its own, got an array; "
                     "values can be carried by the particles only"
                 )
-            self._carried = per_point("log_density", log_density, x)
+            try:
+                self._carried = per_point("log_density", log_density, x)
+            except FlowEnds as end:
+                raise end.error from None
 
     def __call__(self, x: Real, k: int) -> Float64:
         """At the support (the particles x by default) after k steps."""
@@ -65,7 +71,8 @@ class SurrogateDensity:
             return self._carried
         at = x if self.support is None else self.support
         if self._given is not None:
-            return per_point("log_density", self._given(at, k), at)
+            given = self._given
+            return per_point("log_density", lambda z: given(z, k), at)
         return kde_log_density(x, self._bandwidth, self.w.astype(x.dtype), at=self.support)
 
     def carry(self, found: BarycentricMap, theta: float) -> bool:
@@ -90,19 +97,23 @@ class SurrogateSteps:
         potential: Callable[[Any], npt.ArrayLike],
         density: SurrogateDensity,
         theta: float | None,
+        max_unevenness: float,
         options: Options,
     ) -> None:
         self._epsilon, self._potential, self._density = epsilon, potential, density
         self._theta = None if theta is None else nonzero_theta(theta)
+        self._most = _limit(max_unevenness)
         self._options = options
         self._last: BarycentricMap | None = None
+        self.unevenness = math.nan
+        """of the last step; NaN where it does not matter"""
 
     def step(self, x: Real, k: int) -> tuple[BarycentricMap | None, float, Real]:
         """The bridge of the surrogate, theta, and the particles moved; no bridge at the target."""
         own = self._density.support
         at = x if own is None else own
         logs = self._density(x, k)
-        ratio = logs + per_point("potential", self._potential(at), at)
+        ratio = logs + per_point("potential", self._potential, at)
         # How much of the particles' mass a point of the support stands for.
         share = self._density.w if own is None else np.exp(logs - logs.max())
         theta = auto_theta(logs, ratio, share) if self._theta is None else self._theta
@@ -113,9 +124,80 @@ class SurrogateSteps:
         if own is None:
             sigma *= self._density.w
             sigma /= sigma.sum()
-        found = solve(at, self._epsilon, sigma, start(self._last, sigma), self._options)
+        found = bridge_of(at, self._epsilon, sigma, start(self._last, sigma), self._options)
         self._last = found
-        return found, theta, moved(x, found.values if own is None else found(x), theta)
+        values = found.values if own is None else found(x)
+        if found.converged:
+            self._look_at_cells(x, logs, theta, values)
+        return found, theta, moved(x, values, theta)
+
+    def _look_at_cells(self, x: Real, logs: Float64, theta: float, values: Real) -> None:
+        """Refuses points that hold the surrogate so unevenly that the step would not be the poster's.
+
+        A surrogate on a support needs cells that resolve the kernel around every particle. One that is held
+        by the particles needs it where theta > 0: there the step moves particles towards any excess of
+        sigma, and so also towards chance clusters, which grow. With theta < 0 it moves them away, and
+        clusters dissolve.
+        """
+        own = self._density.support
+        self.unevenness = math.nan
+        if own is None and theta < 0:
+            return
+        w = self._density.w
+        with np.errstate(divide="ignore"):
+            volumes = np.log(w) - logs if own is None else np.zeros(len(own))
+        pull = _pull_of_cells(x, x if own is None else own, volumes, self._epsilon)
+        size = float(w @ ((values - x).astype(np.float64) ** 2).sum(axis=1))
+        excess = float(w @ (pull**2).sum(axis=1))
+        # Nothing moves at all where every particle sees but one cell.
+        self.unevenness = math.sqrt(excess / size) if size > 0 else math.inf
+        if self.unevenness <= self._most:
+            return
+        found = f"an unevenness of {self.unevenness:.3g} (see max_unevenness)"
+        if own is not None:
+            wanted = (
+                "equal cells not wider than about 1.5 sqrt(epsilon) that reach a few sqrt(epsilon) beyond "
+                f"every particle, got {found}"
+            )
+            raise FlowEnds(
+                f"the support no longer resolves the kernel around the particles ({found}); pass a "
+                'wider or finer support, or method="split"',
+                ValueError(f'support: wanted {wanted}; pass such a grid, or method="split"'),
+            )
+        raise FlowEnds(
+            f"the particles have drawn together under theta = {theta:.3g} > 0 and do not hold the "
+            f'surrogate any more ({found}); use method="split", or support= a grid of equal cells',
+            ValueError(
+                'X: method="surrogate" without support= needs points like a grid, whose weights over '
+                f"densities are even at the scale sqrt(epsilon), because theta = {theta:.3g} > 0 draws "
+                f'other particles together; got {found}; pass method="split", which needs no density, or '
+                "support= a grid of equal cells around the particles"
+            ),
+        )
+
+
+def _pull_of_cells(x: Real, at: Real, volumes: Float64, epsilon: float) -> Float64:
+    """Where the cells alone, without any density, would move the particles (N, d).
+
+    The mean of the cells around x under :math:`e^{-|x-y|^2/2\\varepsilon}`, less x: zero where cells of these
+    log volumes fill space evenly at the scale of the kernel. It adds to what the bridge of a
+    density on these cells does, and so is the error of its map.
+    """
+    cells = distance(x, at, beta=1 / (2 * epsilon)).shift(columns=volumes.astype(x.dtype))
+    pull: Float64 = (softmax(cells).apply(at) - x).astype(np.float64)
+    return pull
+
+
+def _limit(value: object) -> float:
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if not number > 0:
+        raise ValueError(
+            f"max_unevenness: wanted a number > 0, or inf for no check, got {_checks.shown(value)}"
+        )
+    return number
 
 
 def _log_jacobian(found: BarycentricMap, theta: float) -> Float64:
@@ -133,11 +215,7 @@ def _log_jacobian(found: BarycentricMap, theta: float) -> Float64:
     return out
 
 
-def per_point(name: str, value: npt.ArrayLike, x: Real) -> Float64:
-    array = _checks.doubles(name, value)
-    if array.shape != (len(x),):
-        raise ValueError(
-            f"{name}: wanted one value per particle, shape ({len(x)},), got {array.shape}"
-        )
-    _checks.finite(name, array)
-    return array
+def per_point(name: str, given: Any, x: Real) -> Float64:
+    """One number for each point, from an array or a function of the points."""
+    values: Float64 = at_particles(name, given, x, (len(x),), np.float64).astype(np.float64)
+    return values

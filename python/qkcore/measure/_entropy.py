@@ -114,7 +114,9 @@ def maximum_entropy(
             f"targets: wanted shape {wanted} for features of shape {k.shape}, got {f.shape}"
         )
     if on_infeasible not in ("raise", "report"):
-        raise ValueError(f'on_infeasible: wanted "raise" or "report", got {on_infeasible!r}')
+        raise ValueError(
+            f'on_infeasible: wanted "raise" or "report", got {_checks.shown(on_infeasible)}'
+        )
     tol = _checks.positive("tol", tol)
     steps = _checks.integer_within("max_iter", max_iter, 1, 2**31, "at least one Newton step")
     log_w = _base_weights(nu, k.shape[-2])

@@ -170,7 +170,7 @@ def moment_projection(
         return family.project(measure)
     if family != "dirac":
         raise ValueError(
-            f'family: wanted "dirac", an ExponentialFamily or a GaussianFamily, got {family!r}'
+            f'family: wanted "dirac", an ExponentialFamily or a GaussianFamily, got {_checks.shown(family)}'
         )
     return Measure.dirac(measure.mean())
 

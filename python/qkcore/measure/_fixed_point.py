@@ -96,7 +96,7 @@ def fixed_point(
     ('converged', 'applies', array([0.1, 0. ]))
     """
     if method not in ("anderson", "picard"):
-        raise ValueError(f'method: wanted "anderson" or "picard", got {method!r}')
+        raise ValueError(f'method: wanted "anderson" or "picard", got {_checks.shown(method)}')
     start = as_measure("X0", X0)
     if not start.uniform:
         raise ValueError("X0: wanted particles of equal weight, got weights; pass points")

@@ -145,7 +145,7 @@ class AttentionKernel(Layer):
             )
         if self.projection != "dirac" and not isinstance(self.projection, ExponentialFamily):
             raise ValueError(
-                f'projection: wanted "dirac" or an ExponentialFamily, got {self.projection!r}'
+                f'projection: wanted "dirac" or an ExponentialFamily, got {_checks.shown(self.projection)}'
             )
 
     @property

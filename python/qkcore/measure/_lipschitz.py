@@ -149,7 +149,7 @@ def gaussian_lipschitz(
     if not isinstance(kernel.potential, GaussianPotential):
         raise TypeError(
             "kernel: wanted a GaussianPotential, which alone has a bound on all of R^d, got "
-            f"{kernel.potential!r}; use contraction on a compact set"
+            f"{type(kernel.potential).__name__}; use contraction on a compact set"
         )
     p, q = as_measure("mu", mu), as_measure("nu", nu)
     distance = w1(p, q)

@@ -122,7 +122,7 @@ class FunctionLookup(Lookup):
             raise TypeError(f"function: wanted a function, got {type(function).__name__}")
         for name, value in (("lipschitz", lipschitz), ("lipschitz_l2", lipschitz_l2)):
             if value is not None and _checks.number(name, value) < 0:
-                raise ValueError(f"{name}: wanted a constant >= 0, got {value!r}")
+                raise ValueError(f"{name}: wanted a constant >= 0, got {_checks.shown(value)}")
         self.function = function
         self.lipschitz = lipschitz
         self.lipschitz_l2 = lipschitz_l2

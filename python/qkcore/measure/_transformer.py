@@ -77,7 +77,7 @@ class FeedForward:
         self.b2 = self._bias("b2", b2, self.W2.shape[1])
         if activation not in _ACTIVATIONS:
             raise ValueError(
-                f"activation: wanted one of {', '.join(_ACTIVATIONS)}, got {activation!r}"
+                f"activation: wanted one of {', '.join(_ACTIVATIONS)}, got {_checks.shown(activation)}"
             )
         self.activation = activation
 
@@ -177,7 +177,7 @@ class TransformerKernel(Layer):
                     f"{self.W_Q.shape}, got {got}"
                 )
         if norm not in (None, "post", "pre"):
-            raise ValueError(f'norm: wanted None, "post" or "pre", got {norm!r}')
+            raise ValueError(f'norm: wanted None, "post" or "pre", got {_checks.shown(norm)}')
         if norms is not None and norm is None:
             raise ValueError('norms: wanted norm="post" or "pre" beside it, got norm=None')
         if isinstance(ffn, FeedForward):

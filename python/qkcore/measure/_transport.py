@@ -52,7 +52,7 @@ def w1(mu: Measure | npt.ArrayLike, nu: Measure | npt.ArrayLike, *, method: str 
     """
     if method not in _METHODS:
         names = ", ".join(f'"{name}"' for name in _METHODS)
-        raise ValueError(f"method: wanted one of {names}, got {method!r}")
+        raise ValueError(f"method: wanted one of {names}, got {_checks.shown(method)}")
     p, q = _pair(mu, nu)
     if method == "sorted" and p.dim != 1:
         raise ValueError(f'method: wanted points on a line for "sorted", got d = {p.dim}')
