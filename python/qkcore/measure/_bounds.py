@@ -158,7 +158,7 @@ def contraction(
     domain_argument(domain)
     measure = None if data is None else as_measure("data", data)
     if measure is not None:
-        _inside("data", measure, domain)
+        inside("data", measure, domain)
     kernel = kernel.double()
     if measure is not None:
         measure = Measure(measure.points.astype(np.float64), _doubled(measure.weights))
@@ -242,7 +242,7 @@ def _local(kernel: AttentionKernel, measure: Measure) -> float:
         return 0.0
 
 
-def _inside(name: str, measure: Measure, domain: Domain) -> None:
+def inside(name: str, measure: Measure, domain: Domain) -> None:
     if measure.dim != domain.dim:
         raise ValueError(
             f"{name}: wanted points in {domain.dim} dimensions as the domain, got {measure.dim}"
@@ -281,7 +281,7 @@ def neighbourhood(
     p, q = as_measure("mu", mu), as_measure("mu_hat", mu_hat)
     query = np.asarray(_checks.real_array("x", x)).reshape(1, -1)
     for name, measure in (("mu", p), ("mu_hat", q), ("x", Measure(query))):
-        _inside(name, measure, domain)
+        inside(name, measure, domain)
     distance = w1(p, q)
     whole = kernel.potential.constants(domain)
     at = kernel.potential.constants_at(query[0], domain)

@@ -25,6 +25,9 @@ _TOL = {4: 1e-5, 8: 1e-10}
 _GROWTH = 2.0  # an extrapolation may raise the residual this much before it is taken back
 _PATIENCE = 60  # iterations without a new best residual
 _BLOW_UP = 1e8
+_FLOOR = (
+    1e-3  # of the size of the start: below, moves are relative to this and not to X, which may be 0
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +87,8 @@ def fixed_point(
     ``block``: an attention or Transformer kernel, or any function (n, d) to (n, d). ``method``: "picard"
     repeats the block; "anderson" extrapolates from the last ``memory`` residuals, and goes back to a
     plain step whenever that doubles the residual. ``tol`` bounds the mean l1 move of a particle, relative to
-    the size of X (default 1e-10, in float32 1e-5). With ``domain`` the result says whether theorem 26
+    the size of X, or to a thousandth of the size of X0 where X is smaller than that, as at a fixed point 0
+    (default 1e-10, in float32 1e-5). With ``domain`` the result says whether theorem 26
     applies there: tau < 1 by the corrected bound, and the domain mapped into itself.
 
     >>> import numpy as np
@@ -120,7 +124,7 @@ def fixed_point(
             if not math.isfinite(residual) or run.size > _BLOW_UP * (1 + run.first_size):
                 status = "diverged"
                 break
-            if residual <= rtol * max(1e-300, run.size):
+            if residual <= rtol * run.scale:
                 status = "converged"
                 break
             if run.since_best > _PATIENCE:
@@ -129,7 +133,7 @@ def fixed_point(
             run.advance()
     finally:
         bar.close()
-    if status == "iteration limit" and run.residual <= rtol * max(1e-300, run.size):
+    if status == "iteration limit" and run.residual <= rtol * run.scale:
         status = "converged"
     rate = _local_rate(apply, run.best) if status != "diverged" else math.nan
     return FixedPoint(
@@ -158,7 +162,7 @@ class _Run:
         self.residuals: list[float] = []
         self._points: list[Real] = []
         self._moves: list[Real] = []
-        self.first_size = float(np.abs(x).sum(axis=1).mean())
+        self.first_size = self._norm(x)
         self.best, self.best_residual = x, math.inf
         self.x, self.image = x, self._evaluate(x)
         self._record()
@@ -169,7 +173,12 @@ class _Run:
 
     @property
     def size(self) -> float:
-        return float(np.abs(self.x).sum(axis=1).mean())
+        return self._norm(self.x)
+
+    @property
+    def scale(self) -> float:
+        """What the residual is measured by."""
+        return max(self.size, _FLOOR * self.first_size)
 
     def _evaluate(self, x: Real) -> Real:
         self.evaluations += 1
@@ -208,7 +217,7 @@ class _Run:
             self.image = self._evaluate(self.x)
         self._record()
         apart = self._norm(self.x - old_x)
-        if apart > 1e-6 * (self.size + 1e-300):  # below, the ratio is rounding
+        if apart > 1e-6 * self.size and apart > 0:  # below, the ratio is rounding
             self.contraction = max(self.contraction, self._norm(self.image - old_image) / apart)
 
     def _extrapolated(self) -> Real | None:

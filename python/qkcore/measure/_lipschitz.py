@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from ._bounds import Bound, psi_bounds
+from ._bounds import Bound, inside, psi_bounds
 from ._domains import Ball, Domain, domain_argument
 from ._jacobian import AttentionJacobian, LocalConstant, query_jacobians
 from ._kernels import AttentionKernel, kernel_argument
+from ._lookups import TableLookup
 from ._measure import Measure, as_measure
 from ._potentials import GaussianPotential
 from ._transport import w1
@@ -27,15 +28,35 @@ _QUERIES = 64
 class LipschitzReport:
     """How much attention can stretch, near given data and over a set that holds them."""
 
-    spectral: LocalConstant
-    """the largest singular value of the Jacobian at the data: l2 on all particles together"""
-    w1: LocalConstant
-    """the local constant in W1 (l1 ground metric)"""
     query: Bound
     """corollary 24: one query, Euclidean norm, keys and values fixed"""
     domain: Domain = field(repr=False)
+    local: tuple[LocalConstant, LocalConstant] | None = field(repr=False)
+    """:attr:`spectral` and :attr:`w1`; None for a lookup without a derivative (a table knows no values of
+    keys beside its own, so particles that are keys cannot move)"""
+
+    @property
+    def spectral(self) -> LocalConstant:
+        """The largest singular value of the Jacobian at the data: l2 on all particles together."""
+        return self._local[0]
+
+    @property
+    def w1(self) -> LocalConstant:
+        """The local constant in W1 (l1 ground metric)."""
+        return self._local[1]
+
+    @property
+    def _local(self) -> tuple[LocalConstant, LocalConstant]:
+        if self.local is None:
+            raise NotImplementedError(
+                "the lookup has no derivative, so self-attention has no Jacobian; .query holds for it, "
+                "and .local is None"
+            )
+        return self.local
 
     def __str__(self) -> str:
+        if self.local is None:
+            return f"no Jacobian, since the lookup has no derivative\n{self.query}"
         return (
             f"local, Euclidean {self.spectral.value:.6g} ({self.spectral.products} products), W1 "
             f"{self.w1.value:.6g} ({self.w1.products} products)\n{self.query}"
@@ -55,10 +76,16 @@ def lipschitz(
     """Local constants of self-attention at X, and the bound of corollary 24 (MTA-3).
 
     The local constants are norms of the Jacobian, by products with it and its transpose, each a few
-    matrix products in O(n d) memory: what any bound must exceed. The bound holds for queries, keys
-    and values in ``domain`` (default: a ball around X); the constant measured beside it is the largest
+    matrix products in O(n d) memory: what any bound must exceed. The bound holds for queries and keys
+    in ``domain`` (default: a ball around X), values looked up; the constant measured beside it is the largest
     :math:`\\|\\partial_q Attention(q, K, V)\\|_2` over queries of the data and of the domain, improved by
     ``climbs`` steps.
+
+    Keys K with values V of their own, as in the original definition, are a :class:`TableLookup` at X = K:
+    :math:`\\|\\ell\\|` is then the largest ratio of distances in the table, and since the derivative is the
+    covariance of values and :math:`\\nabla_q a`, it is at most
+    :math:`diam_2(V)\\,diam_2(\\nabla_q a)/4`, however close two keys are (``sharp``). Such particles cannot
+    move, so there are no local constants (``local`` is None).
 
     >>> import numpy as np
     >>> from qkcore.measure import AttentionKernel, DotPotential, lipschitz
@@ -69,10 +96,12 @@ def lipschitz(
     """
     measure = as_measure("X", X)
     J = AttentionJacobian(kernel, measure)
+    rtol = _checks.positive("tol", tol)
     area: Domain = Ball.around(measure.points) if domain is None else domain
     domain_argument(area)
     if area.dim != measure.dim:
         raise ValueError(f"domain: wanted dimension {measure.dim} as X, got {area.dim}")
+    inside("X", measure, area)
     count = _checks.integer_within("queries", queries, 1, 1_000_000, "queries to look at")
     steps = _checks.integer_within("climbs", climbs, 0, 1_000_000, "steps of maximisation")
     generator = np.random.default_rng(rng)
@@ -83,16 +112,27 @@ def lipschitz(
     lip, lip_l2 = kernel.values.lipschitz, kernel.values.lipschitz_l2
     l1 = math.inf if lip is None else lip
     # Cauchy-Schwarz on the covariance of values and gradients, each at most half a diameter wide.
-    covariance = math.inf if lip_l2 is None else lip_l2 * c.diameter_l2 * c.spread_l2 / 4
+    width = math.inf if lip_l2 is None else lip_l2 * c.diameter_l2
+    if isinstance(kernel.values, TableLookup):
+        width = min(width, kernel.values.diameter_l2)
+    covariance = _times(width, c.spread_l2 / 4)
     query = Bound(
         "Attention in the query, l2 (24)",
-        d**1.5 * l1 * printed,
+        d**1.5 * _times(l1, printed),
         True,
-        d**0.5 * l1 * corrected,
-        min(d**0.5 * l1 * sharp, covariance),
+        d**0.5 * _times(l1, corrected),
+        min(d**0.5 * _times(l1, sharp), covariance),
         measured,
     )
-    return LipschitzReport(J.spectral_norm(tol=tol), J.w1_norm(), query, area)
+    local = None
+    if kernel.values.differentiable:
+        local = (J.spectral_norm(tol=rtol), J.w1_norm())
+    return LipschitzReport(query, area, local)
+
+
+def _times(unknown: float, factor: float) -> float:
+    """Their product, where an infinite constant does not matter if nothing depends on the query."""
+    return unknown * factor if factor > 0 else 0.0
 
 
 def _query_norm(

@@ -34,6 +34,11 @@ class Lookup(ABC):
         """The same lookup with its arrays in float64."""
         return self
 
+    @property
+    def differentiable(self) -> bool:
+        """Whether l has a derivative, :meth:`push` and :meth:`pull`."""
+        return type(self).push is not Lookup.push
+
     def push(self, points: Real, direction: Real) -> Real:
         """The derivative of l at the points."""
         raise self._no_derivative()
@@ -184,6 +189,15 @@ class TableLookup(Lookup):
     def lipschitz_l2(self) -> float:  # type: ignore[override]  # computed on demand
         """The same in the Euclidean norm."""
         return self._ratio("euclidean")
+
+    @cached_property
+    def diameter_l2(self) -> float:
+        """The largest Euclidean distance of two values."""
+        from scipy.spatial.distance import cdist
+
+        table = self.table.astype(np.float64)
+        blocks = range(0, len(table), _BLOCK)
+        return max(float(cdist(table[i : i + _BLOCK], table).max()) for i in blocks)
 
     def _ratio(self, metric: Literal["cityblock", "euclidean"]) -> float:
         from scipy.spatial.distance import cdist
