@@ -341,9 +341,9 @@ def test_every_trajectory_gets_a_status() -> None:
     np.testing.assert_array_equal(sol.status == "blew up", blew)
     np.testing.assert_allclose(sol.blow_up_time[bound > 0], bound[bound > 0], rtol=1e-12)
     assert (sol.t_end[blew] < 20).all() and (sol.t_end[~blew] == 20).all()
-    assert sol.status[1, 0] == "converged"  # hardly moves
+    assert sol.status[1, 0] == "not settled"  # hardly moves yet: it needs 5e6 times as long
     assert sol.status[0, 4] == "converged"  # 1 / (0.01 + 2 t)
-    assert sol.rank[0, 4] == 0 and sol.rank[1, 0] == 1
+    assert sol.rank[0, 4] == 0
 
 
 def test_blow_up_is_extrapolated_where_no_formula_holds() -> None:

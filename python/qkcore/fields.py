@@ -19,6 +19,7 @@ __all__ = ["AttentionField"]
 KINDS = ("softmax", "l2", "linear", "sinkhorn", "exp", "relu", "sigmoid")
 _WITH_EPSILON = ("sinkhorn", "linear")
 _SINKHORN_TOL = {4: 1e-5, 8: 1e-10}
+_SINKHORN_VISITS = 10_000
 # Sinkhorn keeps the N x N kernel below this size, and computes its entries anew above.
 _STORED_BYTES = 2**28
 
@@ -60,7 +61,9 @@ class AttentionField:
     sphere : project velocities on the tangent space, :math:`v - \langle x, v\rangle x`, for unit x;
         :func:`qkcore.flow` then also scales rows to norm 1 after each step.
     renormalise : for exp, relu, sigmoid, linear under a mask: True gives the particles that are seen
-        mass 1 (2.6); False integrates over :math:`[0, s]` against the measure as it is (2.7).
+        mass 1 (2.6); False integrates over :math:`[0, s]` against the measure as it is (2.7). Softmax,
+        l2 and sinkhorn divide by that mass themselves, so both are the same; the centred linear
+        form, a mean and a covariance, is refused with False.
     sinkhorn_tol, sinkhorn_max_iter : L1 error of the marginals (1e-10; float32: 1e-5) and visits of all
         entries. Along a flow the potentials start from those of the stage before.
 
@@ -87,7 +90,7 @@ class AttentionField:
         sphere: bool = False,
         renormalise: bool = True,
         sinkhorn_tol: float | None = None,
-        sinkhorn_max_iter: int = 10_000,
+        sinkhorn_max_iter: int = _SINKHORN_VISITS,
     ) -> None:
         checks.choice("kind", kind, KINDS)
         self.kind = kind
@@ -103,10 +106,19 @@ class AttentionField:
                 f"got {epsilon}; absorb it in Q, K and V"
             )
         if centred and kind != "linear":
-            raise ValueError(f"centred: only linear attention has two forms, got kind {kind!r}")
-        self.centred = bool(centred)
-        self.sphere = bool(sphere)
-        self.renormalise = bool(renormalise)
+            raise ValueError(
+                f"centred: only linear attention has two forms, got kind {_checks.shown(kind)}"
+            )
+        self.centred = _flag("centred", centred)
+        self.sphere = _flag("sphere", sphere)
+        self.renormalise = _flag("renormalise", renormalise)
+        if self.centred and not self.renormalise:
+            raise ValueError(
+                "renormalise: wanted True for the centred linear form, which has a mean and a covariance of "
+                "what is seen, got False; leave it out, or use centred=False"
+            )
+        if kind != "sinkhorn":
+            _no_sinkhorn(kind, sinkhorn_tol, sinkhorn_max_iter)
         self.weights = None if weights is None else checks.weights(weights)
         self.times = None if times is None else checks.layer_times(times)
         self._sinkhorn_tol = (
@@ -293,6 +305,25 @@ class AttentionField:
         out._V = -self._V
         out._given = (self._given[0], self._given[1], -np.asarray(self._given[2]))
         return out
+
+
+def _flag(name: str, value: object) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: wanted True or False, got {_checks.shown(value)}")
+    return bool(value)
+
+
+def _no_sinkhorn(kind: str, tol: float | None, max_iter: int) -> None:
+    """Refuses options of the bridge for kinds that solve none."""
+    for name, given in (
+        ("sinkhorn_tol", tol),
+        ("sinkhorn_max_iter", None if max_iter == _SINKHORN_VISITS else max_iter),
+    ):
+        if given is not None:
+            raise ValueError(
+                f"{name}: only sinkhorn attention solves bridges, got {_checks.shown(given)} for "
+                f"{kind}; leave it out"
+            )
 
 
 def _value(parameter: Parameter, t: float) -> npt.ArrayLike:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -212,31 +212,50 @@ def commuting(cov: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike) -> Commuti
     return Commuting(sigma, B, math.inf, limit, int((np.linalg.eigvalsh(limit) > scale).sum()))
 
 
-def _growth_rates(cov: Real, generator: Real) -> tuple[Real, Real]:
+def _growth_rates(cov: Real, generator: Real, noise: float = 1e-12) -> tuple[Real, Real]:
     """Eigenvalues of :math:`\\Sigma^{1/2}B\\Sigma^{1/2}`, rounding set to 0, and its eigenvectors times
     :math:`\\Sigma^{1/2}`: :math:`\\Sigma(t)` is the sum of their squares over 1 - t rate."""
     half = root(cov)
     rates, vectors = np.linalg.eigh(half @ generator @ half)
-    return np.where(np.abs(rates) <= 1e-12 * np.abs(rates).max(), 0.0, rates), half @ vectors
+    size = np.abs(rates).max(axis=-1, keepdims=True)
+    return np.where(np.abs(rates) <= noise * size, 0.0, rates), half @ vectors
 
 
-def commuting_blow_up(
-    cov: Real, A: Real, V: Real
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.bool_]]:
-    """Blow-up times of a batch, and where proposition 4.4 gives them: always in one dimension."""
-    sigma, a, v = (x.astype(np.float64) for x in (cov, A, V))
+class CommutingBatch(NamedTuple):
+    """What proposition 4.4 says of each law of a batch."""
+
+    applies: npt.NDArray[np.bool_]
+    """where the parameters commute: always in one dimension"""
+    blow_up: npt.NDArray[np.float64]
+    limit: npt.NDArray[np.float64]
+    """of the covariances, NaN where they blow up or the proposition does not apply"""
+    limit_rank: npt.NDArray[np.int64]
+    """-1 where there is no limit"""
+
+
+def commuting_batch(cov: Real, A: Real, V: Real) -> CommutingBatch:
+    """Blow-up times, limits and their ranks of a batch, (..., d, d), as :func:`commuting` has them."""
+    sigma, a, v = np.broadcast_arrays(*(x.astype(np.float64) for x in (cov, A, V)))
     B = v @ a
     B = B + B.swapaxes(-1, -2)
-    limit = _COMMUTES if cov.dtype == np.float64 else 1e-5
-    applies = (_commutators(v, sigma) <= limit) & (_commutators(v, B) <= limit)
-    if not applies.any():
-        return np.full(applies.shape, math.inf), applies
-    half = root(sigma)
-    rates = np.linalg.eigvalsh(half @ B @ half)
-    top, scale = rates[..., -1], np.abs(rates).max(axis=-1)
-    positive = top > 1e-12 * scale
-    times = np.where(positive, 1 / np.where(positive, top, 1.0), math.inf)
-    return times, applies
+    single = cov.dtype == np.float32
+    allowed = 1e-5 if single else _COMMUTES
+    applies = np.asarray((_commutators(v, sigma) <= allowed) & (_commutators(v, B) <= allowed))
+    times = np.full(applies.shape, math.inf)
+    limit, rank = np.full(sigma.shape, math.nan), np.full(applies.shape, -1)
+    if applies.any():
+        noise = 1e-5 if single else 1e-12
+        start = sigma[applies]
+        rates, left = _growth_rates(start, B[applies], noise)
+        top = rates[:, -1]
+        times[applies] = np.where(top > 0, 1 / np.where(top > 0, top, 1.0), math.inf)
+        still = left * (rates == 0)[:, None, :]
+        ends = still @ still.swapaxes(-1, -2)
+        scale = noise * np.maximum(np.abs(start).max(axis=(-2, -1)), np.finfo(float).tiny)
+        ranks = (np.linalg.eigvalsh(ends) > scale[:, None]).sum(axis=-1)
+        limit[applies] = np.where((top > 0)[:, None, None], math.nan, ends)
+        rank[applies] = np.where(top > 0, -1, ranks)
+    return CommutingBatch(applies, times, limit, rank)
 
 
 def _commutators(x: Real, y: Real) -> Any:

@@ -13,7 +13,7 @@ from .. import _checks, _device
 from .._config import resolve_threads
 from .._lazy_scores import Real
 from .._native import cpu
-from ._closed_forms import commuting_blow_up
+from ._closed_forms import CommutingBatch, commuting_batch
 from ._parameters import Parameters, check_law, check_parameters
 from ._result import GaussianFlow
 
@@ -172,8 +172,11 @@ def flow(
     index = np.minimum(np.arange(n_stored) * every, steps)
     times = t0 + (t1 - t0) * (index / steps)
     times[-1] = t1
+    formula = _known(p, sigma, batch)
     verdict = _judge(
         _growth_exponent(p, batch),
+        _own_times(p, alpha, sigma, batch),
+        formula,
         arrays[0],
         arrays[1],
         *last,
@@ -184,9 +187,6 @@ def flow(
         t0,
         t1 - t0,
         settings,
-    )
-    verdict["blow_up_time"], verdict["blow_up_exact"] = _blow_up_times(
-        p, sigma, batch, verdict.pop("extrapolated"), t0
     )
     shaped = {name: _shape(value, batch) for name, value in verdict.items()}
     give = np.reshape if laws is None else laws.give
@@ -293,8 +293,56 @@ def _growth_exponent(p: Parameters, batch: tuple[int, ...]) -> npt.NDArray[np.fl
     return np.broadcast_to(q, batch).ravel()
 
 
+def _own_times(
+    p: Parameters, alpha: Real, sigma: Real, batch: tuple[int, ...]
+) -> npt.NDArray[np.float64]:
+    """Times of the flat batch (2, n) in which the field could change a covariance, and a mean, by their size.
+
+    One over a bound of the rate from norms of the parameters at the start; inf where nothing can move. A
+    span much shorter than that says nothing about rest.
+    """
+    q, k, a, v = (
+        np.linalg.norm(x.astype(np.float64), 2, axis=(-2, -1)) for x in (p.Q, p.K, p.A, p.V)
+    )  # (..., heads)
+    size = np.linalg.norm(sigma.astype(np.float64), 2, axis=(-2, -1))[..., None]
+    mean = np.linalg.norm(alpha.astype(np.float64), axis=-1)[..., None]
+    gain: float | Real = 1.0
+    if p.kind == "l2":  # |Sigma K^T (1 + 2 K Sigma K^T)^-1| is at most both of these
+        slope = 2 * q * np.minimum(size * k, np.sqrt(size / 8))
+    elif p.kind == "sinkhorn":  # correlations are at most 1
+        slope, gain = np.minimum(size * a / p.epsilon, 1.0) / p.epsilon, 1 / p.epsilon
+    elif p.kind == "linear":
+        slope, gain = (size + mean**2) * a, 0.0
+    else:
+        slope, gain = size * a, 1 / p.epsilon if p.kind == "linear_epsilon" else 1.0
+    rates = (2 * v * slope).sum(axis=-1), (v * (gain + slope)).sum(axis=-1)
+    with np.errstate(divide="ignore"):
+        return np.stack([1 / np.broadcast_to(rate, batch).ravel() for rate in rates])
+
+
+def _known(p: Parameters, sigma: Real, batch: tuple[int, ...]) -> CommutingBatch:
+    """Proposition 4.4 for the flat batch; it applies nowhere to other kinds and to several heads."""
+    n, d = math.prod(batch), p.d
+    if p.kind not in ("softmax", "linear_epsilon") or p.heads != 1:
+        return CommutingBatch(
+            np.zeros(n, bool),
+            np.full(n, math.inf),
+            np.full((n, d, d), math.nan),
+            np.full(n, -1),
+        )
+    found = commuting_batch(sigma, p.A[..., 0, :, :], p.V[..., 0, :, :])
+    return CommutingBatch(
+        np.broadcast_to(found.applies, batch).ravel(),
+        np.broadcast_to(found.blow_up, batch).ravel(),
+        np.broadcast_to(found.limit, (*batch, d, d)).reshape(n, d, d),
+        np.broadcast_to(found.limit_rank, batch).ravel(),
+    )
+
+
 def _judge(
     exponent: npt.NDArray[np.float64],
+    own_times: npt.NDArray[np.float64],
+    known: CommutingBatch,
     mean0: Real,
     cov0: Real,
     mean: Real,
@@ -320,14 +368,19 @@ def _judge(
     top = np.linalg.norm(cov0.astype(np.float64), 2, axis=(-2, -1))
     kept = (values > settings["rank_tol"] * top[:, None]) & (decay > -0.5)
 
-    # At the end of the span: how far would as much time again carry the law? (Rates of blow-ups overflow.)
-    with np.errstate(over="ignore"):
-        moves = np.linalg.norm(cov_rate.astype(np.float64), axis=(-2, -1)) * span
+    # Where the limit is known: how far is it? Elsewhere: how far would as much time again carry the law, or
+    # the time that the field needs to move anything at all, if that is longer? (Rates of blow-ups overflow.)
     reference = np.linalg.norm(cov0.astype(np.float64), axis=(-2, -1))
-    settled = moves <= settings["settle_tol"] * reference
+    with np.errstate(over="ignore", invalid="ignore"):
+        speed = np.linalg.norm(cov_rate.astype(np.float64), axis=(-2, -1))
+        moves = np.where(speed > 0, speed * np.maximum(span, own_times[0]), 0.0)
+        left = np.linalg.norm(cov.astype(np.float64) - known.limit, axis=(-2, -1))
+    settled = np.where(known.applies, left, moves) <= settings["settle_tol"] * reference
     if settings["judge"] == "law":
         first = np.maximum(np.linalg.norm(mean0.astype(np.float64), axis=-1), np.sqrt(reference))
-        drift = np.linalg.norm(mean_rate.astype(np.float64), axis=-1) * span
+        speed = np.linalg.norm(mean_rate.astype(np.float64), axis=-1)
+        with np.errstate(over="ignore", invalid="ignore"):
+            drift = np.where(speed > 0, speed * np.maximum(span, own_times[1]), 0.0)
         settled &= drift <= settings["settle_tol"] * first
     status = np.where(settled, "converged", "not settled").astype("<U12")
 
@@ -353,6 +406,12 @@ def _judge(
     explosive = gone & (exponent > 0) & (rate > 0) & sudden
     status[gone] = "diverged"
     status[explosive] = "blew up"
+    # The closed form knows better than the steps: they may pass a blow-up without seeing it, or see one in
+    # growth that ends.
+    exact_time = t0 + known.blow_up
+    passed = known.applies & (exact_time <= t_end)
+    status[passed | (gone & known.applies & np.isfinite(exact_time))] = "blew up"
+    status[gone & known.applies & np.isinf(exact_time)] = "diverged"
     status[end == _ENDS.index("step limit")] = "step limit"
     # Steps that no longer resolve a blow-up may leave the cone, so there the resolved states count, and the
     # sign of what blew up.
@@ -361,29 +420,18 @@ def _judge(
     lost[explosive] = (counts[explosive, 3] == 0) | (values[explosive, 0] < -values[explosive, -1])
     status[lost] = "indefinite"
     blew = status == "blew up"
-    with np.errstate(divide="ignore"):
-        extrapolated = np.where(blew, mark_t + 1 / (q * rate), math.inf)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        extrapolated = np.where(blew & ~known.applies, mark_t + 1 / (q * rate), math.inf)
+    at_rest = known.applies & (status == "converged") & (known.limit_rank >= 0)
     return {
         "status": status,
         "t_end": t_end.copy(),
-        "extrapolated": extrapolated,
+        "blow_up_time": np.where(known.applies, exact_time, extrapolated),
+        "blow_up_exact": known.applies.copy(),
         "eigenvalues": values.astype(cov.dtype),
         "decay": decay.astype(cov.dtype),
-        "rank": kept.sum(axis=-1),
+        "rank": np.where(at_rest, known.limit_rank, kept.sum(axis=-1)),
     }
-
-
-def _blow_up_times(
-    p: Parameters, sigma: Real, batch: tuple[int, ...], extrapolated: Real, t0: float
-) -> tuple[Real, npt.NDArray[np.bool_]]:
-    """Closed forms where the parameters commute (proposition 4.4), extrapolations elsewhere."""
-    exact = np.zeros(len(extrapolated), bool)
-    if p.kind not in ("softmax", "linear_epsilon") or p.heads != 1:
-        return extrapolated, exact
-    known, applies = commuting_blow_up(sigma, p.A[..., 0, :, :], p.V[..., 0, :, :])
-    applies = np.broadcast_to(applies, batch).ravel()
-    times = t0 + np.broadcast_to(known, batch).ravel()
-    return np.where(applies, times, extrapolated), applies.copy()
 
 
 def _shape(value: npt.NDArray[Any], batch: tuple[int, ...]) -> Any:

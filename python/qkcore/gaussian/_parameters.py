@@ -72,6 +72,13 @@ def check_parameters(
             f"kind: wanted one of {names}, got {_checks.shown(kind)}; the other fields keep no Gaussian "
             "law Gaussian"
         )
+    for name, given in (("Q", Q), ("K", K), ("V", V)):
+        if callable(given):
+            raise TypeError(
+                f"{name}: wanted a constant matrix, got a function; parameters are constant within one call "
+                f"of qk.gaussian: cut the time into layers, and start each with {name}(t) from the last "
+                "mean and covariance of the one before; particles take functions (qk.AttentionField)"
+            )
     n_heads = _checks.integer("heads", heads)
     if n_heads < 1:
         raise ValueError(f"heads: wanted at least 1, got {n_heads}; pass heads=1 for a single head")

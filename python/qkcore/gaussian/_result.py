@@ -32,10 +32,13 @@ class GaussianFlow:
     cov: Real = field(repr=False)
     """(times, ..., d, d), symmetric to the last bit"""
     status: Any
-    """"converged": at the present rate, as much time again would move the covariance by less than
-    ``settle_tol`` of its initial norm; "not settled": it would move it by more; "diverged": its norm
-    grew by the factor ``max_growth``, at a rate that does not point to a finite time; "blew up": the
-    same, at a rate that does (``blow_up_time``); "indefinite": the steps were too long for it to stay
+    """"converged": the covariance is within ``settle_tol`` of its initial norm from the limit, where that is
+    known in closed form (``blow_up_exact``); elsewhere at the present rate as much time again, and no less
+    than the time that the field takes to change anything by its size (from norms of Q, K, V), would
+    move it by less than that. "not settled": it is farther off, or would move by more. "diverged": its
+    norm grew by the factor ``max_growth``, at a rate that does not point to a finite time; "blew up": the
+    same, at a rate that does (``blow_up_time``), or the closed form has a blow-up before the end, which
+    steps that are too long pass by; "indefinite": the steps were too long for it to stay
     positive semidefinite; "step limit": ``max_steps`` used up"""
     t_end: Any
     """the time of the last state; less than the last time where a trajectory ended early"""
@@ -49,8 +52,9 @@ class GaussianFlow:
     """:math:`t\\dot\\lambda/\\lambda` of these: near -1 for one that vanishes like 1/t, near 0 for one
     that stays"""
     rank: Any
-    """the rank of the limit: eigenvalues above ``rank_tol`` times the largest initial one and with
-    ``decay`` above -1/2; a statement about the limit where the status is "converged\""""
+    """the rank of the limit: in closed form where there is one and the status is "converged", else
+    eigenvalues above ``rank_tol`` times the largest initial one and with ``decay`` above -1/2; a statement
+    about the limit where the status is "converged\""""
     mean_rate: Real = field(repr=False)
     """the time derivative of the last mean"""
     cov_rate: Real = field(repr=False)
