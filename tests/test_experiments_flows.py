@@ -145,7 +145,7 @@ def test_an_interrupted_run_resumes(
     monkeypatch.setattr(module, function, stop)
     with pytest.raises(KeyboardInterrupt):
         experiments.run(name, tmp_path / "cut", quick=True, overrides=settings)
-    assert not (tmp_path / "cut" / name / "metrics.json").exists()
+    assert not (tmp_path / "cut" / f"{name}-quick").exists()
     monkeypatch.setattr(module, function, count)
     calls = 0
     again = experiments.run(name, tmp_path / "cut", quick=True, overrides=settings)
@@ -209,7 +209,7 @@ def test_panels_are_checked_key_by_key() -> None:
 
 def test_in_the_report(results: Results, tmp_path: Path) -> None:
     for name in FILES:
-        shutil.copytree(results(name).folder, tmp_path / name)
+        shutil.copytree(results(name).folder, tmp_path / results(name).folder.name)
     text = _report.write_report(tmp_path).read_text()
     assert text.count("data:image/png;base64,") == sum(map(len, FIGURES.values()))
     assert _report.escape(_report.ERRATA[27]) in text

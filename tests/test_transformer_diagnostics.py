@@ -187,7 +187,7 @@ def test_interrupted_runs_go_on(
 
 
 def test_the_report_takes_it(done: experiments.Outcome, tmp_path: Path) -> None:
-    shutil.copytree(done.folder, tmp_path / NAME)
+    shutil.copytree(done.folder, tmp_path / done.folder.name)
     text = _report.write_report(tmp_path).read_text()
     assert "Attention as a Markov chain" in text and text.count("data:image/png") == 3
 

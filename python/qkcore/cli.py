@@ -43,11 +43,18 @@ def _program() -> Any:
 
     @program.command()
     @click.argument("name")
-    @click.option("--out", default="results", show_default=True, help="Folder for DIR/NAME.")
+    @click.option(
+        "--out", default="results", show_default=True, metavar="DIR", help="Results go to DIR/NAME."
+    )
     @click.option("--config", default=None, metavar="FILE", help="Settings that differ, YAML.")
     @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One setting.")
-    @click.option("--seed", type=int, default=None, help="Of all random numbers.")
-    @click.option("--quick", is_flag=True, help="A small setting, under half a minute.")
+    @click.option("--seed", type=int, default=None, help="Where random numbers start.")
+    @click.option(
+        "--quick", is_flag=True, help="A small setting, under half a minute, into DIR/NAME-quick."
+    )
+    @click.option(
+        "--force", is_flag=True, help="Compute again, and replace results of other settings."
+    )
     def run(
         name: str,
         out: str,
@@ -55,8 +62,12 @@ def _program() -> Any:
         sets: tuple[str, ...],
         seed: int | None,
         quick: bool,
+        force: bool,
     ) -> None:
         """Runs an experiment, or goes on with one that was interrupted."""
+        from .experiments import _manifest
+        from .experiments._folders import Known, reading
+
         experiment = experiments.get(name)
         command = shlex.join(["qkcore", *sys.argv[1:]])
         done = experiments.run(
@@ -66,16 +77,30 @@ def _program() -> Any:
             overrides=sets,
             seed=seed,
             quick=quick,
+            force=force,
             progress=True,
             command=command,
         )
-        for table in experiment.tables(done.folder):
-            click.echo(table.text() + "\n")
-        for claim in experiment.claims(done.metrics):
+        manifest = _manifest.read(done.folder, name)
+        if done.already_there:
+            click.echo(
+                f"{done.folder}: finished before with these settings, nothing was computed; "
+                "--force computes it again"
+            )
+            if changed := Known.listed(done.folder, manifest).changed():
+                click.echo(f"changed since that run: {', '.join(changed)}")
+        else:
+            for table in experiment.tables(done.folder):
+                click.echo(table.text() + "\n")
+        with reading(done.folder, manifest):
+            claims = experiment.claims(done.metrics)
+        for claim in claims:
             click.echo(f"{claim.verdict}: {claim.statement} ({claim.where})\n    {claim.measured}")
-        click.echo(
-            f"\n{done.wall_time:.1f} s{', resumed' if done.resumed else ''}; files in {done.folder}"
-        )
+        for sentence in done.kept:
+            click.echo(f"kept: {sentence}")
+        if not done.already_there:
+            resumed = ", resumed" if done.resumed else ""
+            click.echo(f"\n{done.wall_time:.1f} s{resumed}; files in {done.folder}")
         for figure in done.figures:
             click.echo(f"picture: {figure}")
 

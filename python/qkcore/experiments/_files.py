@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 import csv
+import errno
 import io
 import json
 import math
 import os
+import stat
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from ._errors import ExperimentError
 
+TEMPORARY = ".qkcore-writing-"
+"""how the names of files begin that are being written; a process that was killed leaves one behind"""
+
+LARGEST = 256 * 2**20
+"""bytes of the largest file of results that is read"""
+
+_recorder: ContextVar[Callable[[Path, bytes], None] | None] = ContextVar("recorder", default=None)
+
+
+@contextmanager
+def recording(record: Callable[[Path, bytes], None]) -> Iterator[None]:
+    """Calls ``record(path, content)`` before every file that is written inside the ``with`` block."""
+    token = _recorder.set(record)
+    try:
+        yield
+    finally:
+        _recorder.reset(token)
+
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Replaces the file in one move; an interruption leaves the old one."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
     except OSError as error:
         raise unwritable(path.parent, error) from error
     try:
+        if (record := _recorder.get()) is not None:
+            record(path, content)
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
@@ -57,14 +81,76 @@ def write_json(path: Path, value: object) -> None:
     write_text(path, text + "\n")
 
 
+def read_bytes(path: Path) -> bytes:
+    """The content of a file of results; an ExperimentError when it cannot be read.
+
+    Symbolic links are refused: what is shown of a folder of results must be in it. So is everything
+    else that is not a regular file (opening a pipe would wait for ever), and what is larger than any
+    results are.
+    """
+    try:
+        with open_regular(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > LARGEST:
+                raise ExperimentError(
+                    f"{path}: cannot be read: wanted at most {LARGEST} bytes, got {size}"
+                )
+            return file.read()
+    except FileNotFoundError:
+        raise ExperimentError(f"{path}: not found; run the experiment first") from None
+    except OSError as error:
+        if path.is_symlink():
+            raise ExperimentError(
+                f"{path}: is a symbolic link, which is not followed; put the file itself there"
+            ) from None
+        raise unreadable(path, error) from error
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Opens a file to read it; an OSError for links, folders, pipes and devices."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    mode = os.fstat(handle).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(handle)
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe or device"
+        raise OSError(errno.EINVAL, f"wanted a file, got {kind}")
+    return os.fdopen(handle, "rb")
+
+
+def unreadable(path: Path, error: Exception) -> ExperimentError:
+    """The message for a file or folder that cannot be read."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return ExperimentError(f"{path}: cannot be read: {reason}")
+
+
+def read_text(path: Path) -> str:
+    """UTF-8."""
+    try:
+        return read_bytes(path).decode()
+    except UnicodeDecodeError as error:
+        raise ExperimentError(f"{path}: cannot be read: it is not text in UTF-8") from error
+
+
 def read_json(path: Path) -> Any:
     """The file's value; an ExperimentError when it is missing or broken."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ExperimentError(f"{path}: not found; run the experiment first") from None
-    except (OSError, ValueError) as error:
-        raise ExperimentError(f"{path}: cannot be read: {error}") from error
+        return json.loads(read_text(path))
+    except ExperimentError:
+        raise
+    except RecursionError:
+        raise ExperimentError(f"{path}: cannot be read: it is nested too deeply") from None
+    except ValueError as error:
+        raise ExperimentError(f"{path}: cannot be read: not valid JSON: {error}") from error
+
+
+def read_mapping(path: Path) -> dict[str, Any]:
+    """A JSON file that holds an object, as metrics.json and manifest.json do."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise ExperimentError(
+            f"{path}: cannot be read: wanted a JSON object, got {type(value).__name__}"
+        )
+    return value
 
 
 def _plain(value: object) -> object:
@@ -122,14 +208,17 @@ class Table:
 
     @classmethod
     def read(cls, path: Path) -> Table:
-        """Of a file; an ExperimentError when it is missing."""
+        """Of a file; an ExperimentError when it is missing or is no table."""
         try:
-            with path.open(encoding="utf-8", newline="") as file:
-                return cls(list(csv.DictReader(file)))
-        except FileNotFoundError:
-            raise ExperimentError(f"{path}: not found; run the experiment first") from None
-        except OSError as error:
-            raise ExperimentError(f"{path}: cannot be read: {error}") from error
+            rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+        except csv.Error as error:
+            raise unreadable(path, error) from error
+        for number, row in enumerate(rows, 1):
+            if None in row or None in row.values():
+                raise ExperimentError(
+                    f"{path}: cannot be read: row {number} has not as many cells as the header"
+                )
+        return cls(rows)
 
     def __len__(self) -> int:
         return len(self.rows)

@@ -12,6 +12,9 @@ from typing import Any
 
 import qkcore as qk
 
+from ._errors import ExperimentError
+from ._files import read_mapping
+
 PACKAGES = ("numpy", "scipy", "matplotlib", "PyYAML", "click", "tqdm", "jax", "jaxlib", "optax",
             "safetensors", "tokenizers", "gguf", "onnx")  # fmt: skip
 
@@ -67,3 +70,62 @@ def machine() -> dict[str, Any]:
         else os.cpu_count(),
         "threads": qk.get_num_threads(),
     }
+
+
+FIELDS: dict[str, tuple[type, ...]] = {
+    "experiment": (str,),
+    "status": (str,),
+    "quick": (bool,),
+    "seed": (int,),
+    "started": (str,),
+    "wall_time_s": (int, float, type(None)),
+    "resumed": (bool,),
+    "commit": (str, type(None)),
+    "versions": (dict,),
+    "machine": (dict,),
+    "settings": (dict,),
+    "files": (dict,),
+}
+
+
+def read(folder: Path, name: str) -> dict[str, Any]:
+    """The manifest of a run of the experiment; an ExperimentError when it is none.
+
+    Names of files that lead out of the folder are refused: what a manifest lists is read, and replaced.
+    """
+    path = folder / "manifest.json"
+    found = read_mapping(path)
+
+    def refuse(wanted: str) -> ExperimentError:
+        return ExperimentError(
+            f"{path}: not a manifest that this version of qkcore wrote for {name} ({wanted}); run it again "
+            "with --force, which keeps every file that it does not know, or elsewhere with --out DIR"
+        )
+
+    for key, types in FIELDS.items():
+        if key not in found:
+            raise refuse(f"it has no {key!r}")
+        if not isinstance(found[key], types):
+            raise refuse(f"{key!r} is {type(found[key]).__name__}")
+    if found["experiment"] != name:
+        raise refuse(f"it is of {found['experiment']!r}")
+    for file, mark in found["files"].items():
+        if not inside(file):
+            raise refuse(f"it lists {file!r}, which is not in the folder")
+        if not (
+            isinstance(mark, dict)
+            and isinstance(mark.get("bytes"), int)
+            and isinstance(mark.get("sha256"), str)
+        ):
+            raise refuse(f"it has no size and sha256 of {file!r}")
+    return found
+
+
+def inside(name: str) -> bool:
+    """Whether it is the name of a file in the folder of a run, or in its folder of checkpoints.
+
+    >>> [inside(n) for n in ("a.csv", "checkpoint/a.json", "../a.csv", "/a.csv", "b/a.csv", "..")]
+    [True, True, False, False, False, False]
+    """
+    last = name.removeprefix("checkpoint/")
+    return "/" not in last and "\0" not in last and last not in ("", ".", "..", "checkpoint")

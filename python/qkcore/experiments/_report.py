@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import base64
+import os
 import re
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
-from . import EXPERIMENTS, Experiment
+from . import EXPERIMENTS, Experiment, _manifest
 from ._errata import ERRATA
 from ._errors import ExperimentError
-from ._files import read_json, write_text
+from ._files import read_bytes, read_mapping, read_text, write_text
+from ._folders import MANIFEST, Known, Place, entries, reading
 from ._results import VERDICTS, Claim, Listing
+from ._run import folder_of
 
 # Runs of letters that are no part of a number: the e of 1e-3 is.
 WORDS = re.compile(r"[^\W\d_]+")
@@ -40,58 +44,116 @@ figure { margin: 1.4rem 0; } td:not(.text) { white-space: nowrap; }
 """
 
 
+@dataclass(frozen=True)
+class Found:
+    """One run in the folder: full or quick, finished or not."""
+
+    experiment: Experiment
+    folder: Path
+    manifest: dict[str, Any]
+    label: str
+    """NAME or NAME-quick"""
+    newer: str = ""
+    """what is to be said of an unfinished run beside it"""
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.manifest["status"] == "finished")
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are numbers to show: an unfinished run may have none."""
+        return self.finished or (self.folder / "metrics.json").exists()
+
+    def claims(self) -> list[Claim]:
+        """Statements with verdicts."""
+        if not self.measured:
+            return []
+        metrics = read_mapping(self.folder / "metrics.json")
+        with reading(self.folder, self.manifest):
+            return self.experiment.claims(metrics)
+
+    def tables(self) -> list[Listing]:
+        with reading(self.folder, self.manifest):
+            return self.experiment.tables(self.folder) if self.measured else []
+
+    def figures(self) -> tuple[list[str], list[str]]:
+        """Names of the pictures that the run drew, and of those that it did not, which are not shown."""
+        there = [n for n in entries(self.folder) if n.endswith(".png")]
+        if not self.finished:
+            return [], there
+        drawn = [n for n in sorted(self.manifest["files"]) if n.endswith(".png")]
+        return drawn, [n for n in there if n not in drawn]
+
+
 def write_report(folder: Path, output: Path | None = None) -> Path:
     """Writes the page (DIR/report.html unless told otherwise) and returns where it is."""
     if not folder.is_dir():
         raise ExperimentError(
             f"{folder}: no such folder; run an experiment with --out {folder} first"
         )
-    found = [e for e in EXPERIMENTS.values() if (folder / e.name / "manifest.json").exists()]
+    entries(folder)  # refuses a folder that cannot be read
+    found = [
+        f for e in EXPERIMENTS.values() for quick in (False, True) for f in _find(e, folder, quick)
+    ]
     if not found:
         raise ExperimentError(
             f"{folder}: no results in it; run an experiment with --out {folder} first "
             f"({', '.join(EXPERIMENTS)})"
         )
     path = folder / "report.html" if output is None else output
-    write_text(path, page([contents(found, folder), *(section(e, folder / e.name) for e in found)]))
+    write_text(path, page([contents(found), *(section(f) for f in found)]))
     return path
 
 
-def contents(found: list[Experiment], folder: Path) -> str:
+def _find(e: Experiment, out: Path, quick: bool) -> list[Found]:
+    """The finished run and what is known of an unfinished one; the unfinished one where there is no other."""
+    place = Place(folder_of(e.name, out, quick), e.name)
+    manifests = []
+    for folder in (place.folder, place.working):
+        if folder.is_symlink():
+            raise ExperimentError(
+                f"{folder}: is a symbolic link, which is not followed; "
+                "make a report of the folder that it leads to, or put that folder itself there"
+            )
+        if folder.is_dir():
+            entries(folder)  # refuses a folder that may not be read
+        manifests.append(
+            _manifest.read(folder, e.name) if os.path.lexists(folder / MANIFEST) else None
+        )
+    finished, unfinished = manifests
+    if finished is None:
+        return (
+            [] if unfinished is None else [Found(e, place.working, unfinished, place.folder.name)]
+        )
+    newer = ""
+    if unfinished is not None:
+        newer = f"A later run, started {unfinished['started']}, is not finished ({unfinished['status']})."
+    return [Found(e, place.folder, finished, place.folder.name, newer)]
+
+
+def contents(found: list[Found]) -> str:
     """What is on the page, and how many statements of the documents hold."""
     rows = []
-    for e in found:
-        claims = _claims_of(e, folder / e.name)
+    for f in found:
+        claims = f.claims()
         counts = [sum(c.verdict == v for c in claims) for v in VERDICTS]
         cells = "".join(
             f'<td class="{v.replace(" ", "-")}">{n or "–"}</td>'
             for v, n in zip(VERDICTS, counts, strict=True)
         )
-        quick = " (quick run)" if read_json(folder / e.name / "manifest.json")["quick"] else ""
-        link = f'<a href="#{e.name}">{escape(e.name)}</a>{quick}'
-        rows.append(
-            f'<tr><td class="text">{link}</td><td class="text">{escape(e.reproduces)}</td>{cells}</tr>'
-        )
+        quick = " (quick run)" if f.manifest["quick"] else ""
+        state = "" if f.finished else " (not finished)"
+        link = f'<a href="#{f.label}">{escape(f.experiment.name)}</a>{quick}{state}'
+        what = escape(f.experiment.reproduces)
+        rows.append(f'<tr><td class="text">{link}</td><td class="text">{what}</td>{cells}</tr>')
     head = "".join(f"<th>{v}</th>" for v in VERDICTS)
     return (
         '<div class="scroll"><table><tr><th class="text">experiment</th>'
         f'<th class="text">reproduces</th>{head}</tr>\n' + "\n".join(rows) + "</table></div>"
-        '<p class="note">Statements of the documents by what became of them here; each is below, beside what '
-        "was measured.</p>"
+        '<p class="note">How many statements of the documents hold, according to what was measured; '
+        "each is below, beside its measurement.</p>"
     )
-
-
-def _claims_of(e: Experiment, folder: Path) -> list[Claim]:
-    path = folder / "metrics.json"
-    if not path.exists():
-        return []
-    try:
-        return e.claims(read_json(path))
-    except KeyError as error:
-        raise ExperimentError(
-            f"{path}: written by another version of qkcore (no {error}); "
-            f"run it again: qkcore run {e.name} --out {folder.parent}"
-        ) from error
 
 
 def page(sections: list[str]) -> str:
@@ -106,24 +168,35 @@ def page(sections: list[str]) -> str:
     )
 
 
-def section(e: Experiment, folder: Path) -> str:
+def section(f: Found) -> str:
     """One experiment: what was asked, what came out."""
-    manifest = read_json(folder / "manifest.json")
-    parts = [f'<section id="{e.name}"><h2>{escape(e.name)}: {escape(e.title)}</h2>']
+    e, manifest = f.experiment, f.manifest
+    quick = " (quick run)" if manifest["quick"] else ""
+    parts = [f'<section id="{f.label}"><h2>{escape(e.name)}: {escape(e.title)}{quick}</h2>']
     parts.append(f"<p>Reproduces {escape(e.reproduces)}.</p>")
     if manifest["quick"]:
         parts.append('<p class="warning">A quick run: not the setting of the document.</p>')
-    if manifest["status"] != "finished":
+    if not f.finished:
         parts.append(
             f'<p class="warning">This run is not finished ({escape(manifest["status"])}): '
             "what follows is what there was.</p>"
         )
-    if (folder / "metrics.json").exists():
-        parts.append(_claims(_claims_of(e, folder)))
-        parts += [_figure(p) for p in sorted(folder.glob("*.png"))]
-        parts += [_table(t) for t in e.tables(folder)]
+    if f.newer:
+        parts.append(f'<p class="note">{escape(f.newer)}</p>')
+    if f.finished and (changed := Known.listed(f.folder, manifest).changed()):
+        names = escape(", ".join(changed))
+        parts.append(f'<p class="warning">Changed since the run that wrote them: {names}.</p>')
+    drawn, others = f.figures()
+    if f.measured:
+        parts.append(_claims(f.claims()))
+        parts += [_figure(f.folder / name) for name in drawn]
+        parts += [_table(t) for t in f.tables()]
+    if others:
+        names = escape(", ".join(others))
+        parts.append(f'<p class="note">Not shown, as this run did not draw them: {names}.</p>')
     parts.append(_errata(e))
-    parts.append(_made(manifest, folder))
+    with reading(f.folder, manifest):
+        parts.append(_made(manifest, f.folder))
     return "\n".join(parts) + "</section>"
 
 
@@ -136,11 +209,12 @@ def _claims(claims: list[Claim]) -> str:
     )
     names = ("statement", "where", "paper", "measured here", "verdict")
     head = "".join(f'<th class="text">{n}</th>' for n in names)
-    return f'<h3>The document and we</h3><div class="scroll"><table><tr>{head}</tr>\n{rows}</table></div>'
+    title = "<h3>Statements of the document, and what was measured</h3>"
+    return f'{title}<div class="scroll"><table><tr>{head}</tr>\n{rows}</table></div>'
 
 
 def _figure(path: Path) -> str:
-    data = base64.b64encode(path.read_bytes()).decode()
+    data = base64.b64encode(read_bytes(path)).decode()
     name = escape(path.stem)
     caption = f"<figcaption>{name}.png</figcaption>"
     return f'<figure><img alt="{name}" src="data:image/png;base64,{data}">{caption}</figure>'
@@ -176,15 +250,16 @@ def _errata(e: Experiment) -> str:
 
 
 def _made(manifest: dict[str, Any], folder: Path) -> str:
-    settings = escape((folder / "config.yaml").read_text(encoding="utf-8"))
-    machine, versions = manifest["machine"], manifest["versions"]
+    settings = escape(read_text(folder / "config.yaml"))
+    versions = manifest["versions"]
+    cpu, isa, threads = (manifest["machine"].get(k) for k in ("cpu", "isa", "threads"))
     known = ", ".join(f"{k} {v}" for k, v in versions.items() if v)
     seconds = manifest["wall_time_s"]
     took = f", {seconds:.0f} s" if seconds is not None else ""
     resumed = ", resumed" if manifest["resumed"] else ""
     text = (
-        f"Started {manifest['started']}{took}{resumed}; seed {manifest['seed']}; {machine['cpu']}, "
-        f"{machine['isa']}, {machine['threads']} threads; {known}; commit {manifest['commit'] or '–'}."
+        f"Started {manifest['started']}{took}{resumed}; seed {manifest['seed']}; {cpu}, {isa}, "
+        f"{threads} threads; {known}; commit {manifest['commit'] or '–'}."
     )
     folded = f"<details><summary>Settings</summary><pre>{settings}</pre></details>"
     return f'<p class="made">{escape(text)}</p>{folded}'

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import shutil
+import json
 import time
+import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,25 +16,25 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from . import _configs, _files, _manifest
+import qkcore as qk
+
+from . import _configs, _files, _folders, _manifest
 from ._errors import ExperimentError, missing
+from ._lock import locked
 
 T = TypeVar("T")
-
-OUTPUTS = ("*.csv", "*.png", "metrics.json")
 
 
 class Run:
     """What ``compute`` is given: where to write, what an earlier, interrupted run left, progress."""
 
-    def __init__(self, folder: Path, fingerprint: str, progress: bool) -> None:
-        self.folder = folder
-        self.checkpoints = folder / "checkpoint"
+    def __init__(self, files: _folders.Working, progress: bool = False) -> None:
+        self.folder = files.folder
         self.show = progress
         self.reused = 0
         """how many stages came from checkpoints"""
-        self._mark = fingerprint
-        self._earlier: set[str] = set()
+        self._files = files
+        self._earlier = set(files.checkpoints())
 
     def progress(self, items: Iterable[T], name: str, total: int | None = None) -> Iterable[T]:
         """The items, with a progress bar on a terminal."""
@@ -41,26 +42,27 @@ class Run:
 
     def stage(self, key: str, work: Callable[[], Any]) -> Any:
         """The work's result, a JSON value; read, not computed, when an earlier run got so far."""
-        path = self.checkpoints / f"{key}.json"
-        if path.exists():
-            self.reused += path.name in self._earlier
-            return _files.read_json(path)
-        _files.write_json(path, work())
-        return _files.read_json(path)  # the same value, whether computed or read
+        name = f"{_folders.CHECKPOINTS}/{key}.json"
+        if self._files.ours(name):
+            self.reused += name in self._earlier
+        else:
+            _files.write_json(self.folder / name, work())
+        return _files.read_json(self.folder / name)  # the same value, whether computed or read
 
     def save_arrays(self, key: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
         """Named arrays as a checkpoint."""
         content = io.BytesIO()
         np.savez(content, **arrays)  # type: ignore[arg-type]  # the stub takes them for allow_pickle
-        _files.write_bytes(self.checkpoints / f"{key}.npz", content.getvalue())
+        path = self.folder / _folders.CHECKPOINTS / f"{key}.npz"
+        _files.write_bytes(path, content.getvalue())
 
     def load_arrays(self, key: str) -> dict[str, npt.NDArray[Any]] | None:
         """What :meth:`save_arrays` saved; None when it did not."""
-        path = self.checkpoints / f"{key}.npz"
-        if not path.exists():
+        name = f"{_folders.CHECKPOINTS}/{key}.npz"
+        if not self._files.ours(name):
             return None
-        self.reused += path.name in self._earlier
-        with np.load(path) as arrays:
+        self.reused += name in self._earlier
+        with np.load(self.folder / name) as arrays:
             return dict(arrays)
 
     def write_csv(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
@@ -70,25 +72,6 @@ class Run:
     def write_metrics(self, metrics: Mapping[str, object]) -> None:
         """metrics.json."""
         _files.write_json(self.folder / "metrics.json", metrics)
-
-    def _open(self) -> None:
-        """Keeps checkpoints of the same settings; removes what belongs to others."""
-        path = self.checkpoints / "settings.json"
-        if path.exists() and _files.read_json(path) == self._mark:
-            self._earlier = {p.name for p in self.checkpoints.iterdir()}
-            return
-        try:
-            if self.checkpoints.exists():
-                shutil.rmtree(self.checkpoints)
-            for pattern in OUTPUTS:
-                for old in self.folder.glob(pattern):
-                    old.unlink()
-        except OSError as error:
-            raise _files.unwritable(self.folder, error) from error
-        _files.write_json(path, self._mark)
-
-    def _close(self) -> None:
-        shutil.rmtree(self.checkpoints)
 
 
 @dataclass(frozen=True)
@@ -102,6 +85,19 @@ class Outcome:
     figures: tuple[Path, ...]
     wall_time: float
     resumed: bool
+    already_there: bool = False
+    """a run with these settings was finished before, and nothing was computed"""
+    kept: tuple[str, ...] = ()
+    """files of a user that new results would have replaced, and what they are called now"""
+
+
+def folder_of(name: str, out: str | Path, quick: bool) -> Path:
+    """Where the results of a run are: quick ones have a folder of their own.
+
+    >>> str(folder_of("trefoil", "results", quick=True))
+    'results/trefoil-quick'
+    """
+    return Path(out) / (f"{name}-quick" if quick else name)
 
 
 def run(
@@ -112,14 +108,19 @@ def run(
     overrides: Iterable[str] = (),
     seed: int | None = None,
     quick: bool = False,
+    force: bool = False,
     progress: bool = False,
     command: str | None = None,
 ) -> Outcome:
     """Runs an experiment into ``out``/``name``: what ``qkcore run`` does (EOT-17).
 
-    ``overrides`` are "key=value" texts. A run that was interrupted goes on from its last checkpoint when
-    the same settings are asked for again. Wrong names, settings and folders are
-    :class:`ExperimentError`.
+    Quick runs go to ``out``/``name``-quick. ``overrides`` are "key=value" texts. The run works in a folder
+    beside its results (``name``.unfinished), which takes their place when it is finished: until then old
+    results stay as they are. A run that was interrupted goes on from its last checkpoint when the same
+    settings are asked for again. A finished one is not repeated, and its results are not replaced by those
+    of other settings, unless ``force`` is true. Files that no run wrote, or that were changed since, are
+    never removed. Wrong names, settings and folders are :class:`ExperimentError`, and so is a folder that
+    another process is writing into.
 
     >>> import tempfile
     >>> from qkcore import experiments
@@ -138,20 +139,134 @@ def run(
         if importlib.util.find_spec(package) is None:
             raise missing(package, name, extra)
     experiment.require(settings)
-    folder = Path(out) / name
-    if folder.exists() and not folder.is_dir():
-        raise ExperimentError(f"cannot write {folder}: it is a file; choose another --out DIR")
-    state = Run(folder, _configs.fingerprint(settings, experiment.extends), progress)
-    state._open()
-    header = f"{name} ({experiment.reproduces}); the settings of this run\n"
-    header += f"again: qkcore run {name} --config THIS_FILE"
-    _files.write_text(folder / "config.yaml", _configs.dump(settings, header))
+    place = _folders.Place(folder_of(name, out, quick), name)
+    place.check()
+    with locked(place.folder, command):
+        place.check()
+        place.recover()
+        found = _finished(place, settings, experiment.extends, force)
+        if found is not None:
+            return found
+        return _compute(place, experiment, settings, quick, force, progress, command)
+
+
+def _finished(
+    place: _folders.Place, settings: dict[str, Any], extends: tuple[str, ...], force: bool
+) -> Outcome | None:
+    """The results that are there, when they are those that were asked for; None when there is work to do."""
+    if force:
+        return None
+    manifest = place.manifest(place.folder)
+    if manifest is None or manifest["status"] != "finished":
+        return None
+    differ = differences(manifest, settings)
+    if differ and set(differ) <= set(extends):
+        return None  # more steps, more seeds: from the checkpoints that it kept
+    again = "--force replaces them, --out DIR writes elsewhere"
+    if differ:
+        raise ExperimentError(
+            f"{place.folder}: holds the results of a run with other settings ({told(differ)}); {again}"
+        )
+    lost = _folders.Known.listed(place.folder, manifest).missing()
+    if lost:
+        raise ExperimentError(
+            f"{place.folder}: this run is finished, but files of it are missing ({', '.join(lost)}); {again}"
+        )
+    return Outcome(
+        place.experiment,
+        place.folder,
+        settings,
+        _files.read_mapping(place.folder / "metrics.json"),
+        tuple(place.folder / n for n in sorted(manifest["files"]) if n.endswith(".png")),
+        float(manifest["wall_time_s"] or 0),
+        manifest["resumed"],
+        already_there=True,
+        kept=tuple(place.kept),
+    )
+
+
+def differences(
+    manifest: Mapping[str, Any], settings: dict[str, Any]
+) -> dict[str, tuple[Any, Any]]:
+    """Settings, and qkcore's version, where those of another run differ: (there, asked for)."""
+    there = {**manifest["settings"], "version of qkcore": manifest["versions"].get("qkcore")}
+    # As JSON has them: the settings of the manifest went through it.
+    asked = {**json.loads(json.dumps(settings)), "version of qkcore": qk.__version__}
+    return {
+        key: (there.get(key), asked.get(key))
+        for key in {**there, **asked}
+        if there.get(key) != asked.get(key)
+    }
+
+
+def told(differ: Mapping[str, tuple[Any, Any]]) -> str:
+    """For a message: at most four of them.
+
+    >>> told({"seed": (0, 1)})
+    'seed is 0 there, 1 was asked for'
+    """
+    shown = [
+        f"{key} is {_configs.short(there)} there, {_configs.short(asked)} was asked for"
+        for key, (there, asked) in list(differ.items())[:4]
+    ]
+    more = len(differ) - len(shown)
+    return "; ".join(shown) + (f"; and {more} more" if more else "")
+
+
+def _prepare(
+    place: _folders.Place, settings: dict[str, Any], extends: tuple[str, ...], force: bool
+) -> _folders.Working:
+    """The folder to work in: with the checkpoints of an earlier run of these settings, or empty."""
+    files = _folders.Working(place.working)
+    manifest = None
+    try:
+        manifest = place.manifest(place.working)
+    except ExperimentError:
+        if not force:
+            raise
+        files.put_aside(_folders.MANIFEST)
+    files.load(manifest)
+    files.clean()
+    differ = {} if manifest is None else differences(manifest, settings)
+    if manifest is None or not set(differ) <= set(extends):
+        if manifest is not None and files.checkpoints() and not force:
+            raise ExperimentError(
+                f"{place.working}: holds an unfinished run with other settings ({told(differ)}); the command "
+                "of that run goes on with it, --force discards it, --out DIR writes elsewhere"
+            )
+        files.forget()
+        manifest = None
+    place.working.mkdir(exist_ok=True)
+    if manifest is None and not force and extends and place.folder.is_dir():
+        finished = place.manifest(place.folder)
+        if finished is not None and set(differences(finished, settings)) <= set(extends):
+            files.adopt(_folders.Known.listed(place.folder, finished))
+    return files
+
+
+def _compute(
+    place: _folders.Place,
+    experiment: Any,
+    settings: dict[str, Any],
+    quick: bool,
+    force: bool,
+    progress: bool,
+    command: str | None,
+) -> Outcome:
+    name = experiment.name
+    try:
+        files = _prepare(place, settings, experiment.extends, force)
+    except OSError as error:
+        raise _files.unwritable(place.working, error) from error
     manifest: dict[str, Any] = {
         "experiment": name,
+        "id": uuid.uuid4().hex,
+        "replaces": None,
         "reproduces": experiment.reproduces,
         "status": "running",
         "quick": quick,
         "seed": settings["seed"],
+        "settings": settings,
         "command": command,
         "started": _manifest.now(),
         "finished": None,
@@ -160,29 +275,46 @@ def run(
         "commit": _manifest.commit(),
         "versions": _manifest.versions(),
         "machine": _manifest.machine(),
+        "files": {},
     }
-    _files.write_json(folder / "manifest.json", manifest)
+    header = f"{name} ({experiment.reproduces}); the settings of this run\n"
+    header += f"again: qkcore run {name} --config THIS_FILE"
+    _files.write_json(place.working / "manifest.json", manifest)
     start = time.perf_counter()
 
-    def finish(status: str) -> float:
+    def finish(status: str, **more: Any) -> float:
         elapsed = time.perf_counter() - start
         manifest.update(
             status=status,
             finished=_manifest.now(),
             wall_time_s=round(elapsed, 3),
             resumed=state.reused > 0,
+            **more,
         )
-        _files.write_json(folder / "manifest.json", manifest)
+        _files.write_json(place.working / "manifest.json", manifest)
         return elapsed
 
+    state = Run(files, progress)
     try:
-        experiment.compute(settings, state)
-        figures = experiment.plot(folder)
+        with _files.recording(files.record):
+            _files.write_text(place.working / "config.yaml", _configs.dump(settings, header))
+            experiment.compute(settings, state)
+            figures = experiment.plot(place.working)
+        metrics = _files.read_mapping(place.working / "metrics.json")
+        written = files.results(with_checkpoints=bool(experiment.extends))
     except BaseException as error:
         finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
-    elapsed = finish("finished")
-    if not experiment.extends:
-        state._close()
-    metrics = _files.read_json(folder / "metrics.json")
-    return Outcome(name, folder, settings, metrics, tuple(figures), elapsed, state.reused > 0)
+    # From here on the run is finished, and an interruption leaves it to the next one to exchange the folders.
+    elapsed = finish("finished", files=written, replaces=place.identity(place.folder))
+    place.exchange()
+    return Outcome(
+        name,
+        place.folder,
+        settings,
+        metrics,
+        tuple(place.folder / path.name for path in figures),
+        elapsed,
+        state.reused > 0,
+        kept=(*files.kept, *place.kept),
+    )
