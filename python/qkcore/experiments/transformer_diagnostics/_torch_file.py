@@ -2,12 +2,17 @@
 
 The file is a row of pickles (a magic number, a version, facts on the machine, the dictionary, the names of
 its storages) and then the storages, each a count and its raw numbers. The dictionary may name two
-harmless functions and the types of storages; everything else is refused.
+harmless functions and the types of storages; everything else is refused. So is a file that says of itself
+what cannot be: every number is checked against the size of the file before it is used.
 """
 
 from __future__ import annotations
 
+import io
+import math
+import os
 import pickle
+import pickletools
 import struct
 from collections import OrderedDict
 from pathlib import Path
@@ -18,26 +23,41 @@ import numpy.typing as npt
 
 MAGIC = 0x1950A86A20F9469CFC6C
 _TYPES = {"FloatStorage": "<f4", "LongStorage": "<i8"}
+_MOST_AXES = 16
 
 
 class _Later:
     """A tensor whose numbers come at the end of the file."""
 
-    def __init__(
-        self, key: str, dtype: str, offset: int, size: tuple[int, ...], stride: tuple[int, ...]
-    ) -> None:
-        self.key, self.dtype, self.offset, self.size, self.stride = key, dtype, offset, size, stride
+    def __init__(self, storage: Any, offset: Any, size: Any, stride: Any) -> None:
+        self.key, self.dtype, self.count = storage
+        self.offset, self.size, self.stride = offset, tuple(size), tuple(stride)
+        numbers = (self.count, offset, *self.size, *self.stride)
+        if not all(type(n) is int and n >= 0 for n in numbers):
+            raise ValueError("wanted whole numbers of at least 0 for offsets, sizes and strides")
+        if not len(self.size) == len(self.stride) <= _MOST_AXES:
+            raise ValueError(
+                f"wanted as many strides as sizes, at most {_MOST_AXES}, "
+                f"got {len(self.stride)} and {len(self.size)}"
+            )
+        # The reader of a file must not need more memory than the file: no axis is repeated by a stride of 0.
+        entries = math.prod(self.size)
+        last = offset + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
+        if offset > self.count or entries > self.count or (entries and last >= self.count):
+            raise ValueError(f"wanted a tensor within its {self.count} numbers, got one beyond")
 
     def array(self, storage: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if not math.prod(self.size):
+            return np.empty(self.size, storage.dtype)
         step = storage.itemsize
         view = np.lib.stride_tricks.as_strided(
             storage[self.offset :], self.size, [step * s for s in self.stride], writeable=False
         )
-        return np.ascontiguousarray(view)
+        return np.ascontiguousarray(view).reshape(self.size)  # it gives a single number an axis
 
 
-def _rebuild(storage: tuple[str, str], offset: int, size: Any, stride: Any, *_: Any) -> _Later:
-    return _Later(*storage, offset, tuple(size), tuple(stride))
+def _rebuild(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Later:
+    return _Later(storage, offset, size, stride)
 
 
 class _Careful(pickle.Unpickler):
@@ -50,25 +70,87 @@ class _Careful(pickle.Unpickler):
             return _TYPES[name]
         raise pickle.UnpicklingError(f"wanted tensors only, got {module}.{name}")
 
-    def persistent_load(self, saved: Any) -> tuple[str, str]:
-        _, dtype, key, *_rest = saved
-        return key, dtype
+    def persistent_load(self, saved: Any) -> tuple[str, str, int]:
+        _, dtype, key, _place, count, *_rest = saved
+        if not (isinstance(key, str) and dtype in _TYPES.values()):
+            raise pickle.UnpicklingError("wanted the name and the type of a storage")
+        return key, dtype, count
 
 
 def read(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The tensors by name."""
-    with path.open("rb") as file:
-        if _Careful(file).load() != MAGIC:
-            raise pickle.UnpicklingError(f"{path}: wanted a file of torch.save in its older format")
-        _Careful(file).load()  # version
-        _Careful(file).load()  # machine
-        tensors: dict[str, _Later] = _Careful(file).load()
-        keys: list[str] = _Careful(file).load()
-        kinds = {t.key: t.dtype for t in tensors.values()}
-        storages = {key: _storage(file, kinds[key]) for key in keys}
+    """The tensors by name; a ValueError for a file that is broken or of another kind."""
+    try:
+        with path.open("rb") as file:
+            return _read(file)
+    except OSError:
+        raise
+    except Exception as error:  # unpickling broken data raises nearly everything
+        reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise ValueError(
+            f"{path}: wanted a file of torch.save in its older format, got a broken one or another ({reason})"
+        ) from error
+
+
+def _read(file: BinaryIO) -> dict[str, npt.NDArray[Any]]:
+    if _unpickled(file) != MAGIC:
+        raise ValueError("another magic number")
+    _unpickled(file)  # version
+    _unpickled(file)  # machine
+    tensors, keys = _unpickled(file), _unpickled(file)
+    if not isinstance(tensors, dict) or not all(
+        isinstance(n, str) and isinstance(t, _Later) for n, t in tensors.items()
+    ):
+        raise ValueError("wanted tensors by name")
+    kinds: dict[str, tuple[str, int]] = {}
+    for t in tensors.values():
+        if kinds.setdefault(t.key, (t.dtype, t.count)) != (t.dtype, t.count):
+            raise ValueError("one storage of two types or sizes")
+    if not isinstance(keys, list) or sorted(keys) != sorted(kinds):
+        raise ValueError("wanted every storage once")
+    storages = {key: _storage(file, *kinds[key]) for key in keys}
+    if _left(file):
+        raise ValueError(f"{_left(file)} bytes more than the storages have")
     return {name: t.array(storages[t.key]) for name, t in tensors.items()}
 
 
-def _storage(file: BinaryIO, dtype: str) -> npt.NDArray[Any]:
+def _unpickled(file: BinaryIO) -> Any:
+    """The next pickle of the file, whose operations are looked at before any is done.
+
+    A broken length or position in the memo would otherwise make the unpickler ask for all memory.
+    """
+    start = file.tell()
+    content: Any = _Bounded(file, _left(file))
+    for operations, (code, argument, _) in enumerate(pickletools.genops(content)):
+        if code.name in ("PUT", "BINPUT", "LONG_BINPUT") and (argument or 0) > operations:
+            raise pickle.UnpicklingError("a memo with holes")
+    end = file.tell()
+    file.seek(start)
+    return _Careful(io.BytesIO(file.read(end - start))).load()
+
+
+class _Bounded:
+    """Reads no more than a file has left: asked for more, a file would reserve memory for it first."""
+
+    def __init__(self, file: BinaryIO, left: int) -> None:
+        self._file, self._end = file, file.tell() + left
+        self.tell = file.tell
+
+    def read(self, size: int) -> bytes:
+        return self._file.read(min(size, self._end - self._file.tell()))
+
+    def readline(self) -> bytes:
+        return self._file.readline()
+
+
+def _left(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size - file.tell()
+
+
+def _storage(file: BinaryIO, dtype: str, wanted: int) -> npt.NDArray[Any]:
     (count,) = struct.unpack("<q", file.read(8))
-    return np.fromfile(file, dtype=dtype, count=count)
+    needed = count * np.dtype(dtype).itemsize
+    if count != wanted or needed > _left(file):
+        raise ValueError(
+            f"wanted a storage of {wanted} numbers, got {count}, and {_left(file)} bytes to the end"
+        )
+    return np.frombuffer(file.read(needed), dtype)
