@@ -1,4 +1,4 @@
-# make demo | test | race | asan | asan-native | tsan | tsan-native | valgrind | fuzz | fuzz-guided | nightly | lint | format | docs | bench | bench-native | wheel | check-wheel | wheels | cuda | cuda-wheel | cuda-tests | dev | clean
+# make demo | test | test-oldest | test-newest | race | asan | asan-native | tsan | tsan-native | valgrind | fuzz | fuzz-guided | nightly | lint | format | docs | bench | bench-native | wheel | check-wheel | wheels | cuda | cuda-wheel | cuda-tests | dev | clean
 #
 # One wheel is built, and everything installs that wheel, so the sources are compiled once. Needs Python with venv and
 # its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments under .venv and build/.
@@ -24,7 +24,7 @@ CHECK_ARGS ?=
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: demo test race simt simt-race lint lint-python lint-cpp format docs bench bench-native wheel check-wheel wheels cuda cuda-objects \
+.PHONY: demo test test-oldest test-newest race simt simt-race lint lint-python lint-cpp format docs bench bench-native wheel check-wheel wheels cuda cuda-objects \
     cuda-wheel cuda-update cuda-tests asan asan-native tsan tsan-native valgrind fuzz fuzz-guided nightly dev clean
 
 PIP := -m pip --disable-pip-version-check -q
@@ -59,6 +59,24 @@ demo: $(DEMO)/.stamp
 
 test: $(VENV)/.test-stamp simt
 	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
+
+# The declared dependencies, in environments of their own: the oldest versions that pyproject.toml allows (there are wheels of
+# them for Python 3.10 and 3.11), and the newest that PyPI has, which no other package holds back. The files of tests
+# are those in which NumPy and SciPy do the work, and those of the command line.
+OLDEST := $(BUILD)/oldest
+NEWEST := $(BUILD)/newest
+DEPENDENCY_TESTS ?= $(foreach name,bridge_masks diffusion diffusion_map dynamics kept_arrays low_rank run_folders spectral,\
+    tests/test_$(name).py)
+TEST_TOOLS := pytest pytest-xdist hypothesis mpmath networkx
+
+test-oldest: $(OLDEST)/.stamp
+	$(OLDEST)/bin/qkcore info
+	$(OLDEST)/bin/python -m pytest -n $(JOBS) --dist loadfile $(DEPENDENCY_TESTS) $(ARGS)
+
+test-newest: $(NEWEST)/.stamp
+	$(NEWEST)/bin/python $(PIP) install --upgrade --upgrade-strategy eager "$$(echo $(FROM)/qkcore-*.whl)[experiments]" $(TEST_TOOLS)
+	$(NEWEST)/bin/qkcore info
+	$(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile $(DEPENDENCY_TESTS) $(ARGS)
 
 # The CUDA kernels on the CPU (tests/simt): plain for the test suite, and with every load and store watched.
 simt: $(TOOLS)/.stamp
@@ -186,6 +204,18 @@ $(VENV)/.%-stamp: $(VENV)/.stamp
 
 $(DEMO)/.stamp: $(WHEEL)/.stamp
 	$(call install,$(DEMO),experiments)
+
+$(NEWEST)/.stamp: $(WHEEL)/.stamp
+	$(call install,$(NEWEST),experiments)
+
+# pyparsing: later ones warn when a Matplotlib of that age is imported, and warnings are errors in the tests.
+$(OLDEST)/.stamp: $(WHEEL)/.stamp pyproject.toml tools/oldest_requires.py
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python tools/oldest_requires.py experiments \
+	    | xargs $(OLDEST)/bin/python $(PIP) install --only-binary :all: "pyparsing<3.3" $(TEST_TOOLS)
+	$(OLDEST)/bin/python $(PIP) install --force-reinstall --no-deps $(FROM)/qkcore-*.whl
+	$(OLDEST)/bin/python $(PIP) check
+	touch $@
 
 $(BENCH)/.stamp: $(WHEEL)/.stamp
 	$(call install,$(BENCH),bench)

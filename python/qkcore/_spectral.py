@@ -39,7 +39,8 @@ def leading_eigenpairs(
     # In double precision: the method rounds by the largest entry of a vector, and entries of unlikely
     # states, which callers divide by the root of their probability, would not be seen beside it.
     matrix = product(np.eye(n, dtype=dtype)).astype(np.result_type(dtype, np.float64), copy=False)
-    values, vectors = eigh((matrix + matrix.conj().T) / 2, driver="evd")
+    # SciPy before 1.14 gives this method too little room for a matrix of one entry.
+    values, vectors = eigh((matrix + matrix.conj().T) / 2, driver="evd" if n > 1 else "ev")
     return (
         values[::-1][:k].astype(dtype.type(0).real.dtype, copy=False),
         fix_signs(vectors[:, ::-1][:, :k].astype(dtype, copy=False)),
