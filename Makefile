@@ -65,12 +65,11 @@ test: $(VENV)/.test-stamp simt
 # are those in which NumPy and SciPy do the work, and those of the command line.
 OLDEST := $(BUILD)/oldest
 NEWEST := $(BUILD)/newest
-DEPENDENCY_TESTS ?= $(foreach name,bridge_masks diffusion diffusion_map dynamics kept_arrays low_rank run_folders spectral,\
+DEPENDENCY_TESTS ?= $(foreach name,bridge_masks feasibility diffusion diffusion_map dynamics kept_arrays low_rank run_folders spectral,\
     tests/test_$(name).py)
-# Between the oldest and the newest SciPy its sparse graphs wanted other integers, and its LAPACK other sizes. Without the
-# masked bridges, as long as they call maximum_flow.
+# Between the oldest and the newest SciPy its sparse graphs wanted other integers, and its LAPACK other sizes.
 BETWEEN := scipy==1.12.*
-BETWEEN_TESTS ?= $(filter-out tests/test_bridge_masks.py tests/test_run_folders.py,$(DEPENDENCY_TESTS))
+BETWEEN_TESTS ?= $(filter-out tests/test_run_folders.py,$(DEPENDENCY_TESTS))
 TEST_TOOLS := pytest pytest-xdist hypothesis mpmath networkx
 
 test-oldest: $(OLDEST)/.stamp
