@@ -8,6 +8,7 @@ import json
 import os
 import signal
 import subprocess
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,14 @@ from qkcore.experiments import _configs, _files, _folders, _lock, _manifest, _re
 from qkcore.experiments._folders import Place, Working
 
 from .processes import command, environment
+
+
+def fork() -> int:
+    """A child without a warning of the threads that other tests left: it does nothing with them."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return os.fork()
+
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("yaml")
@@ -250,7 +259,7 @@ def test_a_kill_at_any_step_leaves_old_or_new_results(
         (folder / "notes.txt").write_bytes(b"mine")
         (folder / "values.csv").write_bytes(b"changed")
         before = content(folder)
-        left, pid = k, os.fork()
+        left, pid = k, fork()
         if pid == 0:  # the child is killed for real: no handler and no finally of it runs
 
             def step(*_: Any) -> None:
@@ -297,7 +306,7 @@ def test_killed_ten_times_a_run_gives_the_same_bytes(tmp_path: Path, wanted: Any
     for where in rng.choice(PLACES, size=10):
         toy = Toy()
         toy.stop = lambda here: here == where and os.kill(os.getpid(), signal.SIGKILL)  # type: ignore # noqa: B023
-        pid = os.fork()
+        pid = fork()
         if pid == 0:
             try:
                 start(tmp_path, toy=toy)

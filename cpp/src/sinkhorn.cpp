@@ -126,8 +126,8 @@ public:
           log_unit_(balanced_ ? std::log(to_vector(mu).sum()) : 0.0),
           mu_(to_vector(mu)),
           nu_(to_vector(nu)),
-          log_mu_(mu_.array().log() - log_unit_),
-          log_nu_(nu_.array().log() - log_unit_),
+          log_mu_(logs(mu_)),
+          log_nu_(logs(nu_)),
           f_(to_vector(state.f).array() - log_unit_),
           g_(to_vector(state.g)),
           lse_(mu_.size()),
@@ -170,6 +170,15 @@ public:
 private:
     static Vector to_vector(const std::vector<double>& v) {
         return Eigen::Map<const Vector>(v.data(), static_cast<Index>(v.size()));
+    }
+
+    // Of weights, in the unit of mass.
+    Vector logs(const Vector& weights) const {
+        Vector out(weights.size());
+        in_pieces(run_, 0, weights.size(), [&](Index from, Index to) {
+            out.segment(from, to - from) = weights.segment(from, to - from).array().log() - log_unit_;
+        });
+        return out;
     }
 
     // With a penalty of weight w the potential is this fraction of the one that would meet the marginal.
@@ -232,6 +241,19 @@ private:
         if (nu_[j] == 0) return 0;
         const double lse = std::log(columns_[j]) + log_scale_ - g_[j];
         return col_damping_ * (log_nu_[j] - lse) - g_[j];
+    }
+    // g moved by a multiple of Sinkhorn's step. Rows may be so long that Ctrl-C has to be heard in between: the next
+    // visit then ends the solve.
+    void step_columns(double relaxation) {
+        in_pieces(run_, 0, nu_.size(), [&](Index from, Index to) {
+            for (Index j = from; j < to; ++j)
+                if (nu_[j] > 0) g_[j] += relaxation * column_step(j);
+        });
+    }
+    void find_step(Vector& step) const {
+        in_pieces(run_, 0, nu_.size(), [&](Index from, Index to) {
+            for (Index j = from; j < to; ++j) step[j] = column_step(j);
+        });
     }
     // Penalised problems: f + t and g - t give the same plan for every t, and only the penalties tell them apart. Their
     // best t is known in closed form; the iteration alone would approach it like (1 - 1 / penalty)^k.
@@ -368,8 +390,7 @@ private:
                 rate = now;
             }
             previous = error;
-            for (Index j = 0; j < nu_.size(); ++j)
-                if (nu_[j] > 0) g_[j] += relaxation * column_step(j);
+            step_columns(relaxation);
             if (!balanced_) balance_masses();
             rescale();
         }
@@ -386,7 +407,7 @@ private:
         --leaps_left_;
         const Vector from = g_;
         Vector step(nu_.size());
-        for (Index j = 0; j < nu_.size(); ++j) step[j] = column_step(j);
+        find_step(step);
         const double before = dual(), slope = (nu_ - columns_).dot(step);
         double length = 1;
         for (Index k = 0; k < doublings; ++k, length *= 2) {
@@ -468,7 +489,7 @@ private:
                 end(BridgeStatus::stagnated);
                 return false;
             }
-            for (Index j = 0; j < nu_.size(); ++j) step[j] = column_step(j);
+            find_step(step);
             plain = g_ + step;
             g_ = extrapolation.next(g_, step);
         }
@@ -535,8 +556,7 @@ private:
     // Sinkhorn steps from the g just visited; ends at a visited g.
     bool plain_steps(int count) {
         for (int k = 0; k < count && !out_of_visits(); ++k) {
-            for (Index j = 0; j < nu_.size(); ++j)
-                if (nu_[j] > 0) g_[j] += column_step(j);
+            step_columns(1.0);
             if (!visit(1.0)) return false;
             if (columns_vanish() && !settle_columns()) return false;
             note(column_error());

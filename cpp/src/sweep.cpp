@@ -567,8 +567,8 @@ private:
     Status visit(const Buffer<F>& entries, Index ld, const A* z, double* columns, const Run& run,
                  const Weigh& weigh) {
         Parts<A> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0) / 5, parts_of<A>());
-        const Index poll =
-            std::clamp<Index>(poll_entries / ld / sweep_rows * sweep_rows, sweep_rows, poll_rows);
+        const Index poll = std::clamp<Index>(poll_entries / std::max<Index>(1, ld) / sweep_rows * sweep_rows,
+                                             sweep_rows, poll_rows);
         const bool done =
             parts(ld, columns, [&](Index first, Index end, ColumnSums<A>* sums, Index, int worker) {
                 for (Index i = first; i < end; i += sweep_rows) {

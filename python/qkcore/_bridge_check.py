@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from . import _checks
 from ._lazy_scores import Real, Scores
 from ._score_masks import UNBOUNDED
 
@@ -112,7 +113,7 @@ def _sums(
 ) -> tuple[float, tuple[Real, Real]]:
     """Row and column sums of the plan times exp(shift), with a shift that keeps them in range."""
     if all(math.isinf(side.penalty) for side in sides):
-        mass = math.fsum(sides[0].weights.tolist())
+        mass = _checks.total(sides[0].weights)
         shift = 0.0 if mass == 0 or _SMALLEST < mass < _LARGEST else -math.log(mass)
         return shift, wide_marginals(s, f + shift, g, n_threads)
     with contextlib.suppress(OverflowError):

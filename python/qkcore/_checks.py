@@ -494,6 +494,11 @@ def masses(name: str, array: Real) -> None:
         )
 
 
+def total(weights: Real) -> float:
+    """The sum of weights, to the last digit or nearly so: pairwise, in extended precision."""
+    return float(np.sum(weights, dtype=np.longdouble))
+
+
 def mass_slack(n: int, dtype: np.dtype[Any]) -> float:
     """How far sums of n rounded weights may differ, as a share of either, and still count as equal."""
     return 16 * math.sqrt(n) * float(np.finfo(dtype).eps)

@@ -331,7 +331,7 @@ class _Scaling:
         self.K: Factored = K._double()
         self.KT: Factored = self.K.T
         self.n_threads = n_threads
-        self.mass = math.fsum(mu.tolist())
+        self.mass = _checks.total(mu)
         # Marginals of mass 1: errors are shares of the mass.
         self.mu, self.nu = (w.astype(np.float64) / self.mass for w in (mu, nu))
         self.live = self.mu > 0, self.nu > 0

@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from ._checks import mass_slack
+from . import _checks
 from ._config import resolve_threads
 from ._lazy_scores import Real, Scores
 from ._native import cpu
@@ -160,7 +160,7 @@ def _slack(mu: Real, nu: Real) -> float:
     Weights are rounded numbers, and the totals of the two sides may differ by as much
     (:func:`_checks.mass_slack`).
     """
-    return mass_slack(max(len(mu), len(nu)), mu.dtype)
+    return _checks.mass_slack(max(len(mu), len(nu)), mu.dtype)
 
 
 def usable_entries(s: Scores, mu: npt.ArrayLike, nu: npt.ArrayLike) -> npt.NDArray[np.bool_]:
@@ -210,7 +210,7 @@ def _usable(allowed: npt.NDArray[np.bool_], mu: Real, nu: Real) -> npt.NDArray[n
     # What an entry carries may be there by rounding of the weights alone. Entries that carry too little to be
     # sure are left out first; each comes back if all that flows through the cut it crosses is more than that.
     n = len(live)
-    low = np.flatnonzero(amounts <= rounding.share * math.fsum(mu.tolist()))
+    low = np.flatnonzero(amounts <= rounding.share * _checks.total(mu))
     low = low[np.argsort(-amounts[low], kind="stable")]
     i, j, amounts = i[low], j[low], amounts[low]
     used[i, j] = False
@@ -220,7 +220,7 @@ def _usable(allowed: npt.NDArray[np.bool_], mu: Real, nu: Real) -> npt.NDArray[n
             continue
         rows, cols = _reached(live, used, np.array([n + b]))
         crossing = ~rows[i] & cols[j]
-        through = math.fsum(amounts[crossing].tolist())
+        through = _checks.total(amounts[crossing])
         if not (rounding.explains(through, nu[cols]) and rounding.explains(through, mu[~rows])):
             used[i[crossing], j[crossing]] = True
             label = _cycles(live, used)
@@ -232,7 +232,7 @@ class _Rounding:
     """Whether rounding of weights explains that two sums of them, which should be equal, differ."""
 
     def __init__(self, mu: Real, nu: Real) -> None:
-        self.share = mass_slack(max(len(mu), len(nu)), mu.dtype)
+        self.share = _checks.mass_slack(max(len(mu), len(nu)), mu.dtype)
         self._eps = float(np.finfo(mu.dtype).eps)
         self._equal = _exact_sum(mu) == _exact_sum(nu)
 
@@ -240,7 +240,7 @@ class _Rounding:
         # Weights are whole multiples of their last digits. If the two totals are equal, sums that differ by
         # much less than the last digit of the largest weight differ by the smaller weights, and truly so.
         finest = 0.25 * self._eps * float(weights.max(initial=0.0)) if self._equal else 0.0
-        return finest <= difference <= self.share * math.fsum(weights.tolist())
+        return finest <= difference <= self.share * _checks.total(weights)
 
 
 def _exact_sum(weights: Real) -> Fraction:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from ._aggregation import Found, by_aggregation, by_arnoldi, by_products
 from ._bridge_check import widened
 from ._classes import Classes, find_classes
+from ._config import resolve_threads
 from ._elimination import eliminate
 
 if TYPE_CHECKING:
@@ -133,13 +134,8 @@ def _known_law(P: Markov, n_threads: int | None) -> tuple[Array, float] | None:
     steps: tuple[Any, ...] = P._steps()
     if not steps or any(step is not steps[0] for step in steps) or not steps[0].scores._symmetric:
         return None
-    s = steps[0].scores
-    # Symmetric dense scores are as large as they are; only points are converted.
-    wide = s if s._dense else widened(s)
-    lse = wide.logsumexp(n_threads=n_threads).astype(np.float64)
-    lse -= lse.max()
-    log_law: Array = lse - math.log(float(np.exp(lse).sum()))
-    return log_law, 0.0
+    log_law: Array = steps[0]._log_row_sums(resolve_threads(n_threads))
+    return log_law - math.log(float(np.exp(log_law).sum())), 0.0
 
 
 def _eliminated(

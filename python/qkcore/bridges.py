@@ -254,7 +254,8 @@ def sinkhorn(
     _require_converged(found)
     if found.method.startswith("symmetric"):
         half = (found.f + found.g + s.dtype.type(math.log(n))) / 2
-        return MarkovOperator(s._coupled(half, half), 1, bridge=found)
+        # Added together, so that the operator has the same bits as its transpose.
+        return MarkovOperator(s.shift(rows=half, columns=half), 1, bridge=found)
     rows = found.f + s.dtype.type(math.log(n))
     return MarkovOperator(s._coupled(rows, found.g), 1, bridge=found)
 

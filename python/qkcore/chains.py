@@ -165,7 +165,7 @@ def _iterate(
     dtype = chain[0].dtype
     with np.errstate(divide="ignore"):
         log_mu, log_nu = np.log(mu.astype(np.float64)), np.log(nu.astype(np.float64))
-    mass = math.fsum(mu.tolist())
+    mass = _checks.total(mu)
     best, best_at = math.inf, len(errors)
     while True:
         f = _minus(log_mu, _backward(chain, g.astype(dtype), n_threads)[0])
@@ -213,7 +213,7 @@ def _check(
     for weight, log in ((mu, f + h[0]), (nu, a[-1] + g)):
         wanted = weight.astype(np.float64)
         off = np.abs(np.exp(np.where(np.isnan(log), -np.inf, log)) - wanted)
-        error = max(error, math.fsum(off) / math.fsum(wanted))
+        error = max(error, _checks.total(off) / _checks.total(wanted))
     slack = sum(rounding_slack(s, x, y) for s, x, y in zip(wide, a, h[1:], strict=False))
     return error, error + slack <= tol
 

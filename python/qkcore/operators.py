@@ -248,11 +248,21 @@ class MarkovOperator(_Operator, Markov):
             return np.full(self.shape[0], 1 / self.shape[0], self.dtype)
         if not self._scores._symmetric:
             return None
-        lse, peak, log_sum = self._normalizer_parts(resolve_threads(None)).astype(np.float64)
-        peak = np.where(np.isneginf(lse), -np.inf, peak)
-        weight = np.exp((peak - peak.max()) + log_sum)
+        weight = np.exp(self._log_row_sums(resolve_threads(None)))
         law: Real = (weight / weight.sum()).astype(self.dtype)
         return law
+
+    def _log_row_sums(self, n_threads: int) -> npt.NDArray[np.float64]:
+        """Logarithms of the sums of exp(s) over rows, less that of the largest.
+
+        Maxima are compared before the small parts are added: of large scores a log-sum-exp, rounded as one
+        number, has few digits left.
+        """
+        lse, peak, log_sum = self._normalizer_parts(n_threads).astype(np.float64)
+        peak = np.where(np.isneginf(lse), -np.inf, peak)
+        sums = (peak - peak.max()) + log_sum
+        out: npt.NDArray[np.float64] = sums - sums.max()
+        return out
 
     def _in_float64(self) -> MarkovOperator:
         out = MarkovOperator(widened(self._scores), self.axis, bridge=self.bridge)
