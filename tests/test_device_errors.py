@@ -147,7 +147,7 @@ def test_without_a_device(machine: Any, capsys: pytest.CaptureFixture[str]) -> N
     cuda = qk.config()["cuda"]
     assert not cuda["available"] and "no CUDA-capable device" in cuda["reason"]
     qk.show_config()
-    assert "cuda           unavailable: no CUDA-capable device" in capsys.readouterr().out
+    assert "cuda            unavailable: no CUDA-capable device" in capsys.readouterr().out
     with pytest.raises(
         RuntimeError, match=r"cuda:0: wanted CUDA, which is unavailable: no CUDA-capable"
     ):
