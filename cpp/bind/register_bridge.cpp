@@ -130,8 +130,8 @@ py::tuple transport_flow(const py::array& allowed, const Doubles& mu, const Doub
     const Index n = allowed.shape(0), m = allowed.shape(1);
     const auto* entries = data_of<std::uint8_t>(allowed);
     const double *mu_data = mu.data(), *nu_data = nu.data();
-    const TransportFlow found = without_gil(
-        1, [&](const Run& run) { return largest_flow(entries, n, m, mu_data, nu_data, run); });
+    const TransportFlow found =
+        without_gil(1, [&](const Run& run) { return largest_flow(entries, n, m, mu_data, nu_data, run); });
     const auto array = [](const auto& v) { return py::array(static_cast<py::ssize_t>(v.size()), v.data()); };
     return py::make_tuple(array(found.rows), array(found.cols), array(found.amounts), array(found.row_rest),
                           array(found.col_rest));
