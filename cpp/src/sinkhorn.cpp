@@ -281,7 +281,7 @@ private:
     // A penalised plan may have any mass: the next columns are scaled by that of these, so that neither underflows.
     void rescale() {
         const double mass = columns_.sum();
-        if (!balanced_ && mass > 0 && std::isfinite(mass) && !(1e-10 < mass && mass < 1e10))
+        if (!balanced_ && mass > 0 && std::isfinite(mass) && (mass <= 1e-10 || mass >= 1e10))
             log_scale_ += std::log(mass);
     }
     bool columns_vanish() const {

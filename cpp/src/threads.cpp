@@ -7,6 +7,7 @@
 #include <new>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #if defined(__unix__) || defined(__APPLE__)
@@ -107,13 +108,13 @@ private:
     // As many workers as are wanted, or as the system lets us have. After a refusal it is asked again, but not for
     // every one of many small jobs.
     void start_threads(int wanted) {
-        if (static_cast<int>(threads_.size()) >= wanted) return;
+        if (std::cmp_greater_equal(threads_.size(), wanted)) return;
         const auto now = StopToken::Clock::now();
         if (refused_ && now - refused_at_ < std::chrono::seconds(1)) return;
         refused_ = false;
         try {
             threads_.reserve(static_cast<std::size_t>(wanted));
-            while (static_cast<int>(threads_.size()) < wanted) threads_.emplace_back([this] { loop(); });
+            while (std::cmp_less(threads_.size(), wanted)) threads_.emplace_back([this] { loop(); });
             return;
         } catch (const std::system_error&) {
             refused_ = true;

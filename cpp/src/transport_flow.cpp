@@ -235,7 +235,7 @@ private:
             if (path_.size() % 2 == 1) {  // a row
                 Index& j = next_col_[at(here)];
                 while (j < m_ &&
-                       !(allowed_[here * m_ + j] != 0 && col_level_[at(j)] == row_level_[at(here)] + 1))
+                       (allowed_[here * m_ + j] == 0 || col_level_[at(j)] != row_level_[at(here)] + 1))
                     ++j;
                 if (j < m_) {
                     path_.push_back(j);
@@ -248,8 +248,8 @@ private:
                 Index& k = next_carrier_[at(here)];
                 const std::vector<Carrier>& carriers = carriers_[at(here)];
                 while (at(k) < carriers.size() &&
-                       !(row_level_[at(carriers[at(k)].row)] == col_level_[at(here)] + 1 &&
-                         !flow_.zero(carriers[at(k)].flow)))
+                       (row_level_[at(carriers[at(k)].row)] != col_level_[at(here)] + 1 ||
+                        flow_.zero(carriers[at(k)].flow)))
                     ++k;
                 if (at(k) < carriers.size()) {
                     path_.push_back(carriers[at(k)].row);
