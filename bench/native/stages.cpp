@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "row_kernels.hpp"
-#include "tile_kernels.hpp"
-#include "tiling.hpp"
+#include "engine/row_kernels.hpp"
+#include "engine/tile_kernels.hpp"
+#include "engine/tiling.hpp"
 
 namespace {
 

@@ -1,4 +1,4 @@
-"""Flows of particles on the device, as cpp/src/flow.cpp: loops, what is kept of them, what ends them."""
+"""Flows of particles on the device, as cpp/src/ode/flow.cpp: loops, what is kept of them, what ends them."""
 
 from __future__ import annotations
 

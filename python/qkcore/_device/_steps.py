@@ -1,6 +1,6 @@
 """Steps of a flow on the device: stages, errors and interpolants as combinations of device arrays.
 
-The methods are those of cpp/src/steppers.cpp. What is asked of the device per step is one summary, to see
+The methods are those of cpp/src/ode/steppers.cpp. What is asked of the device per step is one summary, to see
 that the state is finite and, when steps adapt, how large the error is.
 """
 

@@ -2,10 +2,10 @@
 // the kernels (O(n_cols)), row features repacked per block of rows.
 #pragma once
 
+#include "engine/row_kernels.hpp"
+#include "engine/tile_kernels.hpp"
 #include "qk/problem.hpp"
 #include "qk/threads.hpp"
-#include "row_kernels.hpp"
-#include "tile_kernels.hpp"
 
 namespace qk {
 

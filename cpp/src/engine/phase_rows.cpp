@@ -2,10 +2,10 @@
 #include <atomic>
 #include <cmath>
 
+#include "engine/tile_walk.hpp"
 #include "qk/engine.hpp"
 #include "qk/vector_math.hpp"
 #include "qk/vector_trig.hpp"
-#include "tile_walk.hpp"
 
 namespace qk {
 namespace {

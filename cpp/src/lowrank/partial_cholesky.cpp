@@ -2,9 +2,9 @@
 #include <cmath>
 #include <limits>
 
+#include "engine/tiling.hpp"
 #include "qk/simd.hpp"
 #include "qk/symmetric.hpp"
-#include "tiling.hpp"
 
 namespace qk {
 namespace {

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <vector>
 
+#include "engine/row_kernels.hpp"
 #include "qk/softmax_state.hpp"
-#include "row_kernels.hpp"
 
 namespace qk {
 

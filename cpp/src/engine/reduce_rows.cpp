@@ -1,11 +1,11 @@
 // Row reductions: log-sum-exp, expected score, entropy and weights times values, in one pass.
 #include <cmath>
 
+#include "engine/row_kernels.hpp"
+#include "engine/row_scores.hpp"
+#include "engine/tiling.hpp"
 #include "qk/engine.hpp"
 #include "qk/softmax_state.hpp"
-#include "row_kernels.hpp"
-#include "row_scores.hpp"
-#include "tiling.hpp"
 
 namespace qk {
 namespace {

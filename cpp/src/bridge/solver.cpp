@@ -1,5 +1,3 @@
-#include "qk/sinkhorn.hpp"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -7,6 +5,7 @@
 #include <Eigen/Core>
 
 #include "qk/scalar_math.hpp"
+#include "qk/sinkhorn.hpp"
 
 namespace qk {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "flush_subnormals.hpp"
+#include "engine/flush_subnormals.hpp"
+#include "engine/tiling.hpp"
 #include "qk/simd.hpp"
-#include "tiling.hpp"
 
 namespace qk {
 namespace {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "attention_sums.hpp"
+#include "engine/attention_sums.hpp"
 #include "qk/sinkhorn.hpp"
 
 namespace qk {

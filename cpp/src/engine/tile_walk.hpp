@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "tiling.hpp"
+#include "engine/tiling.hpp"
 
 namespace qk {
 

@@ -5,8 +5,8 @@
 
 #include <Eigen/Core>
 
-#include "attention_sums.hpp"
-#include "sinkhorn_velocity.hpp"
+#include "engine/attention_sums.hpp"
+#include "fields/sinkhorn_velocity.hpp"
 
 namespace qk {
 namespace {

@@ -6,7 +6,7 @@
 #include <chrono>
 #include <cmath>
 
-#include "gaussian_field.hpp"
+#include "fields/gaussian_field.hpp"
 
 namespace qk {
 namespace {

@@ -1,4 +1,4 @@
-#include "packed.hpp"
+#include "engine/packed.hpp"
 
 #include <algorithm>
 #include <cmath>

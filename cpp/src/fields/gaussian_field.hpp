@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "pack_matrices.hpp"
+#include "fields/pack_matrices.hpp"
 #include "qk/gaussian.hpp"
 
 namespace qk {

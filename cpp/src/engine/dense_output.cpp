@@ -1,10 +1,10 @@
 // Reductions that see every entry unshifted: both marginals at once, and the matrix itself.
 #include <cmath>
 
-#include "online_rows.hpp"
+#include "engine/online_rows.hpp"
+#include "engine/row_kernels.hpp"
+#include "engine/tile_walk.hpp"
 #include "qk/engine.hpp"
-#include "row_kernels.hpp"
-#include "tile_walk.hpp"
 
 namespace qk {
 namespace {

@@ -2,9 +2,9 @@
 // transpose of a (DAC eq 18), distances between operators otherwise.
 #include <cmath>
 
+#include "engine/tile_walk.hpp"
 #include "qk/engine.hpp"
 #include "qk/vector_math.hpp"
-#include "tile_walk.hpp"
 
 namespace qk {
 namespace {

@@ -6,9 +6,9 @@
 
 #include <Eigen/Core>
 
-#include "cloud_kernels.hpp"
+#include "engine/cloud_kernels.hpp"
+#include "engine/tile_kernels.hpp"
 #include "qk/velocity.hpp"
-#include "tile_kernels.hpp"
 
 namespace qk {
 

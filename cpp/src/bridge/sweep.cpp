@@ -7,12 +7,12 @@
 #include <tuple>
 #include <vector>
 
-#include "flush_subnormals.hpp"
-#include "online_rows.hpp"
-#include "row_kernels.hpp"
-#include "row_scores.hpp"
-#include "sweep_rows.hpp"
-#include "tiling.hpp"
+#include "bridge/sweep_rows.hpp"
+#include "engine/flush_subnormals.hpp"
+#include "engine/online_rows.hpp"
+#include "engine/row_kernels.hpp"
+#include "engine/row_scores.hpp"
+#include "engine/tiling.hpp"
 
 namespace qk {
 namespace {

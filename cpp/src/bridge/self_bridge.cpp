@@ -4,9 +4,9 @@
 #include <cmath>
 #include <memory>
 
-#include "flush_subnormals.hpp"
-#include "sweep_rows.hpp"
-#include "tiling.hpp"
+#include "bridge/sweep_rows.hpp"
+#include "engine/flush_subnormals.hpp"
+#include "engine/tiling.hpp"
 
 namespace qk {
 namespace {

@@ -1,11 +1,11 @@
-#include "attention_sums.hpp"
+#include "engine/attention_sums.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <type_traits>
 
-#include "flush_subnormals.hpp"
-#include "row_kernels.hpp"
+#include "engine/flush_subnormals.hpp"
+#include "engine/row_kernels.hpp"
 
 namespace qk {
 namespace {

@@ -2,7 +2,7 @@
 // kernels have nothing to reuse there; the row stays in the L1 cache for the pass over its weights.
 #pragma once
 
-#include "packed.hpp"
+#include "engine/packed.hpp"
 
 namespace qk {
 

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "packed.hpp"
-#include "row_scores.hpp"
+#include "engine/packed.hpp"
+#include "engine/row_scores.hpp"
 
 namespace qk {
 
