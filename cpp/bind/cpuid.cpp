@@ -1,100 +1,50 @@
-// The x86-64 level of the processor, asked before any module that needs more than the baseline is loaded.
-//
-// The levels are those of the x86-64 psABI. A level counts only if the processor has every feature of it and of the
-// levels below, and the operating system saves the registers it uses.
+// The module _cpuid: what the processor can do, asked before any module that needs more than the baseline is loaded.
+// Written against CPython itself, because pybind11's headers would take this small file eight seconds to compile.
+#include <Python.h>
 
-#include <array>
-#include <cstddef>
-#include <cstdint>
-#include <cstring>
-#include <initializer_list>
-#include <string>
-
-#include <pybind11/pybind11.h>
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#define QK_X86_64 1
-#else
-#define QK_X86_64 0
-#endif
+#include "cpu_level.hpp"
 
 namespace {
 
-#if QK_X86_64
+PyObject* text(const std::string& value) {
+    return PyUnicode_FromStringAndSize(value.data(), static_cast<Py_ssize_t>(value.size()));
+}
+PyObject* level(PyObject*, PyObject*) { return text(qk::cpu::level()); }
+PyObject* brand(PyObject*, PyObject*) { return text(qk::cpu::brand()); }
 
-struct Registers {
-    std::uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+PyMethodDef functions[] = {
+    {"level", level, METH_NOARGS,
+     "Highest x86-64 level that processor and system support: v1, v2, v3, v4; baseline elsewhere."},
+    {"brand", brand, METH_NOARGS, "Name of the processor."},
+    {nullptr, nullptr, 0, nullptr},
 };
 
-// All zero when the processor does not know the leaf.
-Registers cpuid(std::uint32_t leaf) {
-    Registers r;
-    if (__get_cpuid_count(leaf, 0, &r.eax, &r.ebx, &r.ecx, &r.edx) == 0) return {};
-    return r;
-}
+// `version` is that of the distribution, as written in pyproject.toml.
+int fill(PyObject* module) { return PyModule_AddStringConstant(module, "version", QKCORE_VERSION); }
 
-// Register state saved by the operating system; inline assembly because the intrinsic needs -mxsave.
-std::uint32_t xcr0() {
-    std::uint32_t low = 0, high = 0;
-    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
-    return low;
-}
-
-constexpr bool has(std::uint32_t word, std::uint32_t mask) { return (word & mask) == mask; }
-
-constexpr std::uint32_t bits(std::initializer_list<int> positions) {
-    std::uint32_t mask = 0;
-    for (const int position : positions) mask |= std::uint32_t{1} << position;
-    return mask;
-}
-
-std::string level() {
-    const Registers basic = cpuid(1), extended = cpuid(7), amd = cpuid(0x80000001U);
-
-    // leaf 1 ecx: SSE3 0, SSSE3 9, CMPXCHG16B 13, SSE4.1 19, SSE4.2 20, POPCNT 23; amd ecx: LAHF-SAHF 0
-    if (!has(basic.ecx, bits({0, 9, 13, 19, 20, 23})) || !has(amd.ecx, bits({0}))) return "v1";
-
-    // leaf 1 ecx: FMA 12, MOVBE 22, OSXSAVE 27, AVX 28, F16C 29; leaf 7 ebx: BMI1 3, AVX2 5, BMI2 8; amd ecx: LZCNT 5
-    if (!has(basic.ecx, bits({12, 22, 27, 28, 29})) || !has(extended.ebx, bits({3, 5, 8})) ||
-        !has(amd.ecx, bits({5})))
-        return "v2";
-    const std::uint32_t saved = xcr0();          // legal from here on: OSXSAVE is set
-    if (!has(saved, bits({1, 2}))) return "v2";  // xmm, ymm
-
-    // leaf 7 ebx: AVX512F 16, DQ 17, CD 28, BW 30, VL 31
-    if (!has(extended.ebx, bits({16, 17, 28, 30, 31}))) return "v3";
-    if (!has(saved, bits({5, 6, 7}))) return "v3";  // mask registers, upper halves of zmm0-15, zmm16-31
-    return "v4";
-}
-
-std::string brand() {
-    if (cpuid(0x80000000U).eax < 0x80000004U) return "unknown x86-64 processor";
-    std::array<char, 49> text{};  // 3 leaves of 16 characters and a final zero
-    for (std::size_t part = 0; part < 3; ++part) {
-        const Registers r = cpuid(0x80000002U + static_cast<std::uint32_t>(part));
-        std::memcpy(text.data() + 16 * part, &r, sizeof r);
-    }
-    const std::string name(text.data());
-    const auto first = name.find_first_not_of(' ');
-    if (first == std::string::npos) return "unknown x86-64 processor";
-    return name.substr(first, name.find_last_not_of(' ') - first + 1);
-}
-
-#else
-
-std::string level() { return "baseline"; }
-std::string brand() { return "unknown processor"; }
-
+PyModuleDef_Slot slots[] = {
+    {Py_mod_exec, reinterpret_cast<void*>(&fill)},
+#ifdef Py_mod_multiple_interpreters
+    {Py_mod_multiple_interpreters, Py_MOD_MULTIPLE_INTERPRETERS_NOT_SUPPORTED},
 #endif
+#ifdef Py_mod_gil
+    {Py_mod_gil, Py_MOD_GIL_NOT_USED},
+#endif
+    {0, nullptr},
+};
+
+PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    "_cpuid",
+    "What the processor can do; runs on every processor.",
+    0,
+    functions,
+    slots,
+    nullptr,
+    nullptr,
+    nullptr,
+};
 
 }  // namespace
 
-PYBIND11_MODULE(_cpuid, m, pybind11::mod_gil_not_used()) {
-    m.doc() = "What the processor can do; runs on every processor.";
-    m.attr("version") = QKCORE_VERSION;  // of the distribution, as written in pyproject.toml
-    m.def("level", &level,
-          "Highest x86-64 level that processor and system support: v1, v2, v3, v4; baseline "
-          "elsewhere.");
-    m.def("brand", &brand, "Name of the processor.");
-}
+PyMODINIT_FUNC PyInit__cpuid() { return PyModuleDef_Init(&definition); }

@@ -1,22 +1,18 @@
-// The CPU module: functions on arrays. Checks, classes and documentation are Python's.
+// The CPU module: functions on arrays. Checks, classes and documentation are Python's. Compiled once; entry.cpp
+// gives it its name at each instruction-set level.
 #include "bind.hpp"
-#include "qk/vector_math.hpp"
-#include "qk/vector_trig.hpp"
+#include "qk/build_facts.hpp"
 
-PYBIND11_MODULE(QK_MODULE_NAME, m, py::mod_gil_not_used()) {
+PYBIND11_MODULE(_cpu, m, py::mod_gil_not_used()) {
+    const qk::BuildFacts facts = qk::build_facts();
     m.doc() = "qkcore's engine, built for the instruction set named by ISA. Private.";
-    m.attr("ISA") = QK_ISA_NAME;
-    m.attr("SIMD_BYTES") = QK_SIMD_BYTES;
-    m.attr("COMPILER") =
-#if defined(__clang__)
-        "clang " __clang_version__;
-#else
-        "gcc " __VERSION__;
-#endif
-    m.attr("EIGEN") = QK_EIGEN_VERSION;
-    m.attr("EXP_MAX_ULP") = qk::exp_max_ulp;
-    m.attr("LOG_MAX_ULP") = qk::log_max_ulp;
-    m.attr("SINCOS_MAX_ERROR") = qk::sincos_max_error;
+    m.attr("ISA") = facts.isa;
+    m.attr("SIMD_BYTES") = facts.simd_bytes;
+    m.attr("COMPILER") = facts.compiler;
+    m.attr("EIGEN") = facts.eigen;
+    m.attr("EXP_MAX_ULP") = facts.exp_max_ulp;
+    m.attr("LOG_MAX_ULP") = facts.log_max_ulp;
+    m.attr("SINCOS_MAX_ERROR") = facts.sincos_max_error;
     register_arrays(m);
     register_engine(m);
     register_bridge(m);

@@ -1,0 +1,5 @@
+// What every file of the bindings reads, parsed once.
+#pragma once
+
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
