@@ -7,7 +7,7 @@ target_compile_definitions(qk_flags INTERFACE QKCORE_VERSION="${SKBUILD_PROJECT_
 # errno, floating-point traps and the rounding between a product and the sum it feeds.
 target_compile_options(
   qk_flags
-  INTERFACE $<$<CONFIG:Release,RelWithDebInfo>:$<IF:$<BOOL:$<TARGET_PROPERTY:QK_QUICK_TO_COMPILE>>,-O1,-O3>>
+  INTERFACE $<$<CONFIG:Release,RelWithDebInfo>:$<IF:$<BOOL:$<TARGET_PROPERTY:QK_QUICK_TO_COMPILE>>,-O2,-O3>>
             -fno-math-errno
             -fno-trapping-math
             -ffp-contract=fast
