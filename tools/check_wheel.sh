@@ -28,4 +28,4 @@ import pathlib, sys, qkcore
 here = pathlib.Path(qkcore.__file__).resolve()
 assert here.is_relative_to(pathlib.Path(sys.argv[1], "venv").resolve()), f"qkcore was imported from {here}"
 PY
-"$work/venv/bin/python" -m pytest "$@"
+QKCORE_ALL_LEVELS=1 "$work/venv/bin/python" -m pytest "$@"
