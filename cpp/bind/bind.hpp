@@ -43,6 +43,15 @@ auto to_vector(const A& a) {
                                                                                     a.data() + a.size());
 }
 
+// The same in pieces, for inside of without_gil: very long arrays take longer than Ctrl-C may wait. Shorter, and of no
+// use, where the run was stopped.
+inline std::vector<double> to_vector(const double* data, Index n, const Run& run) {
+    std::vector<double> out;
+    out.reserve(static_cast<std::size_t>(n));
+    in_pieces(run, 0, n, [&](Index from, Index to) { out.insert(out.end(), data + from, data + to); });
+    return out;
+}
+
 inline bool is_float32(const py::array& a) { return a.dtype().num() == py::dtype::num_of<float>(); }
 
 inline void raise_on_overflow(Status status, bool float32) {

@@ -9,17 +9,27 @@
 namespace qk::bind {
 namespace {
 
-py::array_t<double> to_array(const std::vector<double>& v) {
-    return py::array_t<double>(static_cast<py::ssize_t>(v.size()), v.data());
+// Copies in pieces; false where the run was stopped.
+bool from_vector(const std::vector<double>& from, double* to, const Run& run) {
+    return in_pieces(run, 0, static_cast<Index>(from.size()), [&](Index first, Index end) {
+        std::copy(from.data() + first, from.data() + end, to + first);
+    });
 }
 
 // Whether entries in single precision, corrected, serve a problem of doubles: large enough to be worth it, weights
 // that single precision can tell from nothing.
 bool single_serves(Index n_entries, const std::vector<double>& mu, const std::vector<double>& nu,
-                   const BridgeOptions& options) {
-    const auto ordinary = [](const std::vector<double>& weights) {
-        const double top = *std::ranges::max_element(weights);
-        return std::ranges::all_of(weights, [&](double w) { return w == 0 || w >= 1e-20 * top; });
+                   const BridgeOptions& options, const Run& run) {
+    const auto ordinary = [&](const std::vector<double>& weights) {
+        double top = 0, least = infinity<double>();  // of those that are not 0
+        in_pieces(run, 0, static_cast<Index>(weights.size()), [&](Index from, Index to) {
+            for (Index k = from; k < to; ++k) {
+                const double w = weights[static_cast<std::size_t>(k)];
+                top = std::max(top, w);
+                if (w != 0) least = std::min(least, w);
+            }
+        });
+        return least >= 1e-20 * top;
     };
     return n_entries >= Index{1} << 20 && std::isinf(options.row_penalty) &&
            std::isinf(options.col_penalty) && options.method != BridgeMethod::symmetric && ordinary(mu) &&
@@ -32,7 +42,7 @@ std::unique_ptr<Sweep> sweep_for(const Problem<T>& problem, bool stored, const s
                                  const Run& run) {
     if (!stored) return sweep_on_the_fly(problem, run);
     if constexpr (std::is_same_v<T, double>)
-        if (single_serves(problem.n_rows * problem.n_cols, mu, nu, options))
+        if (single_serves(problem.n_rows * problem.n_cols, mu, nu, options, run))
             return sweep_stored_single(problem, run);
     return sweep_stored(problem, run);
 }
@@ -68,21 +78,26 @@ py::tuple solve(const py::tuple& spec, const Doubles& mu, const Doubles& nu, con
             report(visits, error);
         };
     BridgeState state;
-    state.f = to_vector(f);
-    state.g = to_vector(g);
-    const std::vector<double> rows = to_vector(mu), cols = to_vector(nu);
+    py::array_t<double> f_out(f.size()), g_out(g.size());
+    double *f_data = f_out.mutable_data(), *g_data = g_out.mutable_data();
     const auto run_with = [&](const auto& problem) {
         without_gil(n_threads, [&](const Run& run) {
+            state.f = to_vector(f.data(), f.size(), run);
+            state.g = to_vector(g.data(), g.size(), run);
+            const std::vector<double> rows = to_vector(mu.data(), mu.size(), run),
+                                      cols = to_vector(nu.data(), nu.size(), run);
+            if (run.stop->stopped()) return false;
             solve_one(problem, stored, rows, cols, options, state, run);
-            return true;
+            return from_vector(state.f, f_data, run) && from_vector(state.g, g_data, run);
         });
     };
     if (scores.float32)
         run_with(scores.problem<float>(0));
     else
         run_with(scores.problem<double>(0));
-    return py::make_tuple(to_array(state.f), to_array(state.g), to_array(state.errors), state.n_visits,
-                          state.relaxation, static_cast<int>(state.status));
+    const py::array_t<double> errors(static_cast<py::ssize_t>(state.errors.size()), state.errors.data());
+    return py::make_tuple(f_out, g_out, errors, state.n_visits, state.relaxation,
+                          static_cast<int>(state.status));
 }
 
 // Many problems, each on one thread: (f, g, last error, visits, status), with the batch in front; ragged
@@ -103,12 +118,13 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
             const Index row = batch.row_base(b), n_rows = batch.rows_of(b);
             const Index col = batch.col_base(b), n_cols = batch.cols_of(b);
             BridgeState& state = states[at];
-            state.f.assign(f_data + row, f_data + row + n_rows);
-            state.g.assign(g_data + col, g_data + col + n_cols);
-            Run alone;
-            if (worker == 0) alone.stop = run.stop;  // only the calling thread may poll
-            solve_one(problems[at], stored, {mu_data + row, mu_data + row + n_rows},
-                      {nu_data + col, nu_data + col + n_cols}, options, state, alone);
+            const Run one = alone(run, worker);
+            state.f = to_vector(f_data + row, n_rows, one);
+            state.g = to_vector(g_data + col, n_cols, one);
+            const std::vector<double> rows = to_vector(mu_data + row, n_rows, one),
+                                      cols = to_vector(nu_data + col, n_cols, one);
+            if (run.stop->stopped()) return;
+            solve_one(problems[at], stored, rows, cols, options, state, one);
         });
         return true;
     });

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
+from . import _checks, _pieces
 from ._bridge_check import Conditions, Residual, block_sums, residual
 from ._bridge_result import SchrodingerBridge
 from ._lazy_scores import Real, Scores
@@ -47,11 +47,14 @@ class _Problem(NamedTuple):
 
 def _gauge(f: Real, g: Real, nu: Real) -> tuple[Real, Real]:
     """Potentials shifted so that sum_j nu_j g_j = 0."""
-    live = nu > 0
-    if not np.isfinite(g[live]).all():
-        return f, g
-    mean = float(np.sum(nu[live].astype(np.float64) * g[live]) / np.sum(nu, dtype=np.float64))
-    return f + mean, g - mean
+    moment = 0.0
+    for weights, potential in _pieces.pieces(nu, g):
+        live = weights > 0
+        if not np.isfinite(potential[live]).all():
+            return f, g
+        moment += float(np.sum(weights[live].astype(np.float64) * potential[live]))
+    mean = moment / _checks.mass(nu)
+    return _pieces.mapped(lambda x: x + mean, f), _pieces.mapped(lambda x: x - mean, g)
 
 
 def _marginal(name: str, value: npt.ArrayLike, s: Scores, side: int) -> Real:
@@ -71,13 +74,15 @@ def _same_mass(p: _Problem) -> None:
     if p.s._offsets is not None:
         masses = [block_sums(w, cuts) for w, cuts in zip((p.mu, p.nu), p.s._offsets, strict=True)]
     else:
-        masses = [w.sum(axis=-1, dtype=np.float64) for w in (p.mu, p.nu)]
+        masses = [
+            _pieces.total(lambda w: w.sum(axis=-1, dtype=np.float64), w) for w in (p.mu, p.nu)
+        ]
     _compare_masses(masses, max(p.s.shape[-2:]), p.s.dtype)
 
 
 def _equal_masses(mu: Real, nu: Real) -> None:
     """The marginals of one problem must have the same total."""
-    masses = [np.asarray(w.sum(dtype=np.float64)) for w in (mu, nu)]
+    masses = [np.asarray(_checks.mass(w)) for w in (mu, nu)]
     _compare_masses(masses, max(len(mu), len(nu)), mu.dtype)
 
 
@@ -149,5 +154,9 @@ def _start(init: Init, s: Scores) -> tuple[Real, Real]:
         )
     f, _ = s._bias("init f", pair[0], s.shape[-2])
     g, _ = s._bias("init g", pair[1], s.shape[-1])
+
     # A row that had no mass earlier starts from nothing, not from -inf for ever.
-    return tuple(np.where(np.isneginf(x), 0.0, x).astype(np.float64) for x in (f, g))  # type: ignore[return-value]
+    def start(x: Real) -> Real:
+        return _pieces.mapped(lambda x: np.where(np.isneginf(x), 0.0, x).astype(np.float64), x)
+
+    return start(f), start(g)

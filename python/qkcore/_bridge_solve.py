@@ -8,14 +8,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from . import _feasibility
-from ._bridge_check import widened
+from . import _feasibility, _pieces
+from ._bridge_check import largest_finite, widened
 from ._bridge_problem import _band_only, _gauge, _Problem, _stored
 from ._bridge_result import SchrodingerBridge
 from ._lazy_scores import Real
 from ._native import cpu
 
 METHODS = {name: code for code, name in enumerate(cpu.BRIDGE_METHODS)}
+_MINUS_INF = 4  # of cpu.scan's flags
 # Iterations spent on a problem that is known to converge like 1/k.
 _SLOW_LIMIT = 200
 # Above this error a solver without progress is on a plateau, far from the solution, not at its precision.
@@ -74,7 +75,7 @@ def _from(found: SchrodingerBridge, start: tuple[Real, Real]) -> tuple[Real, Rea
     """Where the next attempt starts: potentials that overflowed are of no use to it."""
     if found.status == "overflow":
         return start
-    return found.f.astype(np.float64), found.g.astype(np.float64)
+    return _pieces.converted(found.f, np.float64), _pieces.converted(found.g, np.float64)
 
 
 def _better(a: SchrodingerBridge, b: SchrodingerBridge) -> SchrodingerBridge:
@@ -89,7 +90,7 @@ def _with_status(found: SchrodingerBridge, status: str) -> SchrodingerBridge:
 
 def _precision(found: SchrodingerBridge) -> float:
     """The error that rounding of the potentials and scores leaves: below it no solver makes progress."""
-    size = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in (found.f, found.g))
+    size = sum(largest_finite(x) for x in (found.f, found.g))
     return 16 * float(np.finfo(found.f.dtype).eps) * (32 + size)
 
 
@@ -115,8 +116,8 @@ def _in_double(
     """
     wide = p._replace(
         s=widened(p.s),
-        mu=p.mu.astype(np.float64),
-        nu=p.nu.astype(np.float64),
+        mu=_pieces.converted(p.mu, np.float64),
+        nu=_pieces.converted(p.nu, np.float64),
         tol=0.1 * p.tol,
         max_iter=p.max_iter - found.n_visits,
     )
@@ -141,14 +142,15 @@ def _attempt(
         return _anneal(p, f, g, report)
     if solver == "symmetric":  # f = g is the gauge that the averaged update keeps
         f = g = (f + g) / 2
+    mu, nu = _pieces.converted(p.mu, np.float64), _pieces.converted(p.nu, np.float64)
     errors: list[Real] = []
     visits = 0
     # The final check rounds the potentials to the dtype and looks at both marginals: leave it room.
     for inner in (0.5 * p.tol, 0.05 * p.tol):
         f, g, new, used, relaxation, code = cpu.solve_bridge(
             p.s._spec,
-            p.mu,
-            p.nu,
+            mu,
+            nu,
             f,
             g,
             METHODS[solver],
@@ -182,8 +184,8 @@ def _finish(
     if p.balanced:
         f, g = _gauge(f, g, p.nu)
     with np.errstate(over="ignore"):
-        f, g = f.astype(p.s.dtype), g.astype(p.s.dtype)
-    if (f == np.inf).any() or (g == np.inf).any() or np.isnan(f).any() or np.isnan(g).any():
+        f, g = (_pieces.converted(x, p.s.dtype) for x in (f, g))
+    if any(cpu.scan(x, p.n_threads)[0] & ~_MINUS_INF for x in (f, g)):
         status, error, worst, met = "overflow", math.inf, math.inf, False
     else:
         error, worst, met = p.check(f, g)
@@ -227,7 +229,10 @@ def _anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> Schroding
         errors.append(found.errors)
         if found.status in ("infeasible", "interrupted") or visits >= p.max_iter:
             break
-        f, g = (np.where(np.isfinite(x), x / scale, 0.0) for x in (found.f, found.g))
+        f, g = (
+            _pieces.mapped(lambda x: np.where(np.isfinite(x), x / scale, 0.0), x)  # noqa: B023
+            for x in (found.f, found.g)
+        )
         scale *= 4
     last = _attempt(p._replace(max_iter=max(1, p.max_iter - visits)), "relaxed", f, g, report)
     return dataclasses.replace(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _device
+from . import _checks, _device, _pieces
 from ._bridge_batch import solve_batch
 from ._bridge_check import (
     Conditions,
@@ -310,19 +310,23 @@ def semi_relaxed(
         g = np.zeros(s.shape[-1], s.dtype)
     else:
         with np.errstate(divide="ignore"):
-            g = np.log(_marginal("reference", reference, s, 1))
+            g = _pieces.mapped(np.log, _marginal("reference", reference, s, 1))
     threads = resolve_threads(n_threads)
     rows = np.broadcast_to(rows, (*s._batch, s.shape[-2]))
     g = np.broadcast_to(g, (*s._batch, s.shape[-1]))
-    log_reference = g.astype(np.float64)
+    log_reference = _pieces.converted(g, np.float64)
     lse = widened(s).shift(columns=log_reference).logsumexp(1, n_threads=threads)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        f = np.where(np.isneginf(lse), -np.inf, np.log(rows.astype(np.float64)) - lse)
-    f = f.astype(s.dtype)
-    _, cols = wide_marginals(s, f.astype(np.float64), log_reference, threads)
+
+    def potential(lse: Any, weights: Any) -> Any:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log = np.log(weights.astype(np.float64))
+            return np.where(np.isneginf(lse), -np.inf, log - lse).astype(s.dtype)
+
+    f = _pieces.mapped(potential, lse, rows)
+    _, cols = wide_marginals(s, _pieces.converted(f, np.float64), log_reference, threads)
     tol = _TOL[s.dtype.itemsize]
-    sides = Conditions(rows, math.inf), Conditions(cols.astype(s.dtype), 0.0)
-    unseen = (np.isneginf(lse) & (rows > 0)).astype(np.float64)
+    sides = Conditions(rows, math.inf), Conditions(_pieces.converted(cols, s.dtype), 0.0)
+    unseen = _pieces.mapped(lambda x, w: (np.isneginf(x) & (w > 0)).astype(np.float64), lse, rows)
     figures: dict[str, Any]
     if s._batch or s._offsets is not None:
         cuts = None if s._offsets is None else s._offsets[0]

@@ -4,6 +4,7 @@
 
 #include <Eigen/Core>
 
+#include "bridge/long_vectors.hpp"
 #include "qk/scalar_math.hpp"
 #include "qk/sinkhorn.hpp"
 
@@ -19,8 +20,10 @@ constexpr double none = -std::numeric_limits<double>::infinity();
 // would have none left. Columns without weight stay where they are.
 class Extrapolation {
 public:
-    explicit Extrapolation(const Vector& nu)
-        : weight_(nu.cwiseSqrt()), changes_(nu.size(), most), moves_(nu.size(), most) {}
+    Extrapolation(const Vector& nu, const Run& run)
+        : run_(run), changes_(nu.size(), most), moves_(nu.size(), most) {
+        set(run_, weight_, nu.cwiseSqrt());
+    }
 
     bool empty() const { return n_seen_ == 0; }
 
@@ -35,21 +38,28 @@ public:
     Vector next(const Vector& point, const Vector& step) {
         if (n_seen_ > 0 && memory_ > 0) {
             const Index k = (n_seen_ - 1) % memory_;  // the oldest goes
-            for (Index j = 0; j < step.size(); ++j) {
+            each(run_, step.size(), [&](Index j) {
                 const double change = step[j] - last_step_[j];
                 changes_(j, k) = weight_[j] * change;
                 moves_(j, k) = weight_[j] > 0 ? point[j] - last_point_[j] + change : 0.0;
-            }
+            });
         }
-        last_point_ = point;
-        last_step_ = step;
-        Vector to = point + step;
+        set(run_, last_point_, point);
+        set(run_, last_step_, step);
+        Vector to;
+        set(run_, to, point + step);
         const Index m = std::min(n_seen_++, memory_);
         if (m > 0) {
-            const Vector move = moves_.leftCols(m) * fit(m, step);
+            const Coefficients gamma = fit(m, step);
+            Vector move(step.size());
+            in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
+                move.segment(from, end - from).noalias() =
+                    moves_.middleRows(from, end - from).leftCols(m) * gamma;
+            });
             // Steps that are hardly independent give anything: no rate that is worth extrapolating is that slow.
             constexpr double farthest = 1e4;
-            if (move.allFinite() && max_size(move) <= farthest * max_size(step)) to -= move;
+            if (all_finite(run_, move) && max_size(run_, move) <= farthest * max_size(run_, step))
+                set(run_, to, to - move);
         }
         return to;
     }
@@ -63,8 +73,11 @@ private:
     // less to do. The longest column goes first; those that hardly add a direction get nothing.
     Coefficients fit(Index m, const Vector& step) {
         constexpr double dependent = 1e-14;
-        rest_ = changes_.leftCols(m);
-        target_ = step.cwiseProduct(weight_);
+        rest_.resize(step.size(), m);
+        in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
+            rest_.middleRows(from, end - from) = changes_.middleRows(from, end - from).leftCols(m);
+        });
+        set(run_, target_, step.cwiseProduct(weight_));
         double r[most][most], onto[most], longest = 0;
         Index order[most], rank = 0;
         for (Index k = 0; k < m; ++k) order[k] = k;
@@ -72,9 +85,9 @@ private:
             Index pick = rank;
             double size = 0;
             for (Index k = rank; k < m; ++k) {
-                const double norm = rest_.col(order[k]).norm();
-                if (norm > size) {
-                    size = norm;
+                const double length = norm(run_, rest_.col(order[k]));
+                if (length > size) {
+                    size = length;
                     pick = k;
                 }
             }
@@ -83,14 +96,15 @@ private:
             std::swap(order[rank], order[pick]);
             for (Index k = 0; k < rank; ++k) std::swap(r[k][rank], r[k][pick]);
             auto unit = rest_.col(order[rank]);
-            unit /= size;
+            set(run_, unit, unit / size);
             r[rank][rank] = size;
             for (Index k = rank + 1; k < m; ++k) {
-                r[rank][k] = unit.dot(rest_.col(order[k]));
-                rest_.col(order[k]) -= r[rank][k] * unit;
+                auto other = rest_.col(order[k]);
+                r[rank][k] = dot(run_, unit, other);
+                set(run_, other, other - r[rank][k] * unit);
             }
-            onto[rank] = unit.dot(target_);
-            target_ -= onto[rank] * unit;
+            onto[rank] = dot(run_, unit, target_);
+            set(run_, target_, target_ - onto[rank] * unit);
         }
         Coefficients gamma = Coefficients::Zero(m);
         for (Index k = rank - 1; k >= 0; --k) {
@@ -101,8 +115,7 @@ private:
         return gamma;
     }
 
-    static double max_size(const Vector& v) { return v.size() > 0 ? v.cwiseAbs().maxCoeff() : 0.0; }
-
+    const Run& run_;
     Vector weight_, last_point_, last_step_;
     Eigen::MatrixXd changes_, moves_;  // of the step, weighted; of the point that it leads to
     Eigen::MatrixXd rest_;             // of fit()
@@ -122,22 +135,24 @@ public:
           row_damping_(damping(options.row_penalty)),
           col_damping_(damping(options.col_penalty)),
           balanced_(std::isinf(options.row_penalty) && std::isinf(options.col_penalty)),
-          log_unit_(balanced_ ? std::log(to_vector(mu).sum()) : 0.0),
-          mu_(to_vector(mu)),
-          nu_(to_vector(nu)),
+          log_unit_(balanced_ ? std::log(sum(run_, copy(mu))) : 0.0),
+          mu_(copy(mu)),
+          nu_(copy(nu)),
           log_mu_(logs(mu_)),
           log_nu_(logs(nu_)),
-          f_(to_vector(state.f).array() - log_unit_),
-          g_(to_vector(state.g)),
+          f_(copy(state.f)),
+          g_(copy(state.g)),
           lse_(mu_.size()),
           columns_(nu_.size()) {
         if (balanced_) {  // marginals of mass 1, so that every threshold below is a share of the mass
-            const double unit = mu_.sum();
-            mu_ /= unit;
-            nu_ /= unit;
+            const double unit = sum(run_, mu_);
+            set(run_, mu_, mu_ / unit);
+            set(run_, nu_, nu_ / unit);
         }
-        for (Index j = 0; j < nu_.size(); ++j)
+        shift(f_, -log_unit_);
+        each(run_, nu_.size(), [&](Index j) {
             if (nu_[j] == 0) g_[j] = none;
+        });
     }
 
     void solve() {
@@ -161,14 +176,19 @@ public:
                 symmetric();
                 break;
         }
-        f_.array() += log_unit_;
-        state_.f.assign(f_.data(), f_.data() + f_.size());
-        state_.g.assign(g_.data(), g_.data() + g_.size());
+        shift(f_, log_unit_);
+        each(run_, f_.size(), [&](Index i) { state_.f[static_cast<std::size_t>(i)] = f_[i]; });
+        each(run_, g_.size(), [&](Index j) { state_.g[static_cast<std::size_t>(j)] = g_[j]; });
     }
 
 private:
-    static Vector to_vector(const std::vector<double>& v) {
-        return Eigen::Map<const Vector>(v.data(), static_cast<Index>(v.size()));
+    Vector copy(const std::vector<double>& v) const {
+        Vector out;
+        set(run_, out, Eigen::Map<const Vector>(v.data(), static_cast<Index>(v.size())));
+        return out;
+    }
+    void shift(Vector& v, double by) const {
+        each(run_, v.size(), [&](Index j) { v[j] += by; });
     }
 
     // Of weights, in the unit of mass.
@@ -189,13 +209,14 @@ private:
     // where what is not known of them would matter. False ends it.
     bool visit(double relaxation) {
         constexpr double negligible = 0.03;
-        const Vector before = relaxation == 1.0 ? Vector() : f_;
+        Vector before;
+        if (relaxation != 1.0) set(run_, before, f_);
         if (!visit_once(relaxation)) return false;
         if (sweep_.uncertainty() == 0) return true;
         // The bound is in units of mass, as the columns are; errors are shares of it.
-        const double bearable = negligible * std::max(column_error(), options_.tol) * columns_.sum();
+        const double bearable = negligible * std::max(column_error(), options_.tol) * sum(run_, columns_);
         if (!columns_vanish() && sweep_.uncertainty() <= bearable) return true;
-        if (relaxation != 1.0) f_ = before;
+        if (relaxation != 1.0) set(run_, f_, before);
         sweep_.refine();
         return visit_once(relaxation);
     }
@@ -214,22 +235,24 @@ private:
         const Status status = sweep_.rows(g_.data(), mass, lse_.data(), columns_.data(), run_);
         if (status == Status::interrupted) return end(BridgeStatus::interrupted);
         if (status == Status::overflow) return end(BridgeStatus::overflow);
-        for (Index i = 0; i < mu_.size(); ++i) {
+        bool feasible = true;
+        each(run_, mu_.size(), [&](Index i) {
             // A row that sees nothing cannot have mass; a penalty bears that, a constraint does not.
-            if (lse_[i] == none && mu_[i] > 0 && std::isinf(options_.row_penalty))
-                return end(BridgeStatus::infeasible);
-            if (lse_[i] == none) f_[i] = none;
-        }
-        return true;
+            if (lse_[i] != none) return;
+            if (mu_[i] > 0 && std::isinf(options_.row_penalty)) feasible = false;
+            f_[i] = none;
+        });
+        return feasible || end(BridgeStatus::infeasible);
     }
 
     // How far the columns are from what they should be: L1, as a share of the mass of the plan.
     double column_error() const {
-        if (balanced_) return (columns_ - nu_).cwiseAbs().sum();
+        if (balanced_) return sum(run_, (columns_ - nu_).cwiseAbs());
         double error = 0;
-        for (Index j = 0; j < nu_.size(); ++j)
+        each(run_, nu_.size(), [&](Index j) {
             if (nu_[j] > 0) error += std::abs(columns_[j] - std::exp(log_wanted(j) - log_scale_));
-        return error / columns_.sum();
+        });
+        return error / sum(run_, columns_);
     }
     // The logarithm of column j of the solution: with a KL penalty of weight w it is nu_j exp(-g_j / w).
     double log_wanted(Index j) const {
@@ -244,15 +267,12 @@ private:
     // g moved by a multiple of Sinkhorn's step. Rows may be so long that Ctrl-C has to be heard in between: the next
     // visit then ends the solve.
     void step_columns(double relaxation) {
-        in_pieces(run_, 0, nu_.size(), [&](Index from, Index to) {
-            for (Index j = from; j < to; ++j)
-                if (nu_[j] > 0) g_[j] += relaxation * column_step(j);
+        each(run_, nu_.size(), [&](Index j) {
+            if (nu_[j] > 0) g_[j] += relaxation * column_step(j);
         });
     }
     void find_step(Vector& step) const {
-        in_pieces(run_, 0, nu_.size(), [&](Index from, Index to) {
-            for (Index j = from; j < to; ++j) step[j] = column_step(j);
-        });
+        each(run_, nu_.size(), [&](Index j) { step[j] = column_step(j); });
     }
     // Penalised problems: f + t and g - t give the same plan for every t, and only the penalties tell them apart. Their
     // best t is known in closed form; the iteration alone would approach it like (1 - 1 / penalty)^k.
@@ -262,31 +282,32 @@ private:
                      columns = log_penalised_mass(nu_, log_nu_, g_, b);
         const double weight = std::isinf(a) ? b : std::isinf(b) ? a : a / (a + b) * b;
         const double t = weight * (rows - columns);
-        if (std::isfinite(t)) g_.array() -= t;
+        if (std::isfinite(t)) shift(g_, -t);
     }
     // log sum_i mu_i exp(-f_i / penalty)
-    static double log_penalised_mass(const Vector& mu, const Vector& log_mu, const Vector& f,
-                                     double penalty) {
+    double log_penalised_mass(const Vector& mu, const Vector& log_mu, const Vector& f, double penalty) const {
         const auto term = [&](Index i) {
             return std::isinf(penalty) ? log_mu[i] : log_mu[i] - f[i] / penalty;
         };
-        double top = none, sum = 0;
-        for (Index i = 0; i < mu.size(); ++i)
+        double top = none, mass = 0;
+        each(run_, mu.size(), [&](Index i) {
             if (mu[i] > 0 && f[i] != none) top = std::max(top, term(i));
-        for (Index i = 0; i < mu.size(); ++i)
-            if (mu[i] > 0 && f[i] != none) sum += std::exp(term(i) - top);
-        return top + std::log(sum);
+        });
+        each(run_, mu.size(), [&](Index i) {
+            if (mu[i] > 0 && f[i] != none) mass += std::exp(term(i) - top);
+        });
+        return top + std::log(mass);
     }
     // A penalised plan may have any mass: the next columns are scaled by that of these, so that neither underflows.
     void rescale() {
-        const double mass = columns_.sum();
+        const double mass = sum(run_, columns_);
         if (!balanced_ && mass > 0 && std::isfinite(mass) && (mass <= 1e-10 || mass >= 1e10))
             log_scale_ += std::log(mass);
     }
     bool columns_vanish() const {
-        for (Index j = 0; j < nu_.size(); ++j)
-            if (nu_[j] > 0 && !(columns_[j] > 0)) return true;
-        return false;
+        bool found = false;
+        each(run_, nu_.size(), [&](Index j) { found = found || (nu_[j] > 0 && !(columns_[j] > 0)); });
+        return found;
     }
     // Columns whose mass has underflowed get the exact update; so do all others with them. False ends it.
     bool recover_columns() {
@@ -296,37 +317,41 @@ private:
         if (status == Status::interrupted) return end(BridgeStatus::interrupted);
         if (status == Status::overflow) return end(BridgeStatus::overflow);
         double top = none;
-        for (Index j = 0; j < nu_.size(); ++j) {
-            if (nu_[j] == 0) continue;
+        bool feasible = true;
+        each(run_, nu_.size(), [&](Index j) {
+            if (nu_[j] == 0) return;
             if (lse[j] == none) {
-                if (std::isinf(options_.col_penalty)) return end(BridgeStatus::infeasible);
+                if (std::isinf(options_.col_penalty)) feasible = false;
                 // A column that no entry reaches stays empty, whatever its penalty: it is as one without weight.
                 nu_[j] = 0;
                 log_nu_[j] = g_[j] = none;
-                continue;
+                return;
             }
             top = std::max(top, g_[j] + lse[j]);
-        }
+        });
+        if (!feasible) return end(BridgeStatus::infeasible);
         if (top == none) return end(BridgeStatus::converged);  // no entry at all: the empty plan
         if (!balanced_) log_scale_ = top;
         const double scale = balanced_ ? 0.0 : top;
         double error = 0, mass = 0;
-        for (Index j = 0; j < nu_.size(); ++j) {
-            if (nu_[j] == 0) continue;
+        each(run_, nu_.size(), [&](Index j) {
+            if (nu_[j] == 0) return;
             const double column = std::exp(g_[j] + lse[j] - scale);
             mass += column;
             error += std::abs(column - std::exp(log_wanted(j) - scale));
-        }
+        });
         note(balanced_ ? error : error / mass);
         if (state_.errors.back() <= options_.tol) return end(BridgeStatus::converged);
-        for (Index j = 0; j < nu_.size(); ++j)
+        each(run_, nu_.size(), [&](Index j) {
             if (nu_[j] > 0) g_[j] = col_damping_ * (log_nu_[j] - lse[j]);
+        });
         return !out_of_visits();
     }
     double row_error() const {
         double error = 0;
-        for (Index i = 0; i < mu_.size(); ++i)
+        each(run_, mu_.size(), [&](Index i) {
             if (mu_[i] > 0) error += std::abs(std::exp(f_[i] + lse_[i]) - mu_[i]);
+        });
         return error;  // of balanced problems, whose mass is 1
     }
 
@@ -404,10 +429,10 @@ private:
         if (error <= 100 * options_.tol || leaps_left_ == 0) return end(BridgeStatus::stagnated);
         if (options_.max_visits - state_.n_visits <= doublings) return end(BridgeStatus::iteration_limit);
         --leaps_left_;
-        const Vector from = g_;
-        Vector step(nu_.size());
+        Vector from, step(nu_.size());
+        set(run_, from, g_);
         find_step(step);
-        const double before = dual(), slope = (nu_ - columns_).dot(step);
+        const double before = dual(), slope = dot(run_, nu_ - columns_, step);
         double length = 1;
         for (Index k = 0; k < doublings; ++k, length *= 2) {
             move(from, 2 * length, step);
@@ -416,7 +441,7 @@ private:
             if (columns_vanish() || !(dual() - before > 0.5 * promised)) break;
         }
         if (length < 16) {  // back to where it was, and to the rows that belong there
-            g_ = from;
+            set(run_, g_, from);
             return visit(1.0) && end(BridgeStatus::stagnated);
         }
         move(from, length, step);
@@ -438,8 +463,9 @@ private:
 
     // With `may_give_up`, true says that it is slow; g is then the best that was found.
     bool anderson(bool may_give_up) {
-        Extrapolation extrapolation(nu_);
-        Vector best_g = g_, step(nu_.size()), plain;  // plain: Sinkhorn's own step from the point before
+        Extrapolation extrapolation(nu_, run_);
+        Vector best_g, step(nu_.size()), plain;  // plain: Sinkhorn's own step from the point before
+        set(run_, best_g, g_);
         double dual_before = -infinity<double>(), error_before = infinity<double>();
         auto best = infinity<double>();
         Index since_best = 0;
@@ -457,7 +483,7 @@ private:
             }
             if (out_of_visits()) return false;
             if (error > 2 * best) {  // a bad extrapolation: go back, and forget what led to it
-                g_ = best_g;
+                set(run_, g_, best_g);
                 extrapolation.forget();
                 best = infinity<double>();
                 dual_before = -infinity<double>();
@@ -468,7 +494,7 @@ private:
             const double dual_here = dual();
             const double rounding = 1e-12 * (1 + std::abs(dual_here));
             if (!(dual_here >= dual_before - rounding) && !(error < 0.5 * error_before)) {
-                g_ = plain;
+                set(run_, g_, plain);
                 extrapolation.forget();
                 dual_before = -infinity<double>();
                 continue;
@@ -478,10 +504,10 @@ private:
             if (error < best) {
                 if (error < 0.99 * best) since_best = 0;
                 best = error;
-                best_g = g_;
+                set(run_, best_g, g_);
             }
             if (may_give_up && slow()) {
-                g_ = best_g;
+                set(run_, g_, best_g);
                 return true;
             }
             if (++since_best > patience) {
@@ -489,7 +515,7 @@ private:
                 return false;
             }
             find_step(step);
-            plain = g_ + step;
+            set(run_, plain, g_ + step);
             g_ = extrapolation.next(g_, step);
         }
         return false;
@@ -499,10 +525,12 @@ private:
 
     double dual() const {
         double value = 0;
-        for (Index j = 0; j < nu_.size(); ++j)
+        each(run_, nu_.size(), [&](Index j) {
             if (nu_[j] > 0) value += nu_[j] * g_[j];
-        for (Index i = 0; i < mu_.size(); ++i)
+        });
+        each(run_, mu_.size(), [&](Index i) {
             if (mu_[i] > 0) value -= mu_[i] * lse_[i];
+        });
         return value;
     }
 
@@ -510,35 +538,36 @@ private:
     // along which the matrix vanishes, is projected out. False ends the solve.
     bool conjugate_gradients(const Vector& residual, double tolerance, Vector& x) {
         const Index m = nu_.size();
-        Vector inverse(m), r = residual, z(m), p(m), q(m), spread(m);
-        for (Index j = 0; j < m; ++j) inverse[j] = columns_[j] > 0 && nu_[j] > 0 ? 1 / columns_[j] : 0;
-        const double mass = columns_.sum();
+        Vector inverse(m), r, z, p, q, spread(m);
+        set(run_, r, residual);
+        each(run_, m, [&](Index j) { inverse[j] = columns_[j] > 0 && nu_[j] > 0 ? 1 / columns_[j] : 0; });
+        const double mass = sum(run_, columns_);
         const auto project = [&](Vector& v) {  // orthogonal to the constant in the metric of the diagonal
-            const double mean = columns_.dot(v) / mass;
-            for (Index j = 0; j < m; ++j) v[j] = inverse[j] > 0 ? v[j] - mean : 0;
+            const double mean = dot(run_, columns_, v) / mass;
+            each(run_, m, [&](Index j) { v[j] = inverse[j] > 0 ? v[j] - mean : 0; });
         };
-        x.setZero(m);
-        z = inverse.cwiseProduct(r);
+        set(run_, x, Vector::Zero(m));
+        set(run_, z, inverse.cwiseProduct(r));
         project(z);
-        p = z;
-        double rz = r.dot(z);
+        set(run_, p, z);
+        double rz = dot(run_, r, z);
         const double stop = tolerance * tolerance * rz;
         const Index limit = std::min<Index>(500, 2 * m);
         for (Index k = 0; k < limit && rz > stop && rz > 0; ++k) {
             ++state_.n_visits;
             const Status status = sweep_.curvature(p.data(), mu_.data(), spread.data(), rough_, run_);
             if (status != Status::ok) return end(BridgeStatus::interrupted);
-            q = columns_.cwiseProduct(p) - spread;
-            const double curvature = p.dot(q);
+            set(run_, q, columns_.cwiseProduct(p) - spread);
+            const double curvature = dot(run_, p, q);
             const double rounding = rough_ ? 1e-6 : 1e-14;
-            if (!(curvature > rounding * p.cwiseProduct(columns_).dot(p))) break;  // flat
+            if (!(curvature > rounding * dot(run_, p.cwiseProduct(columns_), p))) break;  // flat
             const double alpha = rz / curvature;
-            x += alpha * p;
-            r -= alpha * q;
-            z = inverse.cwiseProduct(r);
+            set(run_, x, x + alpha * p);
+            set(run_, r, r - alpha * q);
+            set(run_, z, inverse.cwiseProduct(r));
             project(z);
-            const double next = r.dot(z);
-            p = z + (next / rz) * p;
+            const double next = dot(run_, r, z);
+            set(run_, p, z + (next / rz) * p);
             rz = next;
             if (out_of_visits()) break;
         }
@@ -598,16 +627,16 @@ private:
                 since_best = 0;
                 continue;
             }
-            const Vector residual = nu_ - columns_;
+            Vector residual, from, step;
+            set(run_, residual, nu_ - columns_);
+            set(run_, from, g_);
             const double before = dual();
-            const Vector from = g_;
-            Vector step;
             // As exact as the distance to the solution deserves.
             if (!conjugate_gradients(residual, std::clamp(std::sqrt(error), 1e-3, 0.1), step)) return;
-            const double slope = residual.dot(step);
+            const double slope = dot(run_, residual, step);
             bool accepted = false;
-            if (slope > 0 && step.allFinite()) {
-                double length = std::min(1.0, 20.0 / std::max(step.cwiseAbs().maxCoeff(), 1e-300));
+            if (slope > 0 && all_finite(run_, step)) {
+                double length = std::min(1.0, 20.0 / std::max(max_size(run_, step), 1e-300));
                 for (int k = 0; k < 8 && !accepted; ++k, length /= 4) {
                     move(from, length, step);
                     if (!visit(1.0)) return;
@@ -619,15 +648,16 @@ private:
             }
             if (!accepted) {  // a Sinkhorn step never lowers the dual
                 rough_ = false;
-                g_ = from;
+                set(run_, g_, from);
                 if (!visit(1.0) || !plain_steps(10)) return;
             }
         }
     }
 
     void move(const Vector& from, double length, const Vector& step) {
-        for (Index j = 0; j < nu_.size(); ++j)
+        each(run_, nu_.size(), [&](Index j) {
             if (nu_[j] > 0) g_[j] = from[j] + length * step[j];
+        });
     }
 
     // ---- the averaged update of symmetric problems: f = g, half-way to the row update --------------------

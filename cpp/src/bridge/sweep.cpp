@@ -7,6 +7,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bridge/long_vectors.hpp"
 #include "bridge/sweep_rows.hpp"
 #include "engine/flush_subnormals.hpp"
 #include "engine/online_rows.hpp"
@@ -67,6 +68,31 @@ private:
     Index n_rows_, n_cols_, n_parts_;
     Sums& sums_;
 };
+
+// Rows may be so long that Ctrl-C has to be heard within them, every so many entries. A multiple of sweep_chunk.
+constexpr Index poll_entries = Index{1} << 21;
+
+template <class T, class E>
+void add_long_rows(ColumnSums<T>& sums, int n_rows, const E* w, Index ld, const T* c, const E* ahead,
+                   const Run& run, int worker) {
+    for (Index j = 0; j < ld; j += poll_entries) {
+        if (j > 0 && should_stop(run, worker)) return;
+        sums.add(n_rows, w + j, ld, c, j, std::min(poll_entries, ld - j),
+                 ahead != nullptr ? ahead + j : ahead);
+    }
+    sums.added(n_rows);
+}
+
+template <class T, class E>
+void dot_long_rows(int n_rows, const E* w, Index ld, const T* z, double* dots, const Run& run, int worker) {
+    dot_some_rows(n_rows, w, ld, z, std::min(poll_entries, ld), dots);
+    for (Index j = poll_entries; j < ld; j += poll_entries) {
+        if (should_stop(run, worker)) return;
+        double more[sweep_rows];
+        dot_some_rows(n_rows, w + j, ld, z + j, std::min(poll_entries, ld - j), more);
+        for (int r = 0; r < n_rows; ++r) dots[r] += more[r];
+    }
+}
 
 template <class T>
 Status column_lse(const Problem<T>& problem, const double* f, double* lse, const Run& run) {
@@ -245,8 +271,10 @@ public:
 
     Status curvature(const double* x, const double* mass, double* out, bool, const Run& run) override {
         Buffer<T> direction(walk_.width());
-        for (Index j = 0; j < walk_.width(); ++j)
-            direction[j] = j < problem_.n_cols ? static_cast<T>(x[j]) : T(0);
+        in_pieces(run, 0, walk_.width(), [&](Index from, Index to) {
+            for (Index j = from; j < to; ++j)
+                direction[j] = j < problem_.n_cols ? static_cast<T>(x[j]) : T(0);
+        });
         Parts<T> parts(problem_.n_rows, problem_.n_cols, run, operations(problem_, 0), sums_);
         blocks_.resize(static_cast<std::size_t>(parts.count()));
         const bool done = parts(
@@ -271,8 +299,9 @@ public:
                         T factors[RowWalk<T>::most_rows];
                         for (Index r = 0; r < block.n_rows; ++r)
                             factors[r] = static_cast<T>(mass[block.first_row + r] * along[r]);
-                        sums->add(static_cast<int>(block.n_rows), block.scores.data(), walk_.width(),
-                                  factors);
+                        add_long_rows(*sums, static_cast<int>(block.n_rows), block.scores.data(),
+                                      walk_.width(), factors, static_cast<const T*>(nullptr), parts.run(),
+                                      worker);
                         std::fill(std::begin(along), std::end(along), 0.0);
                     });
             });
@@ -307,35 +336,47 @@ public:
     // The sums of a row are off by an average of its entries' errors, with weights that change by as much as
     // the factors of the columns have since (a common factor does not matter); so for columns.
     double doubt(const std::vector<double>& row_factors, const std::vector<double>& masses,
-                 const std::vector<double>& column_factors, const double* columns) const {
+                 const std::vector<double>& column_factors, const double* columns, const Run& run) const {
         constexpr double rounding = 1.0 / (1 << 23);  // twice the half unit of an entry
         if (!known_) return 2 * rounding * std::accumulate(masses.begin(), masses.end(), 0.0);
-        return rounding * (moved(row_factors, row_factors_, masses.data()) +
-                           moved(column_factors, column_factors_, columns));
+        return rounding * (moved(row_factors, row_factors_, masses.data(), run) +
+                           moved(column_factors, column_factors_, columns, run));
     }
 
 private:
     // sum_k weight_k |now_k / (before_k scale) - 1|, at most 1 each
     static double moved(const std::vector<double>& now, const std::vector<double>& before,
-                        const double* weights) {
+                        const double* weights, const Run& run) {
         double total = 0, scale = 0, sum = 0;
         const std::size_t n = before.size();  // `now` may be padded
-        for (std::size_t k = 0; k < n; ++k)
-            if (before[k] > 0) {
-                total += weights[k];
-                scale += weights[k] * (now[k] / before[k]);
-            }
+        each(run, static_cast<Index>(n), [&](Index at) {
+            const auto k = static_cast<std::size_t>(at);
+            if (!(before[k] > 0)) return;
+            total += weights[k];
+            scale += weights[k] * (now[k] / before[k]);
+        });
         if (!(scale > 0)) return std::accumulate(weights, weights + n, 0.0);
         scale /= total;
-        for (std::size_t k = 0; k < n; ++k)
+        each(run, static_cast<Index>(n), [&](Index at) {
+            const auto k = static_cast<std::size_t>(at);
             sum += weights[k] *
                    (before[k] > 0 ? std::min(1.0, std::abs(now[k] / (before[k] * scale) - 1)) : 1.0);
+        });
         return sum;
     }
 
     std::vector<double> rows_, columns_, row_factors_, column_factors_;
     bool known_ = false;
 };
+
+template <class T = double>
+std::vector<T> zeros(Index n, const Run& run) {
+    std::vector<T> out;
+    out.reserve(static_cast<std::size_t>(n));
+    in_pieces(run, 0, n,
+              [&](Index from, Index to) { out.resize(out.size() + static_cast<std::size_t>(to - from)); });
+    return out;
+}
 
 // Entries of type E for a problem of type T.
 template <class T, class E>
@@ -348,8 +389,8 @@ public:
           walk_(problem, run),
           ld_(round_up(problem.n_cols, 2 * SimdTraits<E>::width)),
           entries_(problem.n_rows * ld_),
-          scaled_(static_cast<std::size_t>(ld_), T(0)),
-          at_g_(static_cast<std::size_t>(problem.n_cols), 0.0),
+          scaled_(zeros<T>(ld_, run)),
+          at_g_(zeros(problem.n_cols, run)),
           tops_(static_cast<std::size_t>(problem.n_rows), 0.0),
           sums_(static_cast<std::size_t>(problem.n_rows), 0.0) {
         if (rounded) {
@@ -359,8 +400,9 @@ public:
     }
 
     Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
+        if (wants_full_ && !full_) store_in_full(run);
         if (full_) return full_->rows(g, mass, lse, columns, run);
-        if (!taken_ || too_far(g) || (refine_ && columns != nullptr)) {
+        if (!taken_ || too_far(g, run) || (refine_ && columns != nullptr)) {
             // In double the entries are taken at g itself, and this is the visit as well.
             const bool at_once = sizeof(T) == sizeof(double) && columns != nullptr;
             const Status status = take(g, mass, lse, at_once ? columns : nullptr, run);
@@ -385,12 +427,14 @@ public:
             return c;
         });
         if (columns == nullptr || status != Status::ok) return status;
-        for (Index j = 0; j < problem_.n_cols; ++j) {
-            columns[j] *= static_cast<double>(scaled_[static_cast<std::size_t>(j)]);
-            if (rounded) columns[j] *= corrections_.column(j);
-        }
-        if constexpr (rounded) uncertainty_ = corrections_.doubt(factors_, masses_, scaled_, columns);
-        return status;
+        const bool done = in_pieces(run, 0, problem_.n_cols, [&](Index from, Index to) {
+            for (Index j = from; j < to; ++j) {
+                columns[j] *= static_cast<double>(scaled_[static_cast<std::size_t>(j)]);
+                if (rounded) columns[j] *= corrections_.column(j);
+            }
+        });
+        if constexpr (rounded) uncertainty_ = corrections_.doubt(factors_, masses_, scaled_, columns, run);
+        return done ? Status::ok : Status::interrupted;
     }
 
     double uncertainty() const override { return full_ ? 0.0 : uncertainty_; }
@@ -399,7 +443,7 @@ public:
     void refine() override {
         constexpr int most = 5;
         if (++n_refined_ > most)
-            store_in_full();
+            wants_full_ = true;
         else
             refine_ = true;
     }
@@ -413,9 +457,13 @@ public:
         if constexpr (rounded) {
             if (rough) return curvature_of(entries_, ld_, x, mass, out, run);
             // Visits that follow are exact, this one's sums come from the last.
-            std::vector<double> g(at_g_), lse(sums_.size());
-            for (std::size_t j = 0; j < g.size(); ++j) g[j] += std::log(scaled_[j]);
-            store_in_full();
+            Buffer<double> g(problem_.n_cols);
+            std::vector<double> lse(sums_.size());
+            each(run, problem_.n_cols, [&](Index j) {
+                const auto at = static_cast<std::size_t>(j);
+                g[j] = at_g_[at] + std::log(scaled_[at]);
+            });
+            store_in_full(run);
             const Status status =
                 full_->rows(g.data(), [](Index, double) { return 0.0; }, lse.data(), nullptr, run);
             return status == Status::ok ? full_->curvature(x, mass, out, rough, run) : status;
@@ -427,14 +475,15 @@ public:
     }
 
 private:
-    void store_in_full() {
-        full_ = std::make_unique<Stored<T, T>>(problem_, Run{});
+    void store_in_full(const Run& run) {
+        full_ = std::make_unique<Stored<T, T>>(problem_, run);
         entries_ = Buffer<E>();
     }
 
     // After an exact visit: what the stored entries say at the same potentials.
     Status measure(const double* lse, const double* columns, const Run& run) {
-        std::vector<double> row_ratios(sums_.size(), 1.0), ratios(at_g_.size());
+        std::vector<double> row_ratios(sums_.size(), 1.0), ratios = zeros(problem_.n_cols, run);
+        if (should_stop(run, 0)) return Status::interrupted;
         const Status status =
             visit(entries_, ld_, scaled_.data(), ratios.data(), run, [&](Index i, double dot) {
                 const auto at = static_cast<std::size_t>(i);
@@ -442,10 +491,15 @@ private:
                 masses_[at] = factors_[at] * sums_[at];
                 return lse[i] == -infinity<double>() ? 0.0 : factors_[at];
             });
-        for (std::size_t j = 0; j < ratios.size(); ++j)
-            ratios[j] = ratios[j] > 0 && columns[j] > 0 ? columns[j] / ratios[j] : 1.0;
-        corrections_.measured(std::move(row_ratios), std::move(ratios), factors_,
-                              {scaled_.begin(), scaled_.begin() + problem_.n_cols});
+        std::vector<double> scaled;
+        scaled.reserve(ratios.size());
+        const bool done = in_pieces(run, 0, problem_.n_cols, [&](Index from, Index to) {
+            for (auto j = static_cast<std::size_t>(from); j < static_cast<std::size_t>(to); ++j)
+                ratios[j] = ratios[j] > 0 && columns[j] > 0 ? columns[j] / ratios[j] : 1.0;
+            scaled.insert(scaled.end(), scaled_.data() + from, scaled_.data() + to);
+        });
+        if (!done) return Status::interrupted;
+        corrections_.measured(std::move(row_ratios), std::move(ratios), factors_, std::move(scaled));
         uncertainty_ = 0;
         return status;
     }
@@ -454,17 +508,18 @@ private:
     Status curvature_of(const Buffer<A>& entries, Index ld, const double* x, const double* mass, double* out,
                         const Run& run) {
         Buffer<A> direction(ld);
-        for (Index j = 0; j < ld; ++j)
+        each(run, ld, [&](Index j) {
             direction[j] =
                 j < problem_.n_cols
                     ? static_cast<A>(static_cast<double>(scaled_[static_cast<std::size_t>(j)]) * x[j])
                     : A(0);
+        });
         const Status status = visit(entries, ld, direction.data(), out, run, [&](Index i, double dot) {
             const double sum = sums_[static_cast<std::size_t>(i)];
             return sum > 0 ? mass[i] * dot / (sum * sum) : 0.0;
         });
-        for (Index j = 0; j < problem_.n_cols; ++j)
-            out[j] *= static_cast<double>(scaled_[static_cast<std::size_t>(j)]);
+        each(run, problem_.n_cols,
+             [&](Index j) { out[j] *= static_cast<double>(scaled_[static_cast<std::size_t>(j)]); });
         return status;
     }
 
@@ -474,9 +529,11 @@ private:
     void halve(const Run& run) {
         const Index ld = ld_single();
         single_.reserve(problem_.n_rows * ld);
-        parallel_for(run, problem_.n_rows, [&](Index i, int) {
+        parallel_for(run, problem_.n_rows, [&](Index i, int worker) {
             float* to = single_.data() + i * ld;
-            for (Index j = 0; j < problem_.n_cols; ++j) to[j] = static_cast<float>(entries_[i * ld_ + j]);
+            in_pieces(run, worker, problem_.n_cols, [&](Index first, Index end) {
+                for (Index j = first; j < end; ++j) to[j] = static_cast<float>(entries_[i * ld_ + j]);
+            });
             std::fill(to + problem_.n_cols, to + ld, 0.0F);
         });
         halved_ = true;
@@ -489,12 +546,13 @@ private:
         if (g[j] == -infinity<double>()) return T(0);
         return static_cast<T>(std::exp(g[j] - at_g_[static_cast<std::size_t>(j)]));
     }
-    bool too_far(const double* g) const {
-        for (Index j = 0; j < problem_.n_cols; ++j) {
+    bool too_far(const double* g, const Run& run) const {
+        bool found = false;
+        each(run, problem_.n_cols, [&](Index j) {
             const double from = at_g_[static_cast<std::size_t>(j)];
-            if (g[j] != -infinity<double>() && !(std::abs(g[j] - from) <= reach)) return true;
-        }
-        return false;
+            found = found || (g[j] != -infinity<double>() && !(std::abs(g[j] - from) <= reach));
+        });
+        return found;
     }
 
     // Takes the entries exp(s_ij + g_j - max_k (s_ik + g_k)) anew; with `columns`, as a visit.
@@ -554,7 +612,7 @@ private:
     }
 
     // Asking whether to stop looks at the clock, which takes as long as four short rows; long ones take their time.
-    static constexpr Index poll_rows = 64, poll_entries = Index{1} << 21;
+    static constexpr Index poll_rows = 64;
 
     template <class A>
     typename Parts<A>::Sums& parts_of() {
@@ -577,10 +635,10 @@ private:
                     const F* w = entries.data() + i * ld;
                     double dots[sweep_rows];
                     A factors[sweep_rows];
-                    dot_some_rows(n, w, ld, z, ld, dots);
+                    dot_long_rows(n, w, ld, z, dots, parts.run(), worker);
                     for (int r = 0; r < n; ++r) factors[r] = static_cast<A>(weigh(i + r, dots[r]));
                     const F* next = i + 2 * sweep_rows <= end ? w + sweep_rows * ld : nullptr;
-                    if (sums != nullptr) sums->add(n, w, ld, factors, next);
+                    if (sums != nullptr) add_long_rows(*sums, n, w, ld, factors, next, parts.run(), worker);
                 }
             });
         return done ? Status::ok : Status::interrupted;
@@ -603,7 +661,7 @@ private:
     std::unique_ptr<Stored<T, T>> full_;
     double uncertainty_ = 0;
     int n_refined_ = 0;
-    bool refine_ = false;
+    bool refine_ = false, wants_full_ = false;
 };
 
 }  // namespace
