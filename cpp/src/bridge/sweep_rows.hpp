@@ -5,14 +5,15 @@
 
 #include <type_traits>
 
+#include "engine/tuning.hpp"
 #include "qk/simd.hpp"
 #include "qk/threads.hpp"
 #include "qk/views.hpp"
 
 namespace qk {
 
-inline constexpr int sweep_rows = 4;        // rows that share one pass over the column sums
-inline constexpr Index sweep_chunk = 1024;  // longer sums go on in double
+using tuning::sweep_chunk;  // longer sums go on in double
+using tuning::sweep_rows;   // rows that share one pass over the column sums
 
 template <class T, class E>
 QK_INLINE Pack<T> load_entries(const E* w) {
@@ -124,7 +125,7 @@ public:
     }
     void added(int n_rows) {
         pending_rows_ += n_rows;
-        if (pending_rows_ < flush_rows) return;
+        if (pending_rows_ < tuning::flush_rows) return;
         flush(0, n_);
         pending_rows_ = 0;
     }
@@ -135,8 +136,6 @@ public:
     }
 
 private:
-    static constexpr int flush_rows = 128;
-
     void flush(Index first, Index end) {
         for (Index j = first; j < end; ++j) {
             total_[j] += static_cast<double>(pending_[j]);

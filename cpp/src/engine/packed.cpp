@@ -357,7 +357,7 @@ PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, I
     const Index d = packed.dims.total();
 
     packed.panels.reserve(packed.n_padded * d);
-    if (as_many || n_values > few_values)
+    if (as_many || n_values > tuning::few_values)
         packed.n_packs = round_up(n_values, SimdTraits<T>::width) / SimdTraits<T>::width;
     packed.values.reserve(packed.n_padded *
                           (packed.n_packs > 0 ? packed.n_packs * SimdTraits<T>::width : n_values));
@@ -369,11 +369,10 @@ PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, I
     }
 
     // Biases too in tasks of their own: one row may have so many columns that filling an array takes seconds.
-    constexpr Index panels_per_task = 64;
-    const Index n_tasks = (n_panels + panels_per_task - 1) / panels_per_task;
+    const Index n_tasks = (n_panels + tuning::panels_per_task - 1) / tuning::panels_per_task;
     parallel_for(n_tasks > 64 || d + n_values > 0 ? run : alone(run, 0), n_tasks, [&](Index task, int) {
-        const Index first = task * panels_per_task;
-        const Index end = std::min(n_panels, first + panels_per_task);
+        const Index first = task * tuning::panels_per_task;
+        const Index end = std::min(n_panels, first + tuning::panels_per_task);
         for (Index p = first; d > 0 && p < end; ++p) pack_panel(problem, p, d, packed.panels.data());
         if (n_values > 0) pack_values(values, problem.n_cols, n_values, first * cols, end * cols, packed);
         pack_biases(problem, first * cols, end * cols, packed);

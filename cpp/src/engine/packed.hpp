@@ -4,13 +4,11 @@
 
 #include "engine/row_kernels.hpp"
 #include "engine/tile_kernels.hpp"
+#include "engine/tuning.hpp"
 #include "qk/problem.hpp"
 #include "qk/threads.hpp"
 
 namespace qk {
-
-// Few right-hand sides are summed in registers from rows of values; more go through product_tile.
-inline constexpr Index few_values = 4;
 
 template <class T>
 struct PackedColumns {
