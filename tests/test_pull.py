@@ -1,4 +1,4 @@
-"""Gradients pulled back through weights of scores, against the matrices written out; and tiles left out on the way."""
+"""Gradients pulled back through weights of scores, against the matrices written out; and tiles left out."""
 
 from __future__ import annotations
 
