@@ -31,6 +31,11 @@ template <class T>
 PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values, const Run& run,
                               bool as_many = false);
 
+// The same into memory that is there, which nothing is allocated for unless the sizes have grown.
+template <class T>
+void repack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values, const Run& run,
+                    bool as_many, PackedColumns<T>& packed);
+
 // Entries of a matrix that the next tile will read: asked for while this one is weighed, they are there in time.
 template <class T>
 struct Ahead {

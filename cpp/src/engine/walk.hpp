@@ -31,6 +31,7 @@ namespace qk {
 
 // How much of a block's scores (or of what the reducer writes over them) stays in the buffer.
 enum class Keeps {
+    nothing,  // the reducer scores the row itself, and all stays in registers: clouds of points (cloud_kernels.hpp)
     row,         // until the next row: points of few dimensions need no more than one row of a tile at a time
     tile,        // until end_tile
     whole_rows,  // until end_block: rows have the padded width of the problem
@@ -146,6 +147,12 @@ QK_INLINE void walk_tile(Reducer& reducer, Local& local, const Block<T>& at, Ind
     const Index offset = Reducer::keeps == Keeps::whole_rows ? j : 0;
     const Tile tile{j, n, round_up(n, MicroTile<T>::cols), ld};
     T* scores = block.scores.data() + offset;
+    if constexpr (Reducer::keeps == Keeps::nothing) {
+        for (Index r = 0; r < at.n_rows; ++r)
+            reducer.row(local, at, tile,
+                        Row<T>{r, at.first_row + r, nullptr, nullptr, nullptr, tile.padded, nullptr});
+        return;
+    }
     if constexpr (!OfPairs<Reducer>)
         if (w.by_rows && band_keeps_all(w.problem->band, at.first_row, at.first_row + at.n_rows, j, j + n)) {
             const Index next = Reducer::keeps == Keeps::row ? 0 : ld;
@@ -184,7 +191,7 @@ void walk_piece(const Walked<T>& w, const Piece& piece, Reducer& reducer, const 
     const Index ld =
         Reducer::keeps == Keeps::whole_rows ? w.columns.n_padded : std::min(t.tile_cols, w.columns.n_padded);
     const Index most_rows = std::min(t.block_rows, piece.end_row - piece.first_row);
-    block.scores.reserve(most_rows * ld);
+    if constexpr (Reducer::keeps != Keeps::nothing) block.scores.reserve(most_rows * ld);
     if constexpr (OfPairs<Reducer>) local.beside.scores.reserve(most_rows * ld);
     for (Index i = piece.first_row; i < piece.end_row; i += t.block_rows) {
         const Index end_row = std::min(i + t.block_rows, piece.end_row);
