@@ -94,6 +94,15 @@ def attention_push(
 def attention_pull(
     factors: tuple[_Real, ...], u: _Real, n_threads: int
 ) -> tuple[_Real, _Real, _Real]: ...
+def pull(
+    scores: tuple[Any, ...],
+    cotangent: tuple[Any, ...],
+    Y: _Real,
+    X: _Real,
+    U: _Real,
+    kept: tuple[npt.NDArray[np.uint8], int, int] | None,
+    n_threads: int,
+) -> tuple[_Real, _Real, _Real, _Real, _Real]: ...
 def factored_product(
     left: tuple[_Real, ...], right: tuple[_Real, ...], z: _Real, n_threads: int
 ) -> _Real: ...
