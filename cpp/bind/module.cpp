@@ -24,7 +24,6 @@ PYBIND11_MODULE(QK_MODULE_NAME, m, py::mod_gil_not_used()) {
     register_low_rank(m);
     register_symmetric(m);
     register_gaussian(m);
-    register_isb(m);
     register_particles(m);
     register_simplex(m);
 }

@@ -1,49 +1,13 @@
 #include <algorithm>
-#include <cmath>
+#include <atomic>
 
+#include "bridge_kernel.hpp"
 #include "qk/scalar_math.hpp"
-#include "qk/sinkhorn.hpp"
 #include "qk/transport_flow.hpp"
 #include "score_tuple.hpp"
 
 namespace qk::bind {
 namespace {
-
-py::array_t<double> to_array(const std::vector<double>& v) {
-    return py::array_t<double>(static_cast<py::ssize_t>(v.size()), v.data());
-}
-
-// Whether entries in single precision, corrected, serve a problem of doubles: large enough to be worth it, weights
-// that single precision can tell from nothing.
-bool single_serves(Index n_entries, const std::vector<double>& mu, const std::vector<double>& nu,
-                   const BridgeOptions& options) {
-    const auto ordinary = [](const std::vector<double>& weights) {
-        const double top = *std::ranges::max_element(weights);
-        return std::ranges::all_of(weights, [&](double w) { return w == 0 || w >= 1e-20 * top; });
-    };
-    return n_entries >= Index{1} << 20 && std::isinf(options.row_penalty) &&
-           std::isinf(options.col_penalty) && options.method != BridgeMethod::symmetric && ordinary(mu) &&
-           ordinary(nu);
-}
-
-template <class T>
-std::unique_ptr<Sweep> sweep_for(const Problem<T>& problem, bool stored, const std::vector<double>& mu,
-                                 const std::vector<double>& nu, const BridgeOptions& options,
-                                 const Run& run) {
-    if (!stored) return sweep_on_the_fly(problem, run);
-    if constexpr (std::is_same_v<T, double>)
-        if (single_serves(problem.n_rows * problem.n_cols, mu, nu, options))
-            return sweep_stored_single(problem, run);
-    return sweep_stored(problem, run);
-}
-
-template <class T>
-void solve_one(const Problem<T>& problem, bool stored, const std::vector<double>& mu,
-               const std::vector<double>& nu, const BridgeOptions& options, BridgeState& state,
-               const Run& run) {
-    const auto sweep = sweep_for(problem, stored, mu, nu, options, run);
-    solve_bridge(*sweep, mu, nu, options, state, run);
-}
 
 BridgeOptions options_of(int method, double tol, Index max_visits, double row_penalty, double col_penalty) {
     BridgeOptions options;
@@ -56,12 +20,12 @@ BridgeOptions options_of(int method, double tol, Index max_visits, double row_pe
 }
 
 // (f, g, errors, visits, relaxation, status)
-py::tuple solve(const py::tuple& spec, const Doubles& mu, const Doubles& nu, const Doubles& f,
-                const Doubles& g, int method, double tol, Index max_visits, double row_penalty,
-                double col_penalty, bool stored, const py::object& report, int n_threads) {
-    const ScoreTuple scores(spec);
+py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
+                int method, double tol, Index max_visits, double row_penalty, double col_penalty,
+                const py::object& report, int n_threads) {
     BridgeOptions options = options_of(method, tol, max_visits, row_penalty, col_penalty);
-    // An exception of the callback travels through the solver, which owns nothing but memory.
+    // An exception of the callback, or of a kernel that is given from Python, travels through the solver, which owns
+    // nothing but memory.
     if (!report.is_none())
         options.report = [&](Index visits, double error) {
             const py::gil_scoped_acquire gil;
@@ -71,31 +35,26 @@ py::tuple solve(const py::tuple& spec, const Doubles& mu, const Doubles& nu, con
     state.f = to_vector(f);
     state.g = to_vector(g);
     const std::vector<double> rows = to_vector(mu), cols = to_vector(nu);
-    const auto run_with = [&](const auto& problem) {
-        without_gil(n_threads, [&](const Run& run) {
-            solve_one(problem, stored, rows, cols, options, state, run);
-            return true;
-        });
-    };
-    if (scores.float32)
-        run_with(scores.problem<float>(0));
-    else
-        run_with(scores.problem<double>(0));
+    without_gil(n_threads, [&](const Run& run) {
+        solve_bridge(kernel.sweep(rows, cols, options, run), rows, cols, options, state, run);
+        return true;
+    });
     return py::make_tuple(to_array(state.f), to_array(state.g), to_array(state.errors), state.n_visits,
                           state.relaxation, static_cast<int>(state.status));
 }
 
-// Many problems, each on one thread: (f, g, last error, visits, status), with the batch in front; ragged
-// problems lie one after the other. mu, nu, f, g have the layout of the result.
+// Many problems, each on one thread: (f, g, last error, visits, status, whether all were stored), with the batch in
+// front; ragged problems lie one after the other. mu, nu, f, g have the layout of the result.
 template <class T>
 py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doubles& nu, const Doubles& f,
-                         const Doubles& g, const BridgeOptions& options, bool stored, int n_threads) {
+                         const Doubles& g, const BridgeOptions& options, double max_memory, int n_threads) {
     const Batch& batch = scores.batch;
     const auto n = static_cast<std::size_t>(batch.n_problems);
     std::vector<Problem<T>> problems;
     problems.reserve(n);
     for (Index b = 0; b < batch.n_problems; ++b) problems.push_back(scores.problem<T>(b));
     std::vector<BridgeState> states(n);
+    std::atomic<bool> all_stored{true};
     const double *mu_data = mu.data(), *nu_data = nu.data(), *f_data = f.data(), *g_data = g.data();
     without_gil(n_threads, [&](const Run& run) {
         parallel_for(run, batch.n_problems, [&](Index b, int worker) {
@@ -105,10 +64,16 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
             BridgeState& state = states[at];
             state.f.assign(f_data + row, f_data + row + n_rows);
             state.g.assign(g_data + col, g_data + col + n_cols);
+            const std::vector<double> rows(mu_data + row, mu_data + row + n_rows),
+                cols(nu_data + col, nu_data + col + n_cols);
             Run alone;
             if (worker == 0) alone.stop = run.stop;  // only the calling thread may poll
-            solve_one(problems[at], stored, {mu_data + row, mu_data + row + n_rows},
-                      {nu_data + col, nu_data + col + n_cols}, options, state, alone);
+            BridgeOptions own = options;
+            own.positive_semidefinite = positive_semidefinite(problems[at]);
+            const Storage storage = where_entries_live(problems[at], max_memory, rows, cols, own);
+            if (storage == Storage::on_the_fly) all_stored = false;
+            const auto sweep = sweep_of(problems[at], storage, static_cast<T*>(nullptr), alone);
+            solve_bridge(*sweep, rows, cols, own, state, alone);
         });
         return true;
     });
@@ -122,7 +87,7 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
         visits.mutable_at(b) = state.n_visits;
         status.mutable_at(b) = static_cast<Index>(state.status);
     }
-    return py::make_tuple(f_out, g_out, errors, visits, status);
+    return py::make_tuple(f_out, g_out, errors, visits, status, all_stored.load());
 }
 
 // (rows, columns, amounts, rest of rows, rest of columns); `allowed` (n, m) is C-contiguous and of one byte per entry
@@ -144,23 +109,24 @@ void register_bridge(py::module_& m) {
     using namespace qk::bind;
     m.attr("BRIDGE_METHODS") =
         py::make_tuple("alternating", "relaxed", "anderson", "newton", "symmetric", "accelerated");
-    m.attr("BRIDGE_STATUS") =
-        py::make_tuple("converged", "iteration limit", "stagnated", "infeasible", "interrupted", "overflow");
-    m.def("solve_bridge", &solve, py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"),
+    m.attr("BRIDGE_STATUS") = py::make_tuple("converged", "iteration limit", "stagnated", "infeasible",
+                                             "interrupted", "overflow", "negative kernel");
+    register_bridge_kernels(m);
+    m.def("solve_bridge", &solve, py::arg("kernel"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"),
           py::arg("method"), py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"),
-          py::arg("col_penalty"), py::arg("stored"), py::arg("report"), py::arg("n_threads"));
+          py::arg("col_penalty"), py::arg("report"), py::arg("n_threads"));
     m.def(
         "solve_bridges",
         [](const py::tuple& spec, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
-           int method, double tol, qk::Index max_visits, double row_penalty, double col_penalty, bool stored,
-           int n_threads) {
+           int method, double tol, qk::Index max_visits, double row_penalty, double col_penalty,
+           double max_memory, int n_threads) {
             const ScoreTuple scores(spec);
             const auto solver = scores.float32 ? &solve_batch_of<float> : &solve_batch_of<double>;
             return solver(scores, mu, nu, f, g, options_of(method, tol, max_visits, row_penalty, col_penalty),
-                          stored, n_threads);
+                          max_memory, n_threads);
         },
         py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"), py::arg("method"),
         py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"), py::arg("col_penalty"),
-        py::arg("stored"), py::arg("n_threads"));
+        py::arg("max_memory"), py::arg("n_threads"));
     m.def("transport_flow", &transport_flow, py::arg("allowed").noconvert(), py::arg("mu"), py::arg("nu"));
 }

@@ -93,14 +93,14 @@ bool Iterate::visit_once(double relaxation) {
             f[i] = log_of_nothing;
             return 0.0;
         }
+        if (std::isnan(row_lse)) return row_lse;  // a row whose sum is not positive: see FactoredSweep
         const double target = row_damping * (log_mu[i] - row_lse);
         f[i] = relaxation == 1.0 || f[i] == log_of_nothing ? target : f[i] + relaxation * (target - f[i]);
         return f[i] == log_mu[i] - row_lse && log_scale == 0 ? mu[i] : std::exp(f[i] + row_lse - log_scale);
     };
     ++state.n_visits;
     const Status status = sweep.rows(g.data(), mass, lse.data(), columns.data(), run);
-    if (status == Status::interrupted) return end(BridgeStatus::interrupted);
-    if (status == Status::overflow) return end(BridgeStatus::overflow);
+    if (!went_through(status)) return false;
     for (Index i = 0; i < mu.size(); ++i) {
         // A row that sees nothing cannot have mass; a penalty bears that, a constraint does not.
         if (lse[i] == log_of_nothing && mu[i] > 0 && std::isinf(options.row_penalty))
@@ -114,8 +114,7 @@ bool Iterate::recover_columns() {
     Vector exact(nu.size());
     ++state.n_visits;
     const Status status = sweep.columns(f.data(), exact.data(), run);
-    if (status == Status::interrupted) return end(BridgeStatus::interrupted);
-    if (status == Status::overflow) return end(BridgeStatus::overflow);
+    if (!went_through(status)) return false;
     double top = log_of_nothing;
     for (Index j = 0; j < nu.size(); ++j) {
         if (nu[j] == 0) continue;
@@ -188,6 +187,20 @@ bool Iterate::cross_plateau(double error) {
 
 bool Iterate::end(BridgeStatus status) {
     state.status = status;
+    return false;
+}
+
+bool Iterate::went_through(Status status) {
+    switch (status) {
+        case Status::ok:
+            return true;
+        case Status::interrupted:
+            return end(BridgeStatus::interrupted);
+        case Status::overflow:
+            return end(BridgeStatus::overflow);
+        case Status::negative:
+            return end(BridgeStatus::negative_kernel);
+    }
     return false;
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cmath>
-#include <limits>
 #include <vector>
 
 #include <Eigen/Core>
@@ -11,9 +10,6 @@
 #include "qk/sinkhorn.hpp"
 
 namespace qk {
-
-// The potential of weight 0.
-constexpr double log_of_nothing = -std::numeric_limits<double>::infinity();
 
 class Iterate {
 public:
@@ -47,6 +43,8 @@ public:
     bool out_of_visits() const { return state.n_visits >= options.max_visits; }
     // Sets the status; always false.
     bool end(BridgeStatus status);
+    // Whether a sweep went through; else the status says why not.
+    bool went_through(Status status);
 
     // ---- measures of the last visit ---------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ bool conjugate_gradients(Iterate& at, const Vector& residual, double tolerance, 
     for (Index k = 0; k < limit && rz > stop && rz > 0; ++k) {
         ++at.state.n_visits;
         const Status status = at.sweep.curvature(p.data(), at.mu.data(), spread.data(), rough, at.run);
-        if (status != Status::ok) return at.end(BridgeStatus::interrupted);
+        if (!at.went_through(status)) return false;
         q = columns.cwiseProduct(p) - spread;
         const double curvature = p.dot(q);
         const double rounding = rough ? 1e-6 : 1e-14;
