@@ -112,12 +112,7 @@ std::unique_ptr<Kernel> of_object(const py::object& kernel, Index n_rows, Index 
     return std::make_unique<OneSweep<Sweep>>(n_rows, n_cols, sweep_of_python(kernel, n_rows, n_cols), kernel);
 }
 
-void require_ok(Status status) {
-    raise_on_overflow(status, false);
-    if (status == Status::negative) throw py::value_error("kernel: wanted positive sums, got a negative one");
-}
-
-// One visit with the given masses of the rows: (log-sum-exps of the rows, column sums).
+// One visit with the given masses of the rows: (log-sum-exps of the rows, column sums, negative or not).
 py::tuple visit_rows(Kernel& kernel, const Doubles& g, const std::function<double(Index, double)>& mass,
                      int n_threads) {
     py::array_t<double> lse(static_cast<py::ssize_t>(kernel.n_rows)),
@@ -126,9 +121,10 @@ py::tuple visit_rows(Kernel& kernel, const Doubles& g, const std::function<doubl
     const double* from = g.data();
     BridgeOptions options;
     options.row_penalty = 1;  // exact entries, whatever the weights
-    require_ok(without_gil(n_threads, [&](const Run& run) {
+    const Status status = without_gil(n_threads, [&](const Run& run) {
         return kernel.sweep({1.0}, {1.0}, options, run).rows(from, mass, to_lse, to_columns, run);
-    }));
+    });
+    raise_on_overflow(status, false);
     return py::make_tuple(lse, columns);
 }
 
@@ -149,9 +145,10 @@ py::array_t<double> column_sums(Kernel& kernel, const Doubles& f, int n_threads)
     const double* from = f.data();
     BridgeOptions options;
     options.row_penalty = 1;
-    require_ok(without_gil(n_threads, [&](const Run& run) {
+    const Status status = without_gil(n_threads, [&](const Run& run) {
         return kernel.sweep({1.0}, {1.0}, options, run).columns(from, to, run);
-    }));
+    });
+    raise_on_overflow(status, false);
     return lse;
 }
 

@@ -96,11 +96,12 @@ public:
                 "kernel.rows: wanted mass(lse) to be called, once, for the masses of the rows");
         (void)first_of_two(found);  // what mass was called with is what counts
         take(py::reinterpret_borrow<py::tuple>(found)[1], "rows", "columns", n_cols_, columns);
+        bool negative = false;
         for (Index j = 0; j < n_cols_; ++j) {
             if (g[j] == log_of_nothing) columns[j] = 0;
-            if (columns[j] < 0) return Status::negative;
+            negative = negative || columns[j] < 0;
         }
-        return Status::ok;
+        return negative ? Status::negative : Status::ok;
     }
 
     Status columns(const double* f, double* lse, const Run& run) override {
