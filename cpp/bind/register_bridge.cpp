@@ -1,8 +1,8 @@
 #include <algorithm>
-#include <cmath>
+#include <atomic>
 
+#include "bridge_kernel.hpp"
 #include "qk/scalar_math.hpp"
-#include "qk/sinkhorn.hpp"
 #include "qk/transport_flow.hpp"
 #include "score_tuple.hpp"
 
@@ -16,45 +16,6 @@ bool from_vector(const std::vector<double>& from, double* to, const Run& run) {
     });
 }
 
-// Whether entries in single precision, corrected, serve a problem of doubles: large enough to be worth it, weights
-// that single precision can tell from nothing.
-bool single_serves(Index n_entries, const std::vector<double>& mu, const std::vector<double>& nu,
-                   const BridgeOptions& options, const Run& run) {
-    const auto ordinary = [&](const std::vector<double>& weights) {
-        double top = 0, least = infinity<double>();  // of those that are not 0
-        in_pieces(run, 0, static_cast<Index>(weights.size()), [&](Index from, Index to) {
-            for (Index k = from; k < to; ++k) {
-                const double w = weights[static_cast<std::size_t>(k)];
-                top = std::max(top, w);
-                if (w != 0) least = std::min(least, w);
-            }
-        });
-        return least >= 1e-20 * top;
-    };
-    return n_entries >= Index{1} << 20 && std::isinf(options.row_penalty) &&
-           std::isinf(options.col_penalty) && options.method != BridgeMethod::symmetric && ordinary(mu) &&
-           ordinary(nu);
-}
-
-template <class T>
-std::unique_ptr<Sweep> sweep_for(const Problem<T>& problem, bool stored, const std::vector<double>& mu,
-                                 const std::vector<double>& nu, const BridgeOptions& options,
-                                 const Run& run) {
-    if (!stored) return sweep_on_the_fly(problem, run);
-    if constexpr (std::is_same_v<T, double>)
-        if (single_serves(problem.n_rows * problem.n_cols, mu, nu, options, run))
-            return sweep_stored_single(problem, run);
-    return sweep_stored(problem, run);
-}
-
-template <class T>
-void solve_one(const Problem<T>& problem, bool stored, const std::vector<double>& mu,
-               const std::vector<double>& nu, const BridgeOptions& options, BridgeState& state,
-               const Run& run) {
-    const auto sweep = sweep_for(problem, stored, mu, nu, options, run);
-    solve_bridge(*sweep, mu, nu, options, state, run);
-}
-
 BridgeOptions options_of(int method, double tol, Index max_visits, double row_penalty, double col_penalty) {
     BridgeOptions options;
     options.method = static_cast<BridgeMethod>(method);
@@ -66,12 +27,12 @@ BridgeOptions options_of(int method, double tol, Index max_visits, double row_pe
 }
 
 // (f, g, errors, visits, relaxation, status)
-py::tuple solve(const py::tuple& spec, const Doubles& mu, const Doubles& nu, const Doubles& f,
-                const Doubles& g, int method, double tol, Index max_visits, double row_penalty,
-                double col_penalty, bool stored, const py::object& report, int n_threads) {
-    const ScoreTuple scores(spec);
+py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
+                int method, double tol, Index max_visits, double row_penalty, double col_penalty,
+                const py::object& report, int n_threads) {
     BridgeOptions options = options_of(method, tol, max_visits, row_penalty, col_penalty);
-    // An exception of the callback travels through the solver, which owns nothing but memory.
+    // An exception of the callback, or of a kernel that is given from Python, travels through the solver, which owns
+    // nothing but memory.
     if (!report.is_none())
         options.report = [&](Index visits, double error) {
             const py::gil_scoped_acquire gil;
@@ -80,37 +41,31 @@ py::tuple solve(const py::tuple& spec, const Doubles& mu, const Doubles& nu, con
     BridgeState state;
     py::array_t<double> f_out(f.size()), g_out(g.size());
     double *f_data = f_out.mutable_data(), *g_data = g_out.mutable_data();
-    const auto run_with = [&](const auto& problem) {
-        without_gil(n_threads, [&](const Run& run) {
-            state.f = to_vector(f.data(), f.size(), run);
-            state.g = to_vector(g.data(), g.size(), run);
-            const std::vector<double> rows = to_vector(mu.data(), mu.size(), run),
-                                      cols = to_vector(nu.data(), nu.size(), run);
-            if (run.stop->stopped()) return false;
-            solve_one(problem, stored, rows, cols, options, state, run);
-            return from_vector(state.f, f_data, run) && from_vector(state.g, g_data, run);
-        });
-    };
-    if (scores.float32)
-        run_with(scores.problem<float>(0));
-    else
-        run_with(scores.problem<double>(0));
-    const py::array_t<double> errors(static_cast<py::ssize_t>(state.errors.size()), state.errors.data());
-    return py::make_tuple(f_out, g_out, errors, state.n_visits, state.relaxation,
+    without_gil(n_threads, [&](const Run& run) {
+        state.f = to_vector(f.data(), f.size(), run);
+        state.g = to_vector(g.data(), g.size(), run);
+        const std::vector<double> rows = to_vector(mu.data(), mu.size(), run),
+                                  cols = to_vector(nu.data(), nu.size(), run);
+        if (run.stop->stopped()) return false;
+        solve_bridge(kernel.sweep(rows, cols, options, run), rows, cols, options, state, run);
+        return from_vector(state.f, f_data, run) && from_vector(state.g, g_data, run);
+    });
+    return py::make_tuple(f_out, g_out, to_array(state.errors), state.n_visits, state.relaxation,
                           static_cast<int>(state.status));
 }
 
-// Many problems, each on one thread: (f, g, last error, visits, status), with the batch in front; ragged
-// problems lie one after the other. mu, nu, f, g have the layout of the result.
+// Many problems, each on one thread: (f, g, last error, visits, status, whether all were stored), with the batch in
+// front; ragged problems lie one after the other. mu, nu, f, g have the layout of the result.
 template <class T>
 py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doubles& nu, const Doubles& f,
-                         const Doubles& g, const BridgeOptions& options, bool stored, int n_threads) {
+                         const Doubles& g, const BridgeOptions& options, double max_memory, int n_threads) {
     const Batch& batch = scores.batch;
     const auto n = static_cast<std::size_t>(batch.n_problems);
     std::vector<Problem<T>> problems;
     problems.reserve(n);
     for (Index b = 0; b < batch.n_problems; ++b) problems.push_back(scores.problem<T>(b));
     std::vector<BridgeState> states(n);
+    std::atomic<bool> all_stored{true};
     const double *mu_data = mu.data(), *nu_data = nu.data(), *f_data = f.data(), *g_data = g.data();
     without_gil(n_threads, [&](const Run& run) {
         parallel_for(run, batch.n_problems, [&](Index b, int worker) {
@@ -124,7 +79,12 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
             const std::vector<double> rows = to_vector(mu_data + row, n_rows, one),
                                       cols = to_vector(nu_data + col, n_cols, one);
             if (run.stop->stopped()) return;
-            solve_one(problems[at], stored, rows, cols, options, state, one);
+            BridgeOptions own = options;
+            own.positive_semidefinite = positive_semidefinite(problems[at]);
+            const Storage storage = where_entries_live(problems[at], max_memory, rows, cols, own, one);
+            if (storage == Storage::on_the_fly) all_stored = false;
+            const auto sweep = sweep_of(problems[at], storage, static_cast<T*>(nullptr), one);
+            solve_bridge(*sweep, rows, cols, own, state, one);
         });
         return true;
     });
@@ -138,7 +98,7 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
         visits.mutable_at(b) = state.n_visits;
         status.mutable_at(b) = static_cast<Index>(state.status);
     }
-    return py::make_tuple(f_out, g_out, errors, visits, status);
+    return py::make_tuple(f_out, g_out, errors, visits, status, all_stored.load());
 }
 
 // (rows, columns, amounts, rest of rows, rest of columns); `allowed` (n, m) is C-contiguous and of one byte per entry
@@ -160,23 +120,24 @@ void register_bridge(py::module_& m) {
     using namespace qk::bind;
     m.attr("BRIDGE_METHODS") =
         py::make_tuple("alternating", "relaxed", "anderson", "newton", "symmetric", "accelerated");
-    m.attr("BRIDGE_STATUS") =
-        py::make_tuple("converged", "iteration limit", "stagnated", "infeasible", "interrupted", "overflow");
-    m.def("solve_bridge", &solve, py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"),
+    m.attr("BRIDGE_STATUS") = py::make_tuple("converged", "iteration limit", "stagnated", "infeasible",
+                                             "interrupted", "overflow", "negative kernel");
+    register_bridge_kernels(m);
+    m.def("solve_bridge", &solve, py::arg("kernel"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"),
           py::arg("method"), py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"),
-          py::arg("col_penalty"), py::arg("stored"), py::arg("report"), py::arg("n_threads"));
+          py::arg("col_penalty"), py::arg("report"), py::arg("n_threads"));
     m.def(
         "solve_bridges",
         [](const py::tuple& spec, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
-           int method, double tol, qk::Index max_visits, double row_penalty, double col_penalty, bool stored,
-           int n_threads) {
+           int method, double tol, qk::Index max_visits, double row_penalty, double col_penalty,
+           double max_memory, int n_threads) {
             const ScoreTuple scores(spec);
             const auto solver = scores.float32 ? &solve_batch_of<float> : &solve_batch_of<double>;
             return solver(scores, mu, nu, f, g, options_of(method, tol, max_visits, row_penalty, col_penalty),
-                          stored, n_threads);
+                          max_memory, n_threads);
         },
         py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"), py::arg("method"),
         py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"), py::arg("col_penalty"),
-        py::arg("stored"), py::arg("n_threads"));
+        py::arg("max_memory"), py::arg("n_threads"));
     m.def("transport_flow", &transport_flow, py::arg("allowed").noconvert(), py::arg("mu"), py::arg("nu"));
 }

@@ -86,6 +86,21 @@ def residual(
     return Residual(error, worst, error <= tol)
 
 
+def judge(
+    sums: tuple[Real, Real],
+    sides: tuple[Conditions, Conditions],
+    potentials: tuple[Real, Real],
+    slack: float,
+    tol: float,
+) -> Residual:
+    """What given row and column sums in double precision make of the conditions.
+
+    ``slack`` bounds what rounding may hide, as a share of the mass.
+    """
+    error, worst = _compare(sums, sides, potentials, 0.0)
+    return Residual(error, worst, error + slack <= tol)
+
+
 def _without_dead(
     s: Scores, side: Conditions, own: Real, other: Real, n_threads: int
 ) -> Conditions:

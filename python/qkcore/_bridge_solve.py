@@ -4,38 +4,142 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from . import _feasibility, _pieces
-from ._bridge_check import largest_finite, widened
-from ._bridge_problem import _band_only, _gauge, _Problem, _stored
-from ._bridge_result import SchrodingerBridge
+from . import _checks, _feasibility, _pieces
+from ._bridge_check import largest_finite
+from ._bridge_kernels import BridgeKernel
+from ._bridge_problem import (
+    _TOL,
+    _at_least_one,
+    _gauge,
+    _is_symmetric,
+    _marginal,
+    _penalties,
+    _Problem,
+    _same_mass,
+    _start,
+)
+from ._bridge_report import Callback
+from ._config import resolve_threads
 from ._lazy_scores import Real
 from ._native import cpu
 
 METHODS = {name: code for code, name in enumerate(cpu.BRIDGE_METHODS)}
+SOLVERS = ("auto", *METHODS, "annealed")
 _MINUS_INF = 4  # of cpu.scan's flags
 # Iterations spent on a problem that is known to converge like 1/k.
 _SLOW_LIMIT = 200
 # Above this error a solver without progress is on a plateau, far from the solution, not at its precision.
 _FAR = 1e-2
 
-Callback = Callable[[int, float], object]
+
+@dataclass(frozen=True)
+class Found:
+    """What became of one problem; results are made of it."""
+
+    f: Real
+    g: Real
+    status: str
+    n_visits: int
+    errors: npt.NDArray[np.float64]
+    error: float
+    worst: float
+    method: str
+    relaxation: float = 1.0
+
+    @property
+    def converged(self) -> bool:
+        return self.status == "converged"
+
+    def figures(self) -> dict[str, Any]:
+        """What every result has under the same names."""
+        return {
+            "f": self.f,
+            "g": self.g,
+            "status": self.status,
+            "converged": self.converged,
+            "n_iter": len(self.errors),
+            "errors": self.errors,
+            "error": self.error,
+            "worst": self.worst,
+            "method": self.method,
+        }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A problem with its method, checked."""
+
+    problem: _Problem
+    solver: str
+    fall_backs: tuple[str, ...]
+    start: tuple[Real, Real]
+
+    def solve(self, report: Callback | None = None) -> Found:
+        return solve_one(self.problem, self.solver, self.fall_backs, *self.start, report)
+
+
+def ask(
+    kernel: BridgeKernel,
+    mu: npt.ArrayLike,
+    nu: npt.ArrayLike,
+    *,
+    tol: float | None,
+    max_iter: int,
+    solver: str = "auto",
+    penalty: float | tuple[float, float] | None = None,
+    init: Any = None,
+    n_threads: int | None,
+) -> Asked:
+    """The arguments of a bridge over any kernel, checked."""
+    p = _Problem(
+        kernel,
+        _marginal("mu", mu, kernel, 0),
+        _marginal("nu", nu, kernel, 1),
+        _TOL[kernel.dtype.itemsize] if tol is None else _checks.positive("tol", tol),
+        _at_least_one("max_iter", max_iter),
+        *_penalties(penalty),
+        resolve_threads(n_threads),
+    )
+    if solver not in SOLVERS:
+        names = ", ".join(f'"{name}"' for name in SOLVERS)
+        raise ValueError(f"solver: wanted one of {names}, got {solver!r}")
+    if p.balanced:
+        _same_mass(p)
+    symmetric = _is_symmetric(p)
+    if solver == "symmetric" and not symmetric:
+        raise ValueError(
+            'solver: wanted symmetric scores and mu = nu for "symmetric", got a problem that is not '
+            'known to be symmetric; use "auto"'
+        )
+    if not p.balanced and solver not in ("auto", "alternating"):
+        raise ValueError(f'solver: wanted "alternating" with penalties, got {solver!r}')
+    if (reason := kernel.refuses(solver)) is not None:
+        raise ValueError(f"{kernel.name}: {reason}")
+    fall_backs: tuple[str, ...] = ()
+    if solver == "auto":
+        solver, fall_backs = kernel.automatic(p, symmetric)
+    return Asked(p, solver, fall_backs, _start(init, kernel))
 
 
 def solve_one(
     p: _Problem, solver: str, fall_backs: Sequence[str], f: Real, g: Real, report: Callback | None
-) -> SchrodingerBridge:
-    # For a band alone this is cheap to know beforehand, and the iteration would never end.
-    cheap = p.balanced and _band_only(p.s)
-    if cheap and _feasibility.diagnose(p.s, p.mu, p.nu) == _feasibility.NO_TOTAL_SUPPORT:
+) -> Found:
+    if p.kernel.crawls(p):
         p = p._replace(max_iter=min(p.max_iter, _SLOW_LIMIT))
     start = f, g
     found = _attempt(p, solver, f, g, report)
+    if found.status == "negative kernel" and solver != "alternating":
+        # A step beyond Sinkhorn's own may leave where the sums are positive: his iteration has the last word.
+        found = _better(found, _attempt(_rest(p, found), "alternating", f, g, report))
     if found.status in ("stagnated", "overflow"):
-        status = verdict(p, found)
+        status = p.kernel.verdict(p, found)
         if status in (_feasibility.INFEASIBLE, _feasibility.NO_TOTAL_SUPPORT):
             return _with_status(found, status)
     for other in fall_backs:
@@ -44,89 +148,85 @@ def solve_one(
             continue
         found = _better(found, _attempt(_rest(p, found), other, *_from(found, start), report))
     latest = found
-    while not _ended(p, found) and found.error > _precision(found):
+    while not _ended(p, found) and found.error > _precision(p, found):
         # A plateau: the error stays, or rises for a while, as the potentials move. Only the limit on visits
         # ends it, and each attempt goes on from where the last one came to, not from the best point.
         name = fall_backs[-1] if fall_backs else solver
         name = "relaxed" if name == "annealed" else name  # annealing has done its part
         latest = _attempt(_rest(p, found), name, *_from(latest, start), report)
         found = _better(found, latest)
-    if not _ended(p, found) and p.s.dtype == np.float32:
+    if not _ended(p, found):
         found = _in_double(p, solver, fall_backs, found, start, report)
-    if found.status == "stagnated" and found.error > _precision(found):
+    if found.status == "stagnated" and found.error > _precision(p, found):
         found = _with_status(found, "iteration limit")
-    status = verdict(p, found)
+    status = p.kernel.verdict(p, found)
     if status == "overflow":
         raise OverflowError(
-            f"kernel: the potentials overflow {p.s.dtype}; scale the scores down, or use float64"
+            f"{p.kernel.name}: the potentials overflow {p.kernel.dtype}; scale the scores down, or use "
+            "float64"
         )
     return _with_status(found, status)
 
 
-def _ended(p: _Problem, found: SchrodingerBridge) -> bool:
+def _ended(p: _Problem, found: Found) -> bool:
     return found.status not in ("stagnated", "overflow") or found.n_visits >= p.max_iter
 
 
-def _rest(p: _Problem, found: SchrodingerBridge) -> _Problem:
-    return p._replace(max_iter=p.max_iter - found.n_visits)
+def _rest(p: _Problem, found: Found) -> _Problem:
+    return p._replace(max_iter=max(1, p.max_iter - found.n_visits))
 
 
-def _from(found: SchrodingerBridge, start: tuple[Real, Real]) -> tuple[Real, Real]:
+def _from(found: Found, start: tuple[Real, Real]) -> tuple[Real, Real]:
     """Where the next attempt starts: potentials that overflowed are of no use to it."""
     if found.status == "overflow":
         return start
     return _pieces.converted(found.f, np.float64), _pieces.converted(found.g, np.float64)
 
 
-def _better(a: SchrodingerBridge, b: SchrodingerBridge) -> SchrodingerBridge:
+def _better(a: Found, b: Found) -> Found:
     """The one with the smaller error, and the visits of both."""
     best = b if b.converged or b.error <= a.error else a
     return dataclasses.replace(best, n_visits=a.n_visits + b.n_visits)
 
 
-def _with_status(found: SchrodingerBridge, status: str) -> SchrodingerBridge:
-    return dataclasses.replace(found, status=status, converged=status == "converged")
+def _with_status(found: Found, status: str) -> Found:
+    return dataclasses.replace(found, status=status)
 
 
-def _precision(found: SchrodingerBridge) -> float:
+def _precision(p: _Problem, found: Found) -> float:
     """The error that rounding of the potentials and scores leaves: below it no solver makes progress."""
     size = sum(largest_finite(x) for x in (found.f, found.g))
-    return 16 * float(np.finfo(found.f.dtype).eps) * (32 + size)
-
-
-def verdict(p: _Problem, found: SchrodingerBridge) -> str:
-    """The last word on a problem: what its mask allows, if in doubt. Penalties make every mask feasible."""
-    if not p.balanced:
-        return found.status
-    return _feasibility.verdict(p.s, p.mu, p.nu, found.f, found.g, found.status, found.error)
+    eps = max(float(np.finfo(d).eps) for d in (p.kernel.entries, p.kernel.potentials))
+    return 16 * eps * (32 + size)
 
 
 def _in_double(
     p: _Problem,
     solver: str,
     fall_backs: Sequence[str],
-    found: SchrodingerBridge,
+    found: Found,
     start: tuple[Real, Real],
     report: Callback | None,
-) -> SchrodingerBridge:
-    """A float32 problem that stagnated, solved on in double precision and rounded at the end.
-
-    Single precision computes large scores with an error that the tolerance may not allow. The potentials of
+) -> Found:
+    """Goes on with scores in double, where rounded ones leave no progress to be made: the potentials of
     the exact problem meet the conditions better than those of the rounded one, once they are rounded too.
     """
+    kernel = p.kernel.in_double()
+    if kernel is None:
+        return found
     wide = p._replace(
-        s=widened(p.s),
+        kernel=kernel,
         mu=_pieces.converted(p.mu, np.float64),
         nu=_pieces.converted(p.nu, np.float64),
         tol=0.1 * p.tol,
         max_iter=p.max_iter - found.n_visits,
     )
-    wide = wide._replace(stored=p.stored and _stored(wide.s, None))
     exact = _attempt(wide, solver, *_from(found, start), report)
     for other in fall_backs:
         if _ended(wide, exact):
             break
         exact = _better(exact, _attempt(_rest(wide, exact), other, *_from(exact, start), report))
+    kernel.forget()
     if exact.status == "overflow":
         return found
     again = _finish(
@@ -135,9 +235,7 @@ def _in_double(
     return _better(found, again)
 
 
-def _attempt(
-    p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
-) -> SchrodingerBridge:
+def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
     if solver == "annealed":
         return _anneal(p, f, g, report)
     if solver == "symmetric":  # f = g is the gauge that the averaged update keeps
@@ -148,7 +246,7 @@ def _attempt(
     # The final check rounds the potentials to the dtype and looks at both marginals: leave it room.
     for inner in (0.5 * p.tol, 0.05 * p.tol):
         f, g, new, used, relaxation, code = cpu.solve_bridge(
-            p.s._spec,
+            p.kernel.native,
             mu,
             nu,
             f,
@@ -158,7 +256,6 @@ def _attempt(
             p.max_iter - visits,
             p.row_penalty,
             p.col_penalty,
-            p.stored,
             report,
             p.n_threads,
         )
@@ -180,51 +277,53 @@ def _finish(
     status: str,
     solver: str,
     relaxation: float = 1.0,
-) -> SchrodingerBridge:
+) -> Found:
     if p.balanced:
         f, g = _gauge(f, g, p.nu)
     with np.errstate(over="ignore"):
-        f, g = (_pieces.converted(x, p.s.dtype) for x in (f, g))
+        f, g = (_pieces.converted(x, p.kernel.potentials) for x in (f, g))
     if any(cpu.scan(x, p.n_threads)[0] & ~_MINUS_INF for x in (f, g)):
-        status, error, worst, met = "overflow", math.inf, math.inf, False
+        final, error, worst, met = "overflow", math.inf, math.inf, False
     else:
-        error, worst, met = p.check(f, g)
-    if met and status != "infeasible":
-        status = "converged"
-    elif not math.isfinite(error) and status != "infeasible":
-        status = "overflow"
-    elif status == "converged":
-        status = "stagnated"
-    return SchrodingerBridge(
-        scores=p.s,
-        mu=p.mu,
-        nu=p.nu,
+        final = status
+        error, worst, met = p.kernel.check(p, f, g)
+    return Found(
         f=f,
         g=g,
-        status=status,
-        converged=status == "converged",
-        n_iter=len(errors),
+        status=settled(final, error, met),
         n_visits=visits,
         errors=np.asarray(errors),
         error=error,
         worst=worst,
-        method=f"{solver}, {'stored' if p.stored else 'on the fly'}",
-        tol=p.tol,
-        penalty=(p.row_penalty, p.col_penalty),
+        method=f"{solver}, {p.kernel.kept}",
         relaxation=relaxation,
     )
 
 
-def _anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> SchrodingerBridge:
+def settled(status: str, error: float, met: bool) -> str:
+    """The status of a solve, in the light of the final check of its potentials."""
+    if status in ("infeasible", "negative kernel"):
+        return status
+    if met:
+        return "converged"
+    if not math.isfinite(error):
+        return "overflow"
+    return "stagnated" if status == "converged" else status
+
+
+def _anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> Found:
     """Scores times 1/64, 1/16, 1/4, 1: each stage to a rough tolerance, the last to the full one."""
     errors: list[Real] = []
     visits = 0
     scale = 1.0 / 64
     while scale < 1:
+        kernel = p.kernel.scaled(scale)
+        assert kernel is not None  # refused before
         stage = p._replace(
-            s=p.s * scale, tol=max(p.tol, 1e-3), max_iter=max(1, p.max_iter - visits)
+            kernel=kernel, tol=max(p.tol, 1e-3), max_iter=max(1, p.max_iter - visits)
         )
         found = _attempt(stage, "relaxed", f * scale, g * scale, report)
+        kernel.forget()
         visits += found.n_visits
         errors.append(found.errors)
         if found.status in ("infeasible", "interrupted") or visits >= p.max_iter:
@@ -238,7 +337,6 @@ def _anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> Schroding
     return dataclasses.replace(
         last,
         errors=np.concatenate([*errors, last.errors]),
-        n_iter=sum(map(len, errors)) + last.n_iter,
         n_visits=visits + last.n_visits,
         method=last.method.replace("relaxed", "annealed"),
     )

@@ -56,8 +56,31 @@ def compare_rows(
     a: tuple[Any, ...], b: tuple[Any, ...], n_threads: int
 ) -> tuple[_Real, _Real, _Real, _Real, _Real, npt.NDArray[np.int64]]: ...
 def sincos(x: _Real) -> tuple[_Real, _Real]: ...
+
+class BridgeKernel:
+    @property
+    def stored(self) -> bool: ...
+    @property
+    def signs(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]: ...
+    def sums(
+        self, f: _Real, g: _Real, n_threads: int
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]: ...
+    def columns(self, f: _Real, n_threads: int) -> npt.NDArray[np.float64]: ...
+    def rows(
+        self, g: _Real, mass: _Real, n_threads: int
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]: ...
+
+def bridge_scores(
+    spec: tuple[Any, ...], max_memory: float, scratch: _Real | None
+) -> BridgeKernel: ...
+def bridge_factors(
+    left: tuple[_Real, ...], right: tuple[_Real, ...], signs: int
+) -> BridgeKernel: ...
+def bridge_chain(specs: tuple[tuple[Any, ...], ...]) -> BridgeKernel: ...
+def bridge_object(kernel: object, n_rows: int, n_cols: int) -> BridgeKernel: ...
+def triangle_scratch(n: int, float32: bool, max_memory: float) -> int: ...
 def solve_bridge(
-    spec: tuple[Any, ...],
+    kernel: BridgeKernel,
     mu: _Real,
     nu: _Real,
     f: _Real,
@@ -67,7 +90,6 @@ def solve_bridge(
     max_visits: int,
     row_penalty: float,
     col_penalty: float,
-    stored: bool,
     report: Callable[[int, float], object] | None,
     n_threads: int,
 ) -> tuple[_Real, _Real, _Real, int, float, int]: ...
@@ -82,9 +104,9 @@ def solve_bridges(
     max_visits: int,
     row_penalty: float,
     col_penalty: float,
-    stored: bool,
+    max_memory: float,
     n_threads: int,
-) -> tuple[_Real, _Real, _Real, npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+) -> tuple[_Real, _Real, _Real, npt.NDArray[np.int64], npt.NDArray[np.int64], bool]: ...
 def transport_flow(
     allowed: npt.NDArray[np.bool_], mu: _Real, nu: _Real
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], _Real, _Real, _Real]: ...
@@ -139,16 +161,6 @@ def gaussian_flow(
     report: Callable[[float], object] | None,
     n_threads: int,
 ) -> tuple[_Real, _Real, _Real, _Real, npt.NDArray[np.float64], npt.NDArray[np.int64]]: ...
-def triangle_size(n: int, float32: bool) -> int: ...
-def solve_self_bridge(
-    spec: tuple[Any, ...],
-    mu: _Real,
-    g: _Real,
-    tol: float,
-    max_visits: int,
-    scratch: _Real | None,
-    n_threads: int,
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], int, int]: ...
 def velocity(
     field: tuple[Any, ...] | Callable[[_Real, float], _Real], x: _Real, t: float, n_threads: int
 ) -> tuple[int, _Real]: ...

@@ -241,8 +241,8 @@ private:
         bool found = false;
         each(run, problem().n_cols, [&](Index j) {
             const double from = at_g_[static_cast<std::size_t>(j)];
-            found = found || (g[j] != -infinity<double>() &&
-                              !(std::abs(g[j] - from) <= tuning::stored_reach<E, T>));
+            found = found ||
+                    (g[j] != -infinity<double>() && !(std::abs(g[j] - from) <= tuning::stored_reach<E, T>));
         });
         return found;
     }

@@ -1,0 +1,289 @@
+#include "bridge/iterate.hpp"
+
+#include <algorithm>
+
+#include "qk/scalar_math.hpp"
+
+namespace qk {
+namespace {
+
+using Vector = Iterate::Vector;
+
+Vector to_vector(const std::vector<double>& v) {
+    return Eigen::Map<const Vector>(v.data(), static_cast<Index>(v.size()));
+}
+
+// With a penalty of weight w the potential is this fraction of the one that would meet the marginal.
+double damping(double penalty) { return std::isinf(penalty) ? 1.0 : penalty / (1 + penalty); }
+
+// Of weights, in the unit of mass. Vectors may be so long that Ctrl-C has to be heard in between: the next visit then
+// ends the solve.
+Vector logs(const Vector& weights, double log_unit, const Run& run) {
+    Vector out(weights.size());
+    in_pieces(run, 0, weights.size(), [&](Index from, Index to) {
+        out.segment(from, to - from) = weights.segment(from, to - from).array().log() - log_unit;
+    });
+    return out;
+}
+
+// log sum_i mu_i exp(-f_i / penalty)
+double log_penalised_mass(const Vector& mu, const Vector& log_mu, const Vector& f, double penalty) {
+    const auto term = [&](Index i) { return std::isinf(penalty) ? log_mu[i] : log_mu[i] - f[i] / penalty; };
+    double top = log_of_nothing, sum = 0;
+    for (Index i = 0; i < mu.size(); ++i)
+        if (mu[i] > 0 && f[i] != log_of_nothing) top = std::max(top, term(i));
+    for (Index i = 0; i < mu.size(); ++i)
+        if (mu[i] > 0 && f[i] != log_of_nothing) sum += std::exp(term(i) - top);
+    return top + std::log(sum);
+}
+
+}  // namespace
+
+Iterate::Iterate(Sweep& sweep_, const std::vector<double>& mu_, const std::vector<double>& nu_,
+                 const BridgeOptions& options_, BridgeState& state_, const Run& run_)
+    : sweep(sweep_),
+      options(options_),
+      state(state_),
+      run(run_),
+      row_damping(damping(options_.row_penalty)),
+      col_damping(damping(options_.col_penalty)),
+      balanced(std::isinf(options_.row_penalty) && std::isinf(options_.col_penalty)),
+      log_unit(balanced ? std::log(to_vector(mu_).sum()) : 0.0),
+      mu(to_vector(mu_)),
+      nu(to_vector(nu_)),
+      log_mu(logs(mu, log_unit, run_)),
+      log_nu(logs(nu, log_unit, run_)),
+      f(to_vector(state_.f).array() - log_unit),
+      g(to_vector(state_.g)),
+      lse(mu.size()),
+      columns(nu.size()) {
+    if (balanced) {
+        const double unit = mu.sum();
+        mu /= unit;
+        nu /= unit;
+    }
+    for (Index j = 0; j < nu.size(); ++j)
+        if (nu[j] == 0) g[j] = log_of_nothing;
+}
+
+void Iterate::finish() {
+    f.array() += log_unit;
+    state.f.assign(f.data(), f.data() + f.size());
+    state.g.assign(g.data(), g.data() + g.size());
+}
+
+// ---- visits ---------------------------------------------------------------------------------------------
+
+bool Iterate::visit(double relaxation) {
+    constexpr double negligible = 0.03;
+    const Vector before = relaxation == 1.0 ? Vector() : f;
+    if (!visit_once(relaxation)) return false;
+    if (sweep.uncertainty() == 0) return true;
+    // The bound is in units of mass, as the columns are; errors are shares of it.
+    const double bearable = negligible * std::max(column_error(), options.tol) * columns.sum();
+    if (!columns_vanish() && sweep.uncertainty() <= bearable) return true;
+    if (relaxation != 1.0) f = before;
+    sweep.refine();
+    return visit_once(relaxation);
+}
+
+bool Iterate::visit_once(double relaxation) {
+    const RowMass mass = [&](Index i, double row_lse) {
+        if (log_mu[i] == log_of_nothing) {
+            f[i] = log_of_nothing;
+            return 0.0;
+        }
+        if (std::isnan(row_lse)) return row_lse;  // a row whose sum is not positive: see FactoredSweep
+        const double target = row_damping * (log_mu[i] - row_lse);
+        f[i] = relaxation == 1.0 || f[i] == log_of_nothing ? target : f[i] + relaxation * (target - f[i]);
+        return f[i] == log_mu[i] - row_lse && log_scale == 0 ? mu[i] : std::exp(f[i] + row_lse - log_scale);
+    };
+    ++state.n_visits;
+    const Status status = sweep.rows(g.data(), mass, lse.data(), columns.data(), run);
+    if (!went_through(status)) return false;
+    for (Index i = 0; i < mu.size(); ++i) {
+        // A row that sees nothing cannot have mass; a penalty bears that, a constraint does not.
+        if (lse[i] == log_of_nothing && mu[i] > 0 && std::isinf(options.row_penalty))
+            return end(BridgeStatus::infeasible);
+        if (lse[i] == log_of_nothing) f[i] = log_of_nothing;
+    }
+    return true;
+}
+
+bool Iterate::recover_columns() {
+    Vector exact(nu.size());
+    ++state.n_visits;
+    const Status status = sweep.columns(f.data(), exact.data(), run);
+    if (!went_through(status)) return false;
+    double top = log_of_nothing;
+    for (Index j = 0; j < nu.size(); ++j) {
+        if (nu[j] == 0) continue;
+        if (exact[j] == log_of_nothing) {
+            if (std::isinf(options.col_penalty)) return end(BridgeStatus::infeasible);
+            // A column that no entry reaches stays empty, whatever its penalty: it is as one without weight.
+            nu[j] = 0;
+            log_nu[j] = g[j] = log_of_nothing;
+            continue;
+        }
+        top = std::max(top, g[j] + exact[j]);
+    }
+    if (top == log_of_nothing) return end(BridgeStatus::converged);  // no entry at all: the empty plan
+    if (!balanced) log_scale = top;
+    const double scale = balanced ? 0.0 : top;
+    double error = 0, mass = 0;
+    for (Index j = 0; j < nu.size(); ++j) {
+        if (nu[j] == 0) continue;
+        const double column = std::exp(g[j] + exact[j] - scale);
+        mass += column;
+        error += std::abs(column - std::exp(log_wanted(j) - scale));
+    }
+    note(balanced ? error : error / mass);
+    if (state.errors.back() <= options.tol) return end(BridgeStatus::converged);
+    for (Index j = 0; j < nu.size(); ++j)
+        if (nu[j] > 0) g[j] = col_damping * (log_nu[j] - exact[j]);
+    return !out_of_visits();
+}
+
+bool Iterate::settle_columns() {
+    while (columns_vanish())
+        if (!recover_columns() || !visit(1.0)) return false;
+    return true;
+}
+
+bool Iterate::plain_steps(int count) {
+    for (int k = 0; k < count && !out_of_visits(); ++k) {
+        step_columns(1.0);
+        if (!visit(1.0)) return false;
+        if (columns_vanish() && !settle_columns()) return false;
+        note(column_error());
+        if (state.errors.back() <= options.tol) return end(BridgeStatus::converged);
+    }
+    return true;
+}
+
+bool Iterate::cross_plateau(double error) {
+    constexpr Index doublings = 20;
+    if (error <= 100 * options.tol || plateaus_left == 0) return end(BridgeStatus::stagnated);
+    if (options.max_visits - state.n_visits <= doublings) return end(BridgeStatus::iteration_limit);
+    --plateaus_left;
+    const Vector from = g;
+    Vector step(nu.size());
+    find_step(step);
+    const double before = dual(), slope = (nu - columns).dot(step);
+    double length = 1;
+    for (Index k = 0; k < doublings; ++k, length *= 2) {
+        move(from, 2 * length, step);
+        if (!visit(1.0)) return false;
+        const double promised = 2 * length * slope;
+        if (columns_vanish() || !(dual() - before > 0.5 * promised)) break;
+    }
+    if (length < 16) {  // back to where it was, and to the rows that belong there
+        g = from;
+        return visit(1.0) && end(BridgeStatus::stagnated);
+    }
+    move(from, length, step);
+    return true;
+}
+
+bool Iterate::end(BridgeStatus status) {
+    state.status = status;
+    return false;
+}
+
+bool Iterate::went_through(Status status) {
+    switch (status) {
+        case Status::ok:
+            return true;
+        case Status::interrupted:
+            return end(BridgeStatus::interrupted);
+        case Status::overflow:
+            return end(BridgeStatus::overflow);
+        case Status::negative:
+            return end(BridgeStatus::negative_kernel);
+    }
+    return false;
+}
+
+// ---- measures -------------------------------------------------------------------------------------------
+
+bool Iterate::columns_vanish() const {
+    for (Index j = 0; j < nu.size(); ++j)
+        if (nu[j] > 0 && !(columns[j] > 0)) return true;
+    return false;
+}
+
+double Iterate::column_error() const {
+    if (balanced) return (columns - nu).cwiseAbs().sum();
+    double error = 0;
+    for (Index j = 0; j < nu.size(); ++j)
+        if (nu[j] > 0) error += std::abs(columns[j] - std::exp(log_wanted(j) - log_scale));
+    return error / columns.sum();
+}
+
+// The logarithm of column j of the solution: with a KL penalty of weight w it is nu_j exp(-g_j / w).
+double Iterate::log_wanted(Index j) const {
+    return std::isinf(options.col_penalty) ? log_nu[j] : log_nu[j] - g[j] / options.col_penalty;
+}
+
+double Iterate::row_error() const {
+    double error = 0;
+    for (Index i = 0; i < mu.size(); ++i)
+        if (mu[i] > 0) error += std::abs(std::exp(f[i] + lse[i]) - mu[i]);
+    return error;
+}
+
+double Iterate::dual() const {
+    double value = 0;
+    for (Index j = 0; j < nu.size(); ++j)
+        if (nu[j] > 0) value += nu[j] * g[j];
+    for (Index i = 0; i < mu.size(); ++i)
+        if (mu[i] > 0) value -= mu[i] * lse[i];
+    return value;
+}
+
+void Iterate::note(double error) {
+    state.errors.push_back(error);
+    if (options.report) options.report(state.n_visits, error);
+}
+
+// ---- moves ----------------------------------------------------------------------------------------------
+
+double Iterate::column_step(Index j) const {
+    if (nu[j] == 0) return 0;
+    const double column_lse = std::log(columns[j]) + log_scale - g[j];
+    return col_damping * (log_nu[j] - column_lse) - g[j];
+}
+
+void Iterate::find_step(Vector& step) const {
+    in_pieces(run, 0, nu.size(), [&](Index from, Index to) {
+        for (Index j = from; j < to; ++j) step[j] = column_step(j);
+    });
+}
+
+void Iterate::step_columns(double relaxation) {
+    in_pieces(run, 0, nu.size(), [&](Index from, Index to) {
+        for (Index j = from; j < to; ++j)
+            if (nu[j] > 0) g[j] += relaxation * column_step(j);
+    });
+}
+
+void Iterate::balance_masses() {
+    const double a = options.row_penalty, b = options.col_penalty;
+    const double rows = log_penalised_mass(mu, log_mu, f, a), cols = log_penalised_mass(nu, log_nu, g, b);
+    const double weight = std::isinf(a) ? b : std::isinf(b) ? a : a / (a + b) * b;
+    const double t = weight * (rows - cols);
+    if (std::isfinite(t)) g.array() -= t;
+}
+
+void Iterate::rescale() {
+    const double mass = columns.sum();
+    if (!balanced && mass > 0 && std::isfinite(mass) && (mass <= 1e-10 || mass >= 1e10))
+        log_scale += std::log(mass);
+}
+
+void Iterate::move(const Vector& from, double length, const Vector& step) {
+    for (Index j = 0; j < nu.size(); ++j)
+        if (nu[j] > 0) g[j] = from[j] + length * step[j];
+}
+
+}  // namespace qk
