@@ -1,4 +1,4 @@
-"""The integrators: their numbers, their orders, stiff problems, and the same steps and statuses in C++ and Python."""
+"""The integrators: their numbers and orders, stiff problems, the same steps and statuses in C++ and Python."""
 
 from __future__ import annotations
 
@@ -289,7 +289,7 @@ def test_controller() -> None:
     assert both.accepted(1e-8) == 1
 
 
-# ---- stiff problems ------------------------------------------------------------------------------------------
+# ---- stiff problems ------------------------------------------------------------------------------------
 
 
 def slow_and_fast(x: Array, t: float) -> Array:
@@ -460,7 +460,7 @@ def test_stiff_and_explicit_laws_agree(kind: str) -> None:
     )
 
 
-# ---- laws in many dimensions, through BLAS -------------------------------------------------------------------
+# ---- laws in many dimensions, through BLAS -------------------------------------------------------------
 
 
 def many(d: int, n: int, heads: int, dtype: Any, rank: int) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The integrator of cpp/src/ode for states that are arrays of some library, with its methods, control and statuses.
+"""The integrator of cpp/src/ode for states that are arrays of any library: its methods, control and statuses.
 
 A State holds one initial value problem and the stages of its steps; the loops around them are here. Methods
 come from the C++ side as numbers, and so does the control of the step size.
@@ -92,7 +92,7 @@ class State:
         raise NotImplementedError
 
     def take(self, to: float) -> str:
-        """What follows an accepted step to time ``to``; the status of what ends the flow there, or nothing."""
+        """What follows an accepted step to time ``to``; the status of what ends the flow, or nothing."""
         raise NotImplementedError
 
     # ---- one step ------------------------------------------------------------------------------

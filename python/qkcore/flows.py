@@ -104,24 +104,26 @@ def flow(
     r"""Integrates :math:`\dot x_i = \Gamma_{t,X}(x_i)` from X0 (N, d) over ``t_span`` (TPDE-2, eq 1.1).
 
     ``n_steps`` gives that many equal steps of "euler", "heun" (explicit trapezoid), "rk4", "dopri5" or
-    "rodas4" (orders 1, 2, 4, 5, 4), and one more for each change of layer inside a step. Without it, "dopri5" and
-    "rodas4" adapt their steps: the root mean square of the embedded error over ``atol + rtol |x|`` stays below
-    1 (PI control). Defaults: rtol 1e-6 and atol 1e-9, float32 1e-4 and 1e-6.
+    "rodas4" (orders 1, 2, 4, 5, 4), and one more for each change of layer inside a step. Without it, "dopri5"
+    and "rodas4" adapt their steps: the root mean square of the embedded error over ``atol + rtol |x|`` stays
+    below 1 (PI control). Defaults: rtol 1e-6 and atol 1e-9, float32 1e-4 and 1e-6.
 
-    "rodas4" is implicit (an L-stable Rosenbrock method), for stiff flows: where some directions relax much faster
-    than the flow moves, explicit steps are short for stability alone, these are not. Each step costs N d + 8
-    velocities, for the Jacobian by differences, and the factorisation of a matrix of that size: for at
-    most 4000 coordinates, on the CPU. It computes in float64 whatever the dtype of X0; a Python field gets float64.
+    "rodas4" is implicit (an L-stable Rosenbrock method), for stiff flows: where some directions relax much
+    faster than the flow moves, explicit steps are short for stability alone, these are not. Each step costs
+    N d + 7 velocities, for the Jacobian by differences, and the factorisation of a matrix of that size: for
+    at most 4000 coordinates, on the CPU. It computes in float64 whatever the dtype of X0, and gives a Python
+    field float64.
 
     The loop runs in C++ without returning to Python, for constant parameters and for layers. Parameters
     that are callables of t are called once per stage; ``field`` may also be any function (X, t) -> (N, d).
 
     ``t_eval`` asks for states at given times instead of every step: by the continuous extension of dopri5
-    (order 4) and, in fixed steps, rodas4 (order 3; its adaptive steps end at these times), by cubic Hermite
-    interpolation for the others. ``blow_up=R`` ends the flow when a particle is farther than R from 0, ``clusters=(m, r)`` when there are m clusters or fewer, particles nearer than
-    r being joined (single linkage); the time is found by bisection on the interpolant. Without ``blow_up``
-    a flow that leaves the range of the dtype, or that changes by its own size within 1000 of the smallest
-    steps that t can resolve (10 spacings each), has blown up. ``min_step`` is 10 spacings of t unless given.
+    (order 4) and, in fixed steps, rodas4 (order 3; its adaptive steps end at these times), by cubic
+    Hermite interpolation for the others. ``blow_up=R`` ends the flow when a particle is farther than R
+    from 0, ``clusters=(m, r)`` when there are m clusters or fewer, particles nearer than r being joined
+    (single linkage); the time is found by bisection on the interpolant. Without ``blow_up`` a flow that
+    leaves the range of the dtype, or that changes by its own size within 1000 of the smallest steps that
+    t can resolve (10 spacings each), has blown up. ``min_step`` is 10 spacings of t unless given.
 
     A field on the sphere has its rows scaled to norm 1 after each step.
 
@@ -228,8 +230,8 @@ def _flow_on_device(
 
     if _TABLEAUX[method]["gamma"]:
         raise ValueError(
-            f"method: wanted an explicit one for particles on a device, got {method!r}, which runs on the CPU; "
-            "pass NumPy arrays, or method='dopri5'"
+            f"method: wanted an explicit one for particles on a device, got {method!r}, which runs on the "
+            "CPU; pass NumPy arrays, or method='dopri5'"
         )
     if not (isinstance(field, AttentionField) or callable(field)):
         raise TypeError(

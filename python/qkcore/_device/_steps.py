@@ -1,7 +1,7 @@
 """Particles on the device as a state of the integrator: combinations of device arrays.
 
-What is asked of the device per step is one summary, to see that the state is finite and, when steps adapt, how
-large the error is.
+What is asked of the device per step is one summary, to see that the state is finite and, when steps adapt,
+how large the error is.
 """
 
 from __future__ import annotations

@@ -71,15 +71,16 @@ def flow(
     under its own. ``heads`` > 1: Q and K are the heads' matrices stacked by rows (eq 2.9), V is (d, d)
     for all heads or (..., heads, d, d).
 
-    ``method``: "euler", "heun", "rk4" with ``n_steps`` equal steps; "dopri5" and "rodas4" with steps of their own
-    for every trajectory, to ``rtol`` (1e-8, in float32 1e-5) and ``atol`` (a hundredth of it), and
-    ``n_steps`` intervals between stored times. "rodas4" is implicit, for stiff flows, in which fast directions that
-    have long settled keep explicit steps short (one start takes dopri5 230 000 steps, rodas4 500); it
-    factors a matrix of size d + d(d+1)/2 per step, in float64, for at most 4000 unknowns (d = 87). ``form``: "covariance" applies the method to the ODE
-    of the covariance (as the paper does, the default but for dopri5; too long a step can leave the cone
-    of covariances, see status "indefinite"), "pushforward" gives the exact law of the particles that the
-    method moves, :math:`P\\Sigma P^\\top`: always positive semidefinite, rank kept, small eigenvalues as
-    exact as large ones.
+    ``method``: "euler", "heun", "rk4" with ``n_steps`` equal steps; "dopri5" and "rodas4" with steps of
+    their own for every trajectory, to ``rtol`` (1e-8, in float32 1e-5) and ``atol`` (a hundredth of it),
+    and ``n_steps`` intervals between stored times. "rodas4" is implicit, for stiff flows, in which fast
+    directions that have long settled keep explicit steps short (one start takes dopri5 230 000 steps,
+    rodas4 500); it factors a matrix of size d + d(d+1)/2 at every step, in float64, for at most 4000
+    unknowns. ``form``: "covariance" applies the method to the ODE of the covariance (as the paper does,
+    the default but for dopri5; too long a step can leave the cone of covariances, see status
+    "indefinite"), "pushforward" gives the exact law of the particles that the method moves,
+    :math:`P\\Sigma P^\\top`: always positive semidefinite, rank kept, small eigenvalues as exact as large
+    ones.
 
     ``store``: "all" times, every k-th (an integer), or "final" (the start and the end); more than
     ``max_memory`` bytes of states is refused.
@@ -129,8 +130,8 @@ def flow(
         )
     if method in _IMPLICIT and d + d * (d + 1) // 2 > _MOST_UNKNOWNS:
         raise ValueError(
-            f"method: wanted an explicit one in {d} dimensions, got {method!r}, which factors a matrix of size "
-            f'd + d(d+1)/2 at every step; pass at most {_MOST_UNKNOWNS} unknowns, or method="dopri5"'
+            f"method: wanted an explicit one in {d} dimensions, got {method!r}, which factors a matrix of "
+            f'size d + d(d+1)/2 at every step; pass at most {_MOST_UNKNOWNS} unknowns, or method="dopri5"'
         )
     every = _store_every(store, steps)
     settings: dict[str, Any] = {
@@ -157,7 +158,8 @@ def flow(
     threads = resolve_threads(n_threads)
     arrays = _native_arrays(p, alpha, sigma, batch)
     if method in _IMPLICIT:
-        arrays = tuple(x.astype(np.float64) for x in arrays)
+        mean64, cov64, *matrices = (x.astype(np.float64) for x in arrays)
+        arrays = mean64, cov64, matrices[0], matrices[1], matrices[2]
     if d >= cpu.BLAS_DIMENSIONS:
         bring_blas()
     if laws is not None:
@@ -240,12 +242,19 @@ def _store_every(store: int | str, steps: int) -> int:
     return min(_at_least_one("store", store), steps)
 
 
+def _as_one_head(p: Parameters) -> bool:
+    """Heads with one V, in fields that are linear in A: one head with the sum of their A does the same."""
+    equal = p.heads > 1 and p.kind in ("softmax", "linear", "linear_epsilon")
+    return equal and bool((p.V[..., :1, :, :] == p.V).all())
+
+
 def _native_field(p: Parameters) -> tuple[int, float, bool, float]:
     """(field, gain, raw moment, epsilon) as the C++ side names them."""
+    means = float(p.heads) if _as_one_head(p) else 1.0  # each head adds V mean
     return {
-        "softmax": (0, 1.0, False, 1.0),
+        "softmax": (0, means, False, 1.0),
         "linear": (0, 0.0, True, 1.0),
-        "linear_epsilon": (0, 1 / p.epsilon, False, 1.0),
+        "linear_epsilon": (0, means / p.epsilon, False, 1.0),
         "l2": (1, 1.0, False, 1.0),
         "sinkhorn": (2, 1.0, False, p.epsilon),
     }[p.kind]
@@ -262,14 +271,18 @@ def _native_arrays(
         return np.ascontiguousarray(full.reshape(-1, *core), dtype)
 
     def stack(array: Real) -> Real:
-        core = (p.heads, d, d)
+        core = (array.shape[-3], d, d)
         lead = array.shape[:-3]
         if math.prod(lead) == 1:  # one field for all trajectories
             return np.ascontiguousarray(array.reshape(1, *core), dtype)
         return rows(array, core)
 
     query, key = p.square() if p.kind == "l2" else (p.A, p.A)
-    return rows(alpha, (d,)), rows(sigma, (d, d)), stack(key), stack(query), stack(p.V)
+    value = p.V
+    if _as_one_head(p):
+        query = key = key.sum(axis=-3, keepdims=True)
+        value = value[..., :1, :, :]
+    return rows(alpha, (d,)), rows(sigma, (d, d)), stack(key), stack(query), stack(value)
 
 
 def _bar(progress: bool) -> Any:

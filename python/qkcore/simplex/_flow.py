@@ -174,7 +174,7 @@ class _Path(State):
         self.flux = np.zeros(p0.shape[:-1])
 
     def probabilities(self, y: Double) -> Double:
-        return plain_softmax(y, self.tau) if self.logits else y
+        return np.asarray(plain_softmax(y, self.tau)) if self.logits else y
 
     def drift(self, t: float, p: Double) -> Double:
         self.n_drift += 1
@@ -204,7 +204,8 @@ class _Path(State):
         if self.logits:
             return b
         with np.errstate(over="ignore", invalid="ignore"):
-            return mobility_product(p, b, self.tau)
+            velocity: Double = mobility_product(p, b, self.tau)
+        return velocity
 
     def combine(self, weights: tuple[float, ...], h: float, *, is_next: bool = False) -> Double:
         return self._move(self.x, weights, h)
