@@ -157,10 +157,11 @@ public:
         std::fill(local.products.data(), local.products.data() + at.n_rows * ld, T(0));
         product_tile(local.block.scores.data(), tile.ld, at.n_rows, tile.padded, columns.values.data(),
                      columns.n_padded, tile.first_col, columns.n_packs, local.products.data(), ld);
-        for (Index r = 0; r < at.n_rows; ++r)
-            for (Index k = 0; k < this->d_; ++k)
-                local.moments[static_cast<std::size_t>(r * this->d_ + k)] +=
-                    static_cast<double>(local.products[r * ld + k]);
+        for (Index r = 0; r < at.n_rows; ++r) {
+            const T* from = local.products.data() + r * ld;
+            double* to = local.moments.data() + r * this->d_;
+            for (Index k = 0; k < this->d_; ++k) to[k] += static_cast<double>(from[k]);
+        }
     }
 };
 
@@ -258,21 +259,22 @@ void AttentionSums<T>::set_columns(const Head& head, const T* x) {
 
 template <class T>
 void AttentionSums<T>::set_rows(const T* x, const Run& run) {
-    const Index n = spec_.n, d = spec_.d;
+    const Index n = spec_.n, d = spec_.d, dim = dim_;
+    const double *map = row_map_.data(), *offset = offset_.data();
     constexpr Index rows = 256;
     parallel_for(run, (n + rows - 1) / rows, [&](Index task, int worker) {
-        std::vector<double>& sums = locals_[static_cast<std::size_t>(worker)].row;
-        sums.resize(static_cast<std::size_t>(dim_));
+        auto& row = locals_[static_cast<std::size_t>(worker)].row;
+        row.resize(static_cast<std::size_t>(dim_));
+        double* sums = row.data();
         for (Index i = task * rows; i < std::min(n, (task + 1) * rows); ++i) {
             // Coordinates outside, features inside: sums side by side, which the compiler puts into packs.
-            for (Index a = 0; a < dim_; ++a) sums[static_cast<std::size_t>(a)] = -offset_[a];
+            for (Index a = 0; a < dim; ++a) sums[a] = -offset[a];
             for (Index b = 0; b < d; ++b) {
                 const auto coordinate = static_cast<double>(x[i * d + b]);
-                const double* column = row_map_.data() + b * dim_;
-                for (Index a = 0; a < dim_; ++a) sums[static_cast<std::size_t>(a)] += column[a] * coordinate;
+                const double* column = map + b * dim;
+                for (Index a = 0; a < dim; ++a) sums[a] += column[a] * coordinate;
             }
-            for (Index a = 0; a < dim_; ++a)
-                features_[i * dim_ + a] = static_cast<T>(sums[static_cast<std::size_t>(a)]);
+            for (Index a = 0; a < dim; ++a) features_[i * dim + a] = static_cast<T>(sums[a]);
         }
     });
 }

@@ -27,7 +27,10 @@ Tiling choose_tiling(const Problem<T>& problem, Index n_values, Index n_problems
     constexpr Index micro = MicroTile<T>::rows;
     // With matrix work per entry, tall blocks reuse the panels of the columns.
     const bool matrix_work = n_values > tuning::few_values || feature_dim > tuning::matrix_work_dim;
-    Index block_rows = matrix_work ? tuning::matrix_micro_tiles * micro : tuning::flat_block_rows;
+    // Not as tall in a band: what a block leaves out is what none of its rows sees.
+    const Index micro_tiles =
+        problem.band.everything() ? tuning::matrix_micro_tiles : tuning::band_micro_tiles;
+    Index block_rows = matrix_work ? micro_tiles * micro : tuning::flat_block_rows;
     // A transposed dense matrix is read down its columns: in whole packs, and pieces of several cache lines.
     Index whole = micro;
     for (const auto& term : problem.dense)

@@ -22,6 +22,7 @@ inline constexpr Index row_scores_max_dim = 4;
 inline constexpr Index matrix_work_dim = 16;
 // Micro-tiles on top of each other in such a block: its panel of columns is read once for all of them.
 inline constexpr Index matrix_micro_tiles = 8;
+inline constexpr Index band_micro_tiles = 4;  // of bands: bench/run.py attention, causal
 
 // Rows of other blocks: the tile stays in the L1 cache between the pass that makes scores and that of exp. sweep_dense.
 inline constexpr Index flat_block_rows = 12;
