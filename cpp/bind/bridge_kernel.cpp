@@ -139,6 +139,22 @@ py::tuple sums(Kernel& kernel, const Doubles& f, const Doubles& g, int n_threads
     return py::make_tuple(rows, found[1]);
 }
 
+// log-sum-exps of the rows of s + g
+py::array_t<double> row_sums(Kernel& kernel, const Doubles& g, int n_threads) {
+    py::array_t<double> lse(static_cast<py::ssize_t>(kernel.n_rows));
+    double* to = lse.mutable_data();
+    const double* from = g.data();
+    BridgeOptions options;
+    options.row_penalty = 1;
+    const RowMass nothing = [](Index, double) { return 0.0; };
+    const Status status = without_gil(n_threads, [&](const Run& run) {
+        return kernel.sweep({1.0}, {1.0}, options, run).rows(from, nothing, to, nullptr, run);
+    });
+    raise_on_overflow(status, false);
+    return lse;
+}
+
+// log-sum-exps of the columns of f + s
 py::array_t<double> column_sums(Kernel& kernel, const Doubles& f, int n_threads) {
     py::array_t<double> lse(static_cast<py::ssize_t>(kernel.n_cols));
     double* to = lse.mutable_data();
@@ -164,7 +180,8 @@ void register_bridge_kernels(py::module_& m) {
                                    return py::make_tuple(to_array(rows), to_array(columns));
                                })
         .def("sums", &sums, py::arg("f"), py::arg("g"), py::arg("n_threads"))
-        .def("columns", &column_sums, py::arg("f"), py::arg("n_threads"))
+        .def("row_sums", &row_sums, py::arg("g"), py::arg("n_threads"))
+        .def("column_sums", &column_sums, py::arg("f"), py::arg("n_threads"))
         .def(
             "rows",
             [](Kernel& kernel, const Doubles& g, const Doubles& mass, int n_threads) {

@@ -101,6 +101,27 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
     return py::make_tuple(f_out, g_out, errors, visits, status, all_stored.load());
 }
 
+// (rows, columns) of exp(scores + dense terms), for one problem: `rest` is in double precision, `dense` holds pairs of a
+// matrix in single precision and its scale.
+py::tuple sums_in_double(const py::tuple& rest, const py::tuple& dense, int n_threads) {
+    const ScoreTuple scores(rest);
+    const Problem<double> problem = scores.problem<double>(0);
+    std::vector<SingleTerm> terms;
+    for (const py::handle item : dense) {
+        const auto pair = py::reinterpret_borrow<py::tuple>(item);
+        const auto values = py::reinterpret_borrow<py::array>(pair[0]);
+        terms.push_back({scores.batch.matrix<float>(values, 0, 0, 0), pair[1].cast<double>()});
+    }
+    py::array_t<double> rows(problem.n_rows), columns(problem.n_cols);
+    double *to_rows = rows.mutable_data(), *to_columns = columns.mutable_data();
+    raise_on_overflow(without_gil(n_threads,
+                                  [&](const Run& run) {
+                                      return widened_marginals(problem, terms, to_rows, to_columns, run);
+                                  }),
+                      false);
+    return py::make_tuple(rows, columns);
+}
+
 // (rows, columns, amounts, rest of rows, rest of columns); `allowed` (n, m) is C-contiguous and of one byte per entry
 py::tuple transport_flow(const py::array& allowed, const Doubles& mu, const Doubles& nu) {
     const Index n = allowed.shape(0), m = allowed.shape(1);
@@ -139,5 +160,6 @@ void register_bridge(py::module_& m) {
         py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"), py::arg("method"),
         py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"), py::arg("col_penalty"),
         py::arg("max_memory"), py::arg("n_threads"));
+    m.def("widened_marginals", &sums_in_double, py::arg("rest"), py::arg("dense"), py::arg("n_threads"));
     m.def("transport_flow", &transport_flow, py::arg("allowed").noconvert(), py::arg("mu"), py::arg("nu"));
 }

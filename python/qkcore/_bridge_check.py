@@ -18,11 +18,10 @@ import numpy.typing as npt
 
 from . import _checks, _pieces
 from ._lazy_scores import Real, Scores
+from ._native import cpu
 from ._score_masks import UNBOUNDED
 
 _EPS = float(np.finfo(np.float64).eps)
-# Entries of dense float32 scores that are widened to float64 at a time.
-_WIDENED = 2**21
 # Extended precision takes some 0.1 microseconds per entry.
 _EXTENDED = 2**21
 _HAS_EXTENDED = np.finfo(np.longdouble).eps < _EPS
@@ -195,24 +194,11 @@ def _share(off: float, mass: float) -> float:
 
 def wide_marginals(s: Scores, f: Real, g: Real, n_threads: int) -> tuple[Real, Real]:
     """Row and column sums of exp(f + s + g) in float64, from scores that are computed in float64 too."""
-    if s.dtype == np.float64 or not s._dense or s._offsets is not None:
+    if s.dtype == np.float64 or not s._dense or s._batch or s._offsets is not None:
         return widened(s).marginals(f, g, n_threads=n_threads)
-    n, m = s.shape[-2:]
-    height = max(1, _WIDENED // (math.prod(s._batch) * m))
-    if height >= n:
-        return widened(s).marginals(f, g, n_threads=n_threads)
-    rows = np.empty((*s._batch, n))
-    columns = np.zeros((*s._batch, m))
-    lost = np.zeros_like(columns)  # what earlier additions rounded away
-    for start in range(0, n, height):
-        stop = min(n, start + height)
-        block = widened(s.rows(start, stop))
-        rows[..., start:stop], part = block.marginals(f[..., start:stop], g, n_threads=n_threads)
-        part = part + lost
-        total = columns + part
-        lost = part - (total - columns)
-        columns = total
-    return rows, columns
+    # Dense terms are widened by the core, a few rows at a time.
+    rest = widened(s._with(dense=()))._coupled(f, g)
+    return cpu.widened_marginals(rest._spec, s._dense, n_threads)
 
 
 def widened(s: Scores) -> Scores:

@@ -107,7 +107,7 @@ class GivenBridge(WarnsOnUse):
 
     def _row_sums(self, g: Real) -> Real:
         """log of the row sums of exp(s + g)."""
-        lse: Real = self._native.rows(g, np.zeros(len(self.mu)), resolve_threads(None))[0]
+        lse: Real = self._native.row_sums(g, resolve_threads(None))
         return lse
 
     @property

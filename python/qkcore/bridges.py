@@ -43,7 +43,7 @@ from ._given_bridge import GivenBridge, solve_given
 from ._lazy_scores import Scores
 from .operators import MarkovOperator, _scores_argument
 
-__all__ = ["SchrodingerBridge", "bridge", "semi_relaxed", "sinkhorn"]
+__all__ = ["GivenBridge", "SchrodingerBridge", "bridge", "semi_relaxed", "sinkhorn"]
 
 
 @overload
@@ -130,9 +130,17 @@ def bridge(
     - "symmetric": the averaged update, for symmetric scores and mu = nu.
     - "annealed": from a small multiple of the scores to the scores, each stage starting from the last.
 
-    Factored kernels (:func:`qkcore.low_rank`, :func:`qkcore.poe` of them, :func:`qkcore.nystrom`) are
-    solved by plain scaling with a guard on signs: a kernel that goes negative never gives a result that
-    is marked converged (DAC-10).
+    Factored kernels (:func:`qkcore.low_rank`, :func:`qkcore.poe` of them, :func:`qkcore.nystrom`) have
+    a guard on signs: a kernel that goes negative never gives a result that is marked converged (DAC-10).
+    "auto" is "alternating" for those that might.
+
+    A kernel of your own is any object with ``shape`` (N, M), ``dtype`` and methods on float64 vectors. With
+    :math:`p_{ij} = e^{s_{ij} + g_j - \\mathrm{lse}_i}`, ``rows(g, mass)`` returns ``lse``, the
+    log-sum-exps of the rows of s + g, and ``columns``, :math:`\\sum_i m_i p_{ij}` for m = ``mass(lse)``
+    (None when ``mass`` is None); ``columns(f)`` returns the log-sum-exps of the columns of f + s;
+    ``curvature(x, mass)`` returns :math:`\\sum_i \\mathrm{mass}_i p_{ij} \\sum_k p_{ik} x_k` at the g of the
+    last ``rows``. Without ``curvature``, "newton" and "accelerated" are refused, and "auto" does without.
+    ``symmetric = True`` says that s is symmetric. The result is a :class:`GivenBridge`.
 
     A masked kernel that cannot carry the marginals ends with status "infeasible"; one that can, but not
     on all of its entries (a causal mask with uniform marginals: only the diagonal), with "no total

@@ -144,7 +144,7 @@ def adaptive_ipf(
 
     def step(start: Real) -> tuple[Real, Real, float, float]:
         """b from a, a from b, the TV that is left, and the mass."""
-        b = _minus(log_nu, visited.columns(start, threads))
+        b = _minus(log_nu, visited.column_sums(start, threads))
         # A row update is known once the row has been visited, and with it what the columns get.
         lse, reached = visited.rows(b, masses[0], threads)
         met = np.where(np.isneginf(lse), 0.0, masses[0])

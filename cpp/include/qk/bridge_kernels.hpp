@@ -74,4 +74,16 @@ Index triangle_scratch(Index n, double max_memory);
 template <class T>
 std::unique_ptr<Sweep> sweep_of(const Problem<T>& problem, Storage storage, T* scratch, const Run& run);
 
+// ---- the final check ----------------------------------------------------------------------------------------------
+
+// A dense term in single precision, whose scale is not rounded.
+struct SingleTerm {
+    MatrixView<float> values;
+    double scale = 1;
+};
+
+// Row and column sums of exp(s_ij) in double precision, where s is the sum of `rest` and of dense terms.
+Status widened_marginals(const Problem<double>& rest, const std::vector<SingleTerm>& dense, double* rows,
+                         double* columns, const Run& run);
+
 }  // namespace qk

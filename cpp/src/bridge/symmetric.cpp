@@ -22,7 +22,7 @@ void symmetric(Iterate& at) {
     at.g.array() -= at.log_unit / 2;  // both potentials share the mass of an earlier result
     auto best = infinity<double>();
     Index since_best = 0;
-    bool cautious = !at.options.positive_semidefinite;
+    bool cautious = !at.options.positive_semidefinite, came_from_afar = true;
     Iterate::Vector before = at.g;
     const RowMass nothing = [](Index, double) { return 0.0; };
     for (;;) {
@@ -52,7 +52,9 @@ void symmetric(Iterate& at) {
             at.end(BridgeStatus::stagnated);
             return;
         }
-        const Pace pace = cautious || error > near ? averaged : heavy_ball;
+        Pace pace = cautious || error > near ? averaged : heavy_ball;
+        if (came_from_afar) pace.momentum = 0;  // the last step was long, and went elsewhere
+        came_from_afar = error > near;
         for (Index i = 0; i < at.mu.size(); ++i) {
             if (at.mu[i] == 0) continue;
             const double now = at.g[i];
