@@ -161,7 +161,7 @@ def _compare(
         mass = float((wanted if math.isinf(side.penalty) else got).sum())
         off = np.abs(got - wanted)
         live = wanted > 0
-        with np.errstate(invalid="ignore"):
+        with np.errstate(invalid="ignore", over="ignore"):
             error = max(error, _share(off, mass))
             worst = max(worst, float((off[live] / wanted[live]).max(initial=0.0)))
     return (error, worst) if math.isfinite(error) else (math.inf, math.inf)
@@ -315,7 +315,7 @@ def _batch_errors(
         off = np.abs(got - wanted)
         mass = block_sums(wanted if math.isinf(side.penalty) else got, cut)
         total = block_sums(off, cut)
-        with np.errstate(invalid="ignore"):  # rows that see nothing are judged alone
+        with np.errstate(invalid="ignore", over="ignore"):  # rows that see nothing are judged alone
             relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
             share = np.divide(total, mass, out=np.where(total > 0, np.inf, 0.0), where=mass > 0)
         found.append((share, _block_maxima(relative, cut), np.where(total > 0, mass, 1.0)))

@@ -7,6 +7,8 @@
 #include <tuple>
 #include <vector>
 
+#include "bridge/gathering.hpp"
+#include "bridge/scaled_problem.hpp"
 #include "bridge/sweep_rows.hpp"
 #include "engine/flush_subnormals.hpp"
 #include "engine/online_rows.hpp"
@@ -209,8 +211,12 @@ private:
 template <class T>
 class OnTheFly final : public Sweep {
 public:
-    OnTheFly(const Problem<T>& problem, const Run& run)
-        : problem_(problem), walk_(problem, run), lse_(static_cast<std::size_t>(problem.n_rows), 0.0) {}
+    OnTheFly(const Problem<T>& problem, const Run& run) : OnTheFly(ScaledProblem<T>{problem, {}}, run) {}
+    OnTheFly(ScaledProblem<T> scaled, const Run& run)
+        : biases_(std::move(scaled.biases)),
+          problem_(std::move(scaled.problem)),
+          walk_(problem_, run),
+          lse_(static_cast<std::size_t>(problem_.n_rows), 0.0) {}
 
     Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
         walk_.set_potential(g, run);
@@ -279,7 +285,37 @@ public:
         return done ? Status::ok : Status::interrupted;
     }
 
+    Status gather(double least, Index most, SparseRows& out, const Run& run) override {
+        const double log_least = std::log(least);
+        Gathering gathering(problem_.n_rows, most, operations(problem_, 0), run);
+        return gathering(out,
+                         [&](Index first, Index end, const auto& found, const Run& part_run, int worker) {
+                             RowBlock<T> block;
+                             walk_.each_block(
+                                 first, end, block, part_run, worker, [](Index, Index, Index, T*, T) {},
+                                 [&] {
+                                     for (Index r = 0; r < block.n_rows; ++r) {
+                                         const Index i = block.first_row + r;
+                                         const double at = lse_[static_cast<std::size_t>(i)];
+                                         const T* s = block.scores.data() + r * walk_.width();
+                                         if (at != -infinity<double>())
+                                             for (Index j = 0; j < problem_.n_cols; ++j) {
+                                                 const double log = static_cast<double>(s[j]) - at;
+                                                 if (log >= log_least) found(i, j, std::exp(log));
+                                             }
+                                     }
+                                 });
+                         });
+    }
+
+    double epsilon() const override { return static_cast<double>(std::numeric_limits<T>::epsilon()); }
+
+    std::unique_ptr<Sweep> scaled(double factor, const Run& run) const override {
+        return std::make_unique<OnTheFly<T>>(scaled_problem(problem_, factor), run);
+    }
+
 private:
+    std::vector<std::vector<T>> biases_;  // what a scaled problem refers to
     Problem<T> problem_;
     RowWalk<T> walk_;
     std::vector<double> lse_;
@@ -424,6 +460,31 @@ public:
             if (!halved_) halve(run);
             return curvature_of(single_, ld_single(), x, mass, out, run);
         }
+    }
+
+    Status gather(double least, Index most, SparseRows& out, const Run& run) override {
+        if (full_) return full_->gather(least, most, out, run);
+        Gathering gathering(problem_.n_rows, most, operations(problem_, 0) / 5, run);
+        return gathering(
+            out, [&](Index first, Index end, const auto& found, const Run& part_run, int worker) {
+                for (Index i = first; i < end; ++i) {
+                    if ((i - first) % poll_rows == 0 && should_stop(part_run, worker)) return;
+                    const double sum = sums_[static_cast<std::size_t>(i)];
+                    if (!(sum > 0)) continue;
+                    const E* w = entries_.data() + i * ld_;
+                    for (Index j = 0; j < problem_.n_cols; ++j) {
+                        const double share = static_cast<double>(w[j]) *
+                                             static_cast<double>(scaled_[static_cast<std::size_t>(j)]) / sum;
+                        if (share >= least) found(i, j, share);
+                    }
+                }
+            });
+    }
+
+    double epsilon() const override { return static_cast<double>(std::numeric_limits<T>::epsilon()); }
+
+    std::unique_ptr<Sweep> scaled(double factor, const Run& run) const override {
+        return std::make_unique<OnTheFly<T>>(scaled_problem(problem_, factor), run);
     }
 
 private:
@@ -607,6 +668,12 @@ private:
 };
 
 }  // namespace
+
+Status Sweep::gather(double, Index, SparseRows& out, const Run&) {
+    out = {};
+    return Status::ok;
+}
+std::unique_ptr<Sweep> Sweep::scaled(double, const Run&) const { return nullptr; }
 
 template <class T>
 std::unique_ptr<Sweep> sweep_on_the_fly(const Problem<T>& problem, const Run& run) {
