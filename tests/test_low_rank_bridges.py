@@ -280,7 +280,7 @@ def test_bridge_agrees_with_the_exact_solver(dtype: str) -> None:
     np.testing.assert_allclose(b.marginals()[1], nu, atol=loose)
     assert b.n_iter == len(b.errors) == b.n_visits
     assert "converged" in str(b)
-    assert b.method == "accelerated, factored"
+    assert b.method == "anderson, factored"
 
 
 def test_warm_start_and_iteration_limit() -> None:

@@ -119,6 +119,11 @@ public:
         return Status::ok;
     }
 
+    bool curved() const override {
+        const py::gil_scoped_acquire gil;
+        return py::hasattr(kernel_, "curvature");
+    }
+
 private:
     static py::object first_of_two(const py::object& found) {
         if (!py::isinstance<py::tuple>(found) || py::len(found) != 2)

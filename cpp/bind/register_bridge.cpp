@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <atomic>
+#include <string>
 
 #include "bridge_kernel.hpp"
 #include "qk/scalar_math.hpp"
@@ -26,7 +27,7 @@ BridgeOptions options_of(int method, double tol, Index max_visits, double row_pe
     return options;
 }
 
-// (f, g, errors, visits, relaxation, status)
+// (f, g, errors, visits, relaxation, status, what was done in words)
 py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
                 int method, double tol, Index max_visits, double row_penalty, double col_penalty,
                 const py::object& report, int n_threads) {
@@ -50,8 +51,10 @@ py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doub
         solve_bridge(kernel.sweep(rows, cols, options, run), rows, cols, options, state, run);
         return from_vector(state.f, f_data, run) && from_vector(state.g, g_data, run);
     });
+    std::string words;
+    for (const std::string& name : state.methods) words += (words.empty() ? "" : ", then ") + name;
     return py::make_tuple(f_out, g_out, to_array(state.errors), state.n_visits, state.relaxation,
-                          static_cast<int>(state.status));
+                          static_cast<int>(state.status), words);
 }
 
 // Many problems, each on one thread: (f, g, last error, visits, status, whether all were stored), with the batch in
@@ -139,8 +142,8 @@ py::tuple transport_flow(const py::array& allowed, const Doubles& mu, const Doub
 
 void register_bridge(py::module_& m) {
     using namespace qk::bind;
-    m.attr("BRIDGE_METHODS") =
-        py::make_tuple("alternating", "relaxed", "anderson", "newton", "symmetric", "accelerated");
+    m.attr("BRIDGE_METHODS") = py::make_tuple("alternating", "relaxed", "anderson", "newton", "symmetric",
+                                              "accelerated", "annealed", "auto");
     m.attr("BRIDGE_STATUS") = py::make_tuple("converged", "iteration limit", "stagnated", "infeasible",
                                              "interrupted", "overflow", "negative kernel");
     register_bridge_kernels(m);

@@ -17,7 +17,7 @@ from ._native import cpu
 
 
 def solve_batch(asked: Asked) -> SchrodingerBridge:
-    p, solver, fall_backs = asked.problem, asked.solver, asked.fall_backs
+    p, solver = asked.problem, asked.solver
     f, g = asked.start
     assert isinstance(p.kernel, ScoresKernel)
     kernel, s = p.kernel, p.kernel.scores
@@ -69,7 +69,7 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
             continue
         # What did not converge here is solved again as if it were alone, with all that is tried then.
         try:
-            again = solve_one(one, solver, fall_backs, start_f[here], start_g[there], None)
+            again = solve_one(one, solver, start_f[here], start_g[there], None)
         except OverflowError:  # the others have their results
             names[k], error[k], worst[k] = "overflow", np.inf, np.inf
             continue

@@ -175,7 +175,7 @@ def _compare(
         for there, weights, x in _pieces.pieces(got, side.weights, potential):
             wanted = side.cut(weights).wanted(x, shift)
             masses.append(float((wanted if math.isinf(side.penalty) else there).sum()))
-            with np.errstate(invalid="ignore"):
+            with np.errstate(invalid="ignore", over="ignore"):
                 off = np.abs(there - wanted)
                 offs.append(float(off.sum()))
                 relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
@@ -343,7 +343,7 @@ def _batch_errors(
         off = np.abs(got - wanted)
         mass = block_sums(wanted if math.isinf(side.penalty) else got, cut)
         total = block_sums(off, cut)
-        with np.errstate(invalid="ignore"):  # rows that see nothing are judged alone
+        with np.errstate(invalid="ignore", over="ignore"):  # rows that see nothing are judged alone
             relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
             share = np.divide(total, mass, out=np.where(total > 0, np.inf, 0.0), where=mass > 0)
         found.append((share, _block_maxima(relative, cut), np.where(total > 0, mass, 1.0)))

@@ -72,23 +72,15 @@ class BridgeKernel:
         """The same kernel with entries in double precision, where it has them in single."""
         return None
 
-    def scaled(self, factor: float) -> BridgeKernel | None:
-        """The kernel exp(factor s_ij), for annealing."""
-        return None
-
     def refuses(self, solver: str) -> str | None:
         """Why a method does not apply: what was wanted, and what to do; None where it does."""
         if solver == "annealed":
             return 'wanted scores for solver="annealed", which scales them; use solver="auto"'
         return None
 
-    def automatic(self, p: _Problem, symmetric: bool) -> tuple[str, tuple[str, ...]]:
-        """The method of "auto", and what is tried when it stalls."""
-        if not p.balanced:
-            return "alternating", ()
-        if symmetric:
-            return "symmetric", ()
-        return "accelerated", ("newton", "relaxed")
+    def automatic(self, symmetric: bool) -> str:
+        """What "auto" stands for: the core's policy, unless something is known that it cannot see."""
+        return "symmetric" if symmetric else "auto"
 
 
 class ScoresKernel(BridgeKernel):
@@ -148,15 +140,8 @@ class ScoresKernel(BridgeKernel):
         self.forget()
         return ScoresKernel(widened(self.scores), self.max_memory, name=self.name)
 
-    def scaled(self, factor: float) -> ScoresKernel:
-        return ScoresKernel(self.scores * factor, self.max_memory, name=self.name)
-
     def refuses(self, solver: str) -> str | None:
         return None
-
-    def automatic(self, p: _Problem, symmetric: bool) -> tuple[str, tuple[str, ...]]:
-        solver, others = super().automatic(p, symmetric)
-        return solver, (("annealed", *others) if solver == "accelerated" else others)
 
 
 class ChainKernel(BridgeKernel):
@@ -235,12 +220,6 @@ class GivenKernel(BridgeKernel):
                 'without one; write it, or use solver="auto", which does without'
             )
         return super().refuses(solver)
-
-    def automatic(self, p: _Problem, symmetric: bool) -> tuple[str, tuple[str, ...]]:
-        solver, others = super().automatic(p, symmetric)
-        if solver != "accelerated" or self.curved:
-            return solver, others
-        return "anderson", ("relaxed",)
 
 
 class SweepKernel(Protocol):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,12 +30,10 @@ from ._lazy_scores import Real
 from ._native import cpu
 
 METHODS = {name: code for code, name in enumerate(cpu.BRIDGE_METHODS)}
-SOLVERS = ("auto", *METHODS, "annealed")
+SOLVERS = tuple(METHODS)
 _MINUS_INF = 4  # of cpu.scan's flags
 # Iterations spent on a problem that is known to converge like 1/k.
 _SLOW_LIMIT = 200
-# Above this error a solver without progress is on a plateau, far from the solution, not at its precision.
-_FAR = 1e-2
 
 
 @dataclass(frozen=True)
@@ -78,11 +75,10 @@ class Asked:
 
     problem: _Problem
     solver: str
-    fall_backs: tuple[str, ...]
     start: tuple[Real, Real]
 
     def solve(self, report: Callback | None = None) -> Found:
-        return solve_one(self.problem, self.solver, self.fall_backs, *self.start, report)
+        return solve_one(self.problem, self.solver, *self.start, report)
 
 
 def ask(
@@ -118,19 +114,14 @@ def ask(
             'solver: wanted symmetric scores and mu = nu for "symmetric", got a problem that is not '
             'known to be symmetric; use "auto"'
         )
-    if not p.balanced and solver not in ("auto", "alternating"):
-        raise ValueError(f'solver: wanted "alternating" with penalties, got {solver!r}')
     if (reason := kernel.refuses(solver)) is not None:
         raise ValueError(f"{kernel.name}: {reason}")
-    fall_backs: tuple[str, ...] = ()
     if solver == "auto":
-        solver, fall_backs = kernel.automatic(p, symmetric)
-    return Asked(p, solver, fall_backs, _start(init, kernel))
+        solver = kernel.automatic(symmetric)
+    return Asked(p, solver, _start(init, kernel))
 
 
-def solve_one(
-    p: _Problem, solver: str, fall_backs: Sequence[str], f: Real, g: Real, report: Callback | None
-) -> Found:
+def solve_one(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
     if p.kernel.crawls(p):
         p = p._replace(max_iter=min(p.max_iter, _SLOW_LIMIT))
     start = f, g
@@ -142,21 +133,18 @@ def solve_one(
         status = p.kernel.verdict(p, found)
         if status in (_feasibility.INFEASIBLE, _feasibility.NO_TOTAL_SUPPORT):
             return _with_status(found, status)
-    for other in fall_backs:
-        # Annealing is for what is far from its solution; from close by it is a detour.
-        if _ended(p, found) or (other == "annealed" and found.error < _FAR):
-            continue
-        found = _better(found, _attempt(_rest(p, found), other, *_from(found, start), report))
+    if solver == "auto" and not _ended(p, found):
+        # Rounded scores may be what has stopped it: then nothing else helps.
+        found = _in_double(p, solver, found, start, report)
     latest = found
     while not _ended(p, found) and found.error > _precision(p, found):
         # A plateau: the error stays, or rises for a while, as the potentials move. Only the limit on visits
         # ends it, and each attempt goes on from where the last one came to, not from the best point.
-        name = fall_backs[-1] if fall_backs else solver
-        name = "relaxed" if name == "annealed" else name  # annealing has done its part
+        name = "relaxed" if solver in ("auto", "annealed") else solver
         latest = _attempt(_rest(p, found), name, *_from(latest, start), report)
         found = _better(found, latest)
-    if not _ended(p, found):
-        found = _in_double(p, solver, fall_backs, found, start, report)
+    if solver != "auto" and not _ended(p, found):
+        found = _in_double(p, solver, found, start, report)
     if found.status == "stagnated" and found.error > _precision(p, found):
         found = _with_status(found, "iteration limit")
     status = p.kernel.verdict(p, found)
@@ -203,7 +191,6 @@ def _precision(p: _Problem, found: Found) -> float:
 def _in_double(
     p: _Problem,
     solver: str,
-    fall_backs: Sequence[str],
     found: Found,
     start: tuple[Real, Real],
     report: Callback | None,
@@ -222,30 +209,26 @@ def _in_double(
         max_iter=p.max_iter - found.n_visits,
     )
     exact = _attempt(wide, solver, *_from(found, start), report)
-    for other in fall_backs:
-        if _ended(wide, exact):
-            break
-        exact = _better(exact, _attempt(_rest(wide, exact), other, *_from(exact, start), report))
     kernel.forget()
     if exact.status == "overflow":
         return found
+    how = exact.method.rsplit(", ", 1)[0] + " in double precision"
     again = _finish(
-        p, exact.f, exact.g, exact.errors, exact.n_visits, exact.status, solver, exact.relaxation
+        p, exact.f, exact.g, exact.errors, exact.n_visits, exact.status, how, exact.relaxation
     )
     return _better(found, again)
 
 
 def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
-    if solver == "annealed":
-        return _anneal(p, f, g, report)
     if solver == "symmetric":  # f = g is the gauge that the averaged update keeps
         f = g = (f + g) / 2
     mu, nu = _pieces.converted(p.mu, np.float64), _pieces.converted(p.nu, np.float64)
     errors: list[Real] = []
     visits = 0
     # The final check rounds the potentials to the dtype and looks at both marginals: leave it room.
+    how = ""
     for inner in (0.5 * p.tol, 0.05 * p.tol):
-        f, g, new, used, relaxation, code = cpu.solve_bridge(
+        f, g, new, used, relaxation, code, done = cpu.solve_bridge(
             p.kernel.native,
             mu,
             nu,
@@ -262,7 +245,8 @@ def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
         errors.append(new)
         visits += used
         status = cpu.BRIDGE_STATUS[code]
-        found = _finish(p, f, g, np.concatenate(errors), visits, status, solver, relaxation)
+        how = how or done or solver
+        found = _finish(p, f, g, np.concatenate(errors), visits, status, how, relaxation)
         if found.status != "stagnated" or status != "converged" or visits >= p.max_iter:
             break
     return found
@@ -309,34 +293,3 @@ def settled(status: str, error: float, met: bool) -> str:
     if not math.isfinite(error):
         return "overflow"
     return "stagnated" if status == "converged" else status
-
-
-def _anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> Found:
-    """Scores times 1/64, 1/16, 1/4, 1: each stage to a rough tolerance, the last to the full one."""
-    errors: list[Real] = []
-    visits = 0
-    scale = 1.0 / 64
-    while scale < 1:
-        kernel = p.kernel.scaled(scale)
-        assert kernel is not None  # refused before
-        stage = p._replace(
-            kernel=kernel, tol=max(p.tol, 1e-3), max_iter=max(1, p.max_iter - visits)
-        )
-        found = _attempt(stage, "relaxed", f * scale, g * scale, report)
-        kernel.forget()
-        visits += found.n_visits
-        errors.append(found.errors)
-        if found.status in ("infeasible", "interrupted") or visits >= p.max_iter:
-            break
-        f, g = (
-            _pieces.mapped(lambda x: np.where(np.isfinite(x), x / scale, 0.0), x)  # noqa: B023
-            for x in (found.f, found.g)
-        )
-        scale *= 4
-    last = _attempt(p._replace(max_iter=max(1, p.max_iter - visits)), "relaxed", f, g, report)
-    return dataclasses.replace(
-        last,
-        errors=np.concatenate([*errors, last.errors]),
-        n_visits=visits + last.n_visits,
-        method=last.method.replace("relaxed", "annealed"),
-    )

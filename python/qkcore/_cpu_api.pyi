@@ -93,7 +93,7 @@ def solve_bridge(
     col_penalty: float,
     report: Callable[[int, float], object] | None,
     n_threads: int,
-) -> tuple[_Real, _Real, _Real, int, float, int]: ...
+) -> tuple[_Real, _Real, _Real, int, float, int, str]: ...
 def solve_bridges(
     spec: tuple[Any, ...],
     mu: _Real,

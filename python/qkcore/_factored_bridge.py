@@ -366,11 +366,9 @@ class FactoredKernel(BridgeKernel):
             return f'wanted solver="alternating" where signs may be lost, got {solver!r}'
         return super().refuses(solver)
 
-    def automatic(self, p: _Problem, symmetric: bool) -> tuple[str, tuple[str, ...]]:
+    def automatic(self, symmetric: bool) -> str:
         # A sum that is not positive is the kernel's fault only where Sinkhorn's iteration goes.
-        if not self.given.nonnegative:
-            return "alternating", ()
-        return super().automatic(p, symmetric)
+        return super().automatic(symmetric) if self.given.nonnegative else "alternating"
 
 
 def _result(kernel: FactoredKernel, p: _Problem, found: Found, signs: str) -> FactoredBridge:

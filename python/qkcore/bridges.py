@@ -120,15 +120,16 @@ def bridge(
 
     ``solver``:
 
-    - "auto": "symmetric" where it applies, else "accelerated"; should that stall, "annealed" if it is still
-      far from the solution, then "newton", then "relaxed".
+    - "auto": "symmetric" where it applies, else "anderson" until the rate that it sees is slow; from there
+      "newton" if the error is below 0.3, and "annealed" if it is not, or if "newton" makes little progress.
     - "accelerated": "anderson" first; when its rate shows that many iterations are left, "newton" goes on.
     - "alternating": Sinkhorn's iteration.
     - "relaxed": the same, over-relaxed once its rate has settled, and only while that helps.
     - "anderson": extrapolation of the last five iterates; a step that makes things worse is undone.
-    - "newton": Newton's method on the dual, conjugate gradients inside (the constant projected out).
+    - "newton": Newton's method on the dual, its systems solved from the entries that matter where these are
+      few, else by conjugate gradients with products of the kernel.
     - "symmetric": the averaged update, for symmetric scores and mu = nu.
-    - "annealed": from a small multiple of the scores to the scores, each stage starting from the last.
+    - "annealed": "newton" from a small multiple of the scores to the scores, in stages.
 
     Factored kernels (:func:`qkcore.low_rank`, :func:`qkcore.poe` of them, :func:`qkcore.nystrom`) have
     a guard on signs: a kernel that goes negative never gives a result that is marked converged (DAC-10).
@@ -150,7 +151,8 @@ def bridge(
 
     ``tol`` bounds the L1 error of both marginals as a share of the mass (default 1e-9, in float32 1e-5); the
     check of it at the end is made in more precision than the dtype's. ``max_iter`` bounds the visits of all
-    entries, those of inner solves included. ``penalty``: KL penalties on the marginals instead of constraints
+    entries, those of inner solves included; linear algebra on gathered entries counts as the visits that
+    would take as long. ``penalty``: KL penalties on the marginals instead of constraints
     (unbalanced), one weight or (rows, columns), in units of the kernel's own temperature; inf for a
     constraint. Their ``tol`` bounds the residual of the optimality conditions as a share of the plan's mass.
     ``on_fail``: what a solve that does not converge leads to, "warn" (a :class:`qkcore.ConvergenceWarning`
@@ -221,9 +223,9 @@ def bridge(
         n_threads=n_threads,
     )
     if s._batch or s._offsets is not None:
-        if callback is not None or progress or asked.solver == "annealed":
+        if callback is not None or progress:
             raise ValueError(
-                "kernel: wanted one problem for a callback, a progress bar or annealing, got a batch"
+                "kernel: wanted one problem for a callback or a progress bar, got a batch"
             )
         return settle(solve_batch(asked), fails)
     with reporter(callback, progress, asked.problem.tol) as report:

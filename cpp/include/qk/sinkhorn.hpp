@@ -3,6 +3,7 @@
 #pragma once
 
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "sweep.hpp"
@@ -12,7 +13,16 @@ namespace qk {
 // The potential of weight 0, and the log-sum-exp of a row that sees nothing.
 constexpr double log_of_nothing = -std::numeric_limits<double>::infinity();
 
-enum class BridgeMethod { alternating, relaxed, anderson, newton, symmetric, accelerated };
+enum class BridgeMethod {
+    alternating,
+    relaxed,
+    anderson,
+    newton,
+    symmetric,
+    accelerated,
+    annealed,
+    automatic
+};
 enum class BridgeStatus {
     converged,
     iteration_limit,
@@ -40,6 +50,7 @@ struct BridgeState {
     std::vector<double> errors;  // after each iteration
     Index n_visits = 0;
     double relaxation = 1.0;
+    std::vector<std::string> methods;  // what was done, in this order
     BridgeStatus status = BridgeStatus::iteration_limit;
 };
 

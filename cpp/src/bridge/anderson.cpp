@@ -34,7 +34,9 @@ bool anderson(Iterate& at, bool may_give_up) {
         at.note(error);
         if (error <= at.options.tol) return at.end(BridgeStatus::converged);
         if (at.out_of_visits()) return false;
-        if (error > 2 * best) {  // a bad extrapolation: go back, and forget what led to it
+        // A bad extrapolation: go back, and forget what led to it. The error of a plan of far too much mass is 1 whatever
+        // its excess, so it says nothing.
+        if (error > 2 * best && (at.balanced || best < 0.5)) {
             at.g = best_g;
             extrapolation.forget();
             best = infinity<double>();
@@ -65,7 +67,10 @@ bool anderson(Iterate& at, bool may_give_up) {
         if (++since_best > Iterate::patience) return at.end(BridgeStatus::stagnated);
         at.find_step(step);
         plain = at.g + step;
-        at.g = extrapolation.next(at.g, step);
+        // A penalised plan of the wrong mass is far out, where steps say nothing of the next.
+        const bool wild = !at.balanced && !(error < 2);
+        at.g = wild ? plain : extrapolation.next(at.g, step);
+        if (at.rescale()) dual_before = -infinity<double>();
     }
     return false;
 }

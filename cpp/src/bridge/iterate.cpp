@@ -104,9 +104,11 @@ bool Iterate::visit_once(double relaxation) {
     for (Index i = 0; i < mu.size(); ++i) {
         // A row that sees nothing cannot have mass; a penalty bears that, a constraint does not.
         if (lse[i] == log_of_nothing && mu[i] > 0 && std::isinf(options.row_penalty))
-            return end(BridgeStatus::infeasible);
+            return end(rows_have_entries ? BridgeStatus::overflow : BridgeStatus::infeasible);
         if (lse[i] == log_of_nothing) f[i] = log_of_nothing;
     }
+    rows_have_entries = true;
+    columns_have_entries = columns_have_entries || !columns_vanish();
     return true;
 }
 
@@ -119,7 +121,8 @@ bool Iterate::recover_columns() {
     for (Index j = 0; j < nu.size(); ++j) {
         if (nu[j] == 0) continue;
         if (exact[j] == log_of_nothing) {
-            if (std::isinf(options.col_penalty)) return end(BridgeStatus::infeasible);
+            if (std::isinf(options.col_penalty))
+                return end(columns_have_entries ? BridgeStatus::overflow : BridgeStatus::infeasible);
             // A column that no entry reaches stays empty, whatever its penalty: it is as one without weight.
             nu[j] = 0;
             log_nu[j] = g[j] = log_of_nothing;
@@ -145,7 +148,9 @@ bool Iterate::recover_columns() {
 }
 
 bool Iterate::settle_columns() {
-    while (columns_vanish())
+    constexpr int most_rounds =
+        20;  // where potentials are out of the range of the type, updates change nothing
+    for (int k = 0; k < most_rounds && columns_vanish(); ++k)
         if (!recover_columns() || !visit(1.0)) return false;
     return true;
 }
@@ -169,7 +174,7 @@ bool Iterate::cross_plateau(double error) {
     const Vector from = g;
     Vector step(nu.size());
     find_step(step);
-    const double before = dual(), slope = (nu - columns).dot(step);
+    const double before = dual(), slope = residual().dot(step);
     double length = 1;
     for (Index k = 0; k < doublings; ++k, length *= 2) {
         move(from, 2 * length, step);
@@ -204,11 +209,21 @@ bool Iterate::went_through(Status status) {
     return false;
 }
 
+void Iterate::charge(double visits) {
+    charged_ += visits;
+    const double whole = std::floor(charged_);
+    const Index left = std::max<Index>(0, options.max_visits - state.n_visits);
+    state.n_visits += std::min(left, static_cast<Index>(whole));
+    charged_ -= whole;
+}
+
 // ---- measures -------------------------------------------------------------------------------------------
 
 bool Iterate::columns_vanish() const {
+    // Weights next to the smallest number of the type vanish at any potentials.
+    const double least = !balanced ? 0.0 : sweep.epsilon() > 1e-10 ? 1e-34 : 1e-300;
     for (Index j = 0; j < nu.size(); ++j)
-        if (nu[j] > 0 && !(columns[j] > 0)) return true;
+        if (nu[j] > least && !(columns[j] > 0)) return true;
     return false;
 }
 
@@ -220,7 +235,6 @@ double Iterate::column_error() const {
     return error / columns.sum();
 }
 
-// The logarithm of column j of the solution: with a KL penalty of weight w it is nu_j exp(-g_j / w).
 double Iterate::log_wanted(Index j) const {
     return std::isinf(options.col_penalty) ? log_nu[j] : log_nu[j] - g[j] / options.col_penalty;
 }
@@ -232,12 +246,25 @@ double Iterate::row_error() const {
     return error;
 }
 
-double Iterate::dual() const {
-    double value = 0;
+Vector Iterate::residual() const {
+    if (balanced) return nu - columns;
+    Vector out = -columns;
     for (Index j = 0; j < nu.size(); ++j)
-        if (nu[j] > 0) value += nu[j] * g[j];
-    for (Index i = 0; i < mu.size(); ++i)
-        if (mu[i] > 0) value -= mu[i] * lse[i];
+        if (nu[j] > 0) out[j] += std::exp(log_wanted(j) - log_scale);
+    return out;
+}
+
+double Iterate::dual() const {
+    const double a = options.row_penalty, b = options.col_penalty, unit = std::exp(-log_scale);
+    double value = 0;
+    for (Index j = 0; j < nu.size(); ++j) {
+        if (nu[j] == 0) continue;
+        value += std::isinf(b) ? unit * nu[j] * g[j] : -b * std::exp(log_wanted(j) - log_scale);
+    }
+    for (Index i = 0; i < mu.size(); ++i) {
+        if (mu[i] == 0 || lse[i] == log_of_nothing) continue;
+        value -= std::isinf(a) ? unit * mu[i] * lse[i] : (1 + a) * std::exp(f[i] + lse[i] - log_scale);
+    }
     return value;
 }
 
@@ -249,7 +276,7 @@ void Iterate::note(double error) {
 // ---- moves ----------------------------------------------------------------------------------------------
 
 double Iterate::column_step(Index j) const {
-    if (nu[j] == 0) return 0;
+    if (nu[j] == 0 || !(columns[j] > 0)) return 0;
     const double column_lse = std::log(columns[j]) + log_scale - g[j];
     return col_damping * (log_nu[j] - column_lse) - g[j];
 }
@@ -258,6 +285,7 @@ void Iterate::find_step(Vector& step) const {
     in_pieces(run, 0, nu.size(), [&](Index from, Index to) {
         for (Index j = from; j < to; ++j) step[j] = column_step(j);
     });
+    if (!balanced) step.array() -= mass_shift(g + step);
 }
 
 void Iterate::step_columns(double relaxation) {
@@ -267,18 +295,21 @@ void Iterate::step_columns(double relaxation) {
     });
 }
 
-void Iterate::balance_masses() {
+double Iterate::mass_shift(const Vector& at_g) const {
     const double a = options.row_penalty, b = options.col_penalty;
-    const double rows = log_penalised_mass(mu, log_mu, f, a), cols = log_penalised_mass(nu, log_nu, g, b);
+    const double rows = log_penalised_mass(mu, log_mu, f, a), cols = log_penalised_mass(nu, log_nu, at_g, b);
     const double weight = std::isinf(a) ? b : std::isinf(b) ? a : a / (a + b) * b;
     const double t = weight * (rows - cols);
-    if (std::isfinite(t)) g.array() -= t;
+    return std::isfinite(t) ? t : 0.0;
 }
 
-void Iterate::rescale() {
+void Iterate::balance_masses() { g.array() -= mass_shift(g); }
+
+bool Iterate::rescale() {
     const double mass = columns.sum();
-    if (!balanced && mass > 0 && std::isfinite(mass) && (mass <= 1e-10 || mass >= 1e10))
-        log_scale += std::log(mass);
+    if (balanced || !(mass > 0 && std::isfinite(mass)) || (mass > 1e-10 && mass < 1e10)) return false;
+    log_scale += std::log(mass);
+    return true;
 }
 
 void Iterate::move(const Vector& from, double length, const Vector& step) {

@@ -31,7 +31,7 @@ public:
     bool visit(double relaxation);
     // Column updates from exact log-sum-exps, for columns whose mass underflows in visits. Leaves g not visited.
     bool recover_columns();
-    // recover_columns() and visits until no column vanishes; leaves g visited.
+    // recover_columns() and visits until no column vanishes, or weights are too small for that; leaves g visited.
     bool settle_columns();
     // Sinkhorn steps from the g just visited; leaves g visited.
     bool plain_steps(int count);
@@ -45,6 +45,8 @@ public:
     bool end(BridgeStatus status);
     // Whether a sweep went through; else the status says why not.
     bool went_through(Status status);
+    // Counts work beside the kernel's visits by the share of a visit that it amounts to.
+    void charge(double visits);
 
     // ---- measures of the last visit ---------------------------------------------------------------------
 
@@ -52,12 +54,15 @@ public:
     // How far the columns are from what they should be: L1, as a share of the mass of the plan.
     double column_error() const;
     double row_error() const;  // of balanced problems; not 0 after a relaxed update
-    double dual() const;       // of balanced problems
+    // What the columns should be at the present g, in the unit of `columns`, less what they are: the dual's gradient.
+    Vector residual() const;
+    // The dual as a function of g alone, f being best for it; in the unit of `columns`.
+    double dual() const;
     void note(double error);
 
     // ---- moves of g -------------------------------------------------------------------------------------
 
-    // Sinkhorn's step of every column.
+    // Sinkhorn's step of every column; of penalised problems followed by that of balance_masses().
     void find_step(Vector& step) const;
     // g moved by a multiple of Sinkhorn's step.
     void step_columns(double relaxation);
@@ -65,7 +70,8 @@ public:
     // Their best t is known in closed form; the iteration alone would approach it like (1 - 1 / penalty)^k.
     void balance_masses();
     // A penalised plan may have any mass: the next columns are scaled by that of these, so that neither underflows.
-    void rescale();
+    // Whether the unit has changed.
+    bool rescale();
     void move(const Vector& from, double length, const Vector& step);
 
     Sweep& sweep;
@@ -81,11 +87,19 @@ public:
     Vector columns;  // of the plan, times exp(-log_scale)
     double log_scale = 0;
     Index plateaus_left = 20;
+    // Whether every row, every column with weight was seen to have an entry: one that has none later is out of reach by
+    // the potentials alone.
+    bool rows_have_entries = false, columns_have_entries = false;
+
+    // The logarithm of column j of the solution: with a KL penalty of weight w it is nu_j exp(-g_j / w).
+    double log_wanted(Index j) const;
 
 private:
     bool visit_once(double relaxation);
-    double log_wanted(Index j) const;
     double column_step(Index j) const;
+    double mass_shift(const Vector& at_g) const;
+
+    double charged_ = 0;  // less than a visit
 };
 
 // ---- methods; each leaves its verdict in the state ----------------------------------------------------------
@@ -95,8 +109,14 @@ void alternate(Iterate& at, bool may_relax);
 // Anderson's extrapolation of the last iterates. With `may_give_up`, true says that it is slow; g is then the best
 // that was found.
 bool anderson(Iterate& at, bool may_give_up);
-// Newton's method on the dual in g, its system solved by conjugate gradients.
-void newton(Iterate& at);
+// Newton's method on the dual in g, damped where the dual is not like its quadratic model. With `may_give_up`, true
+// says that it makes little progress here.
+bool newton(Iterate& at, bool may_give_up);
+// From a small multiple of the scores to the scores: each stage starts from the potentials of the one before, which are
+// nearly proportional to the multiple. For kernels that can be scaled; true says that this one cannot.
+bool anneal(Iterate& at);
+// Every method in turn, as long as it makes progress.
+void automatic(Iterate& at);
 // The averaged update of symmetric problems: f = g, half-way to the row update.
 void symmetric(Iterate& at);
 

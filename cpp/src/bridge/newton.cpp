@@ -1,4 +1,8 @@
+#include <algorithm>
+#include <cmath>
+
 #include "bridge/iterate.hpp"
+#include "bridge/newton_system.hpp"
 #include "qk/scalar_math.hpp"
 
 namespace qk {
@@ -6,110 +10,141 @@ namespace {
 
 using Vector = Iterate::Vector;
 
-// Solves (diag(columns) - P^T diag(1/mu) P) x = residual to the given relative tolerance. The constant, along which
-// the matrix vanishes, is projected out. `rough`: products in single precision. False ends the solve.
-bool conjugate_gradients(Iterate& at, const Vector& residual, double tolerance, bool rough, Vector& x) {
-    const Index m = at.nu.size();
-    const Vector& columns = at.columns;
-    Vector inverse(m), r = residual, z(m), p(m), q(m), spread(m);
-    for (Index j = 0; j < m; ++j) inverse[j] = columns[j] > 0 && at.nu[j] > 0 ? 1 / columns[j] : 0;
-    const double mass = columns.sum();
-    const auto project = [&](Vector& v) {  // orthogonal to the constant in the metric of the diagonal
-        const double mean = columns.dot(v) / mass;
-        for (Index j = 0; j < m; ++j) v[j] = inverse[j] > 0 ? v[j] - mean : 0;
-    };
-    x.setZero(m);
-    z = inverse.cwiseProduct(r);
-    project(z);
-    p = z;
-    double rz = r.dot(z);
-    const double stop = tolerance * tolerance * rz;
-    const Index limit = std::min<Index>(500, 2 * m);
-    for (Index k = 0; k < limit && rz > stop && rz > 0; ++k) {
-        ++at.state.n_visits;
-        const Status status = at.sweep.curvature(p.data(), at.mu.data(), spread.data(), rough, at.run);
-        if (!at.went_through(status)) return false;
-        q = columns.cwiseProduct(p) - spread;
-        const double curvature = p.dot(q);
-        const double rounding = rough ? 1e-6 : 1e-14;
-        if (!(curvature > rounding * p.cwiseProduct(columns).dot(p))) break;  // flat
-        const double alpha = rz / curvature;
-        x += alpha * p;
-        r -= alpha * q;
-        z = inverse.cwiseProduct(r);
-        project(z);
-        const double next = r.dot(z);
-        p = z + (next / rz) * p;
-        rz = next;
-        if (at.out_of_visits()) break;
-    }
-    return true;
-}
-
-// Far from the solution the quadratic model is worth little: Sinkhorn steps first. A plateau that outlasts them is for
-// the caller to judge, who knows whether the problem has a solution.
+// Far from the solution Sinkhorn steps first, as long as they reduce the error.
 bool come_near(Iterate& at) {
-    constexpr int most_steps = 200;
     if (!at.visit(1.0)) return false;
-    for (int steps = 0;; steps += 5) {
+    auto before = infinity<double>();
+    for (;;) {
         if (at.columns_vanish() && !at.settle_columns()) return false;
-        if (at.column_error() < 0.1 || at.out_of_visits()) return true;
-        if (steps >= most_steps) return at.end(BridgeStatus::stagnated);
+        const double error = at.column_error();
+        if (error < 0.1 || at.out_of_visits() || error > 0.8 * before) return true;
+        before = error;
         if (!at.plain_steps(5)) return false;
     }
 }
 
+// How exactly the system is solved: the more so the nearer the solution, and not beyond what is asked for. Where a step
+// is expected to square the error, the one that may be the last is solved to the tolerance at once.
+double exactness(double error, double tol) {
+    const double wanted = 0.3 * tol / error;
+    const double usual = error * error < 0.1 * tol ? 0.0 : std::clamp(std::sqrt(error), 1e-3, 0.1);
+    return std::min(0.1, std::max(usual, wanted));
+}
+
+// How far a step may go, and how much it is damped: more after a step that failed, less after one that served.
+struct Caution {
+    static constexpr double least_damping = 1e-15;
+
+    double damping, reach = 20;
+
+    void reward(bool cut) {
+        damping = std::max(damping / 5, least_damping);
+        if (cut) reach *= 4;
+    }
+    void punish(double size) {
+        damping = std::max(10 * damping, 1e-12);
+        reach = std::max(std::min(size, reach) / 4, 1.0);
+    }
+};
+
+// A column that has hardly any of its mass gains more than its tangent says: with the mass that it should have on the
+// diagonal its step is Sinkhorn's. The power leaves columns alone that have most of their mass. With a penalty on the
+// columns, what they should have depends on g too.
+Vector diagonal(const Iterate& at, const Vector& residual, double damping) {
+    const double b = at.options.col_penalty;
+    Vector out = Vector::Zero(residual.size());
+    for (Index j = 0; j < out.size(); ++j) {
+        const double wanted = at.columns[j] + residual[j];
+        if (!(wanted > 0)) continue;
+        const double missing = std::max(residual[j], 0.0) / wanted;
+        out[j] = damping * std::max(at.columns[j], wanted) + wanted * std::pow(missing, 4);
+        if (!std::isinf(b)) out[j] += wanted / b;
+    }
+    return out;
+}
+
+// Whether most of the error is in columns that lack more than half of their mass, as a long step leaves them. They
+// would determine where conjugate gradients stop; a Sinkhorn step fills them.
+bool starved(const Iterate& at) {
+    const Vector residual = at.residual();
+    double lacking = 0, all = 0;
+    for (Index j = 0; j < residual.size(); ++j) {
+        if (residual[j] <= 0) continue;
+        all += residual[j];
+        if (residual[j] > at.columns[j]) lacking += residual[j];
+    }
+    return lacking > 0.2 * all;
+}
+
 }  // namespace
 
-void newton(Iterate& at) {
-    constexpr Index few = 20;  // steps without progress before a plateau is looked for
-    if (!come_near(at)) return;
-    bool rough = true;  // directions need no more than single precision, until one turns out to be useless
-    auto best = infinity<double>();
+bool newton(Iterate& at, bool may_give_up) {
+    constexpr int most_tries = 8, most_failures = 4;
+    constexpr Index few = 20;          // steps without progress
+    constexpr std::size_t window = 6;  // steps in which the error should halve
+    if (!come_near(at)) return false;
+    NewtonSystem system(at);
+    Caution caution{1e-4 * std::min(1.0, at.column_error())};
+    auto best = infinity<double>(), best_dual = -infinity<double>();
     Index since_best = 0;
+    int failures = 0;
+    std::vector<double> errors;
     for (;;) {
-        if (at.columns_vanish() && !at.settle_columns()) return;
-        double error = at.column_error();
-        at.note(error);
-        if (error <= at.options.tol) {
-            at.end(BridgeStatus::converged);
-            return;
+        if (at.columns_vanish() && !at.settle_columns()) return false;
+        if (at.rescale()) {
+            if (!at.visit(1.0)) return false;
+            best_dual = -infinity<double>();
         }
-        if (at.out_of_visits()) return;
-        if (error < 0.99 * best) {
-            best = error;
-            since_best = 0;
-        } else if (++since_best > few) {
-            // After Sinkhorn steps, which find the direction of a plateau.
-            if (!at.plain_steps(10) || !at.cross_plateau(at.column_error()) || !at.visit(1.0)) return;
-            best = infinity<double>();
-            since_best = 0;
+        const double error = at.column_error(), before = at.dual();
+        at.note(error);
+        if (error <= at.options.tol) return at.end(BridgeStatus::converged);
+        if (at.out_of_visits()) return false;
+        errors.push_back(error);
+        if (may_give_up && errors.size() > window && error > 0.5 * errors[errors.size() - 1 - window])
+            return true;
+        const double unclear = std::max(1e-13, 16 * at.sweep.epsilon()) * (1 + std::abs(before));
+        since_best = error < 0.99 * best || before > best_dual + 10 * unclear ? 0 : since_best + 1;
+        best = std::min(best, error);
+        best_dual = std::max(best_dual, before);
+        if (since_best > few) return at.end(BridgeStatus::stagnated);
+
+        if (!system.refresh()) return false;
+        const Vector residual = at.residual(), from = at.g;
+        bool accepted = false;
+        for (int k = 0; k < most_tries && !accepted; ++k) {
+            Vector step;
+            if (!system.solve(residual, diagonal(at, residual, caution.damping),
+                              exactness(error, at.options.tol), step))
+                return false;
+            if (at.balanced) step.array() -= at.nu.dot(step);
+            const double slope = residual.dot(step), size = step.cwiseAbs().maxCoeff();
+            if (!(slope > 0) || !std::isfinite(size)) {
+                caution.punish(caution.reach);
+                continue;
+            }
+            const double length = std::min(1.0, caution.reach / std::max(size, 1e-300));
+            at.move(from, length, step);
+            if (!at.visit(1.0)) return false;
+            const double now = at.columns_vanish() ? infinity<double>() : at.column_error();
+            // Near the solution the dual's own rounding hides its increase: then the error decides.
+            const double gain = at.dual() - before;
+            accepted = gain >= 1e-4 * length * slope || now < 0.7 * error ||
+                       (now < error && std::abs(gain) <= unclear);
+            if (accepted && k == 0)
+                caution.reward(length < 1);
+            else if (!accepted)
+                caution.punish(size);
+            if (at.out_of_visits()) break;
+        }
+        if (accepted) {
+            if (at.column_error() > at.options.tol && starved(at) && !at.plain_steps(1)) return false;
             continue;
         }
-        const Vector residual = at.nu - at.columns;
-        const double before = at.dual();
-        const Vector from = at.g;
-        Vector step;
-        // The nearer the solution, the more exactly the system is solved.
-        if (!conjugate_gradients(at, residual, std::clamp(std::sqrt(error), 1e-3, 0.1), rough, step)) return;
-        const double slope = residual.dot(step);
-        bool accepted = false;
-        if (slope > 0 && step.allFinite()) {
-            double length = std::min(1.0, 20.0 / std::max(step.cwiseAbs().maxCoeff(), 1e-300));
-            for (int k = 0; k < 8 && !accepted; ++k, length /= 4) {
-                at.move(from, length, step);
-                if (!at.visit(1.0)) return;
-                const double now = at.columns_vanish() ? infinity<double>() : at.column_error();
-                // Near the solution the dual's own rounding hides its increase: then the error decides.
-                accepted = at.dual() >= before + 1e-4 * length * slope || now < 0.7 * error;
-                if (at.out_of_visits()) break;
-            }
-        }
-        if (!accepted) {  // a Sinkhorn step never lowers the dual
-            rough = false;
-            at.g = from;
-            if (!at.visit(1.0) || !at.plain_steps(10)) return;
-        }
+        if (at.out_of_visits()) return false;
+        if (++failures > most_failures) return at.end(BridgeStatus::stagnated);
+        system.refine();
+        at.g = from;
+        if (!at.visit(1.0) || !at.plain_steps(10)) return false;  // a Sinkhorn step never lowers the dual
     }
 }
 

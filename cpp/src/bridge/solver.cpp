@@ -17,13 +17,19 @@ void solve_bridge(Sweep& sweep, const std::vector<double>& mu, const std::vector
             anderson(at, false);
             break;
         case BridgeMethod::accelerated:
-            if (anderson(at, true)) newton(at);
+            if (anderson(at, true)) newton(at, false);
             break;
         case BridgeMethod::newton:
-            newton(at);
+            newton(at, false);
             break;
         case BridgeMethod::symmetric:
             symmetric(at);
+            break;
+        case BridgeMethod::annealed:
+            if (anneal(at)) newton(at, false);
+            break;
+        case BridgeMethod::automatic:
+            automatic(at);
             break;
     }
     at.finish();

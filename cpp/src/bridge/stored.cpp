@@ -3,6 +3,7 @@
 #include <numeric>
 #include <tuple>
 
+#include "bridge/gathering.hpp"
 #include "bridge/long_vectors.hpp"
 #include "bridge/sweep_walk.hpp"
 
@@ -164,6 +165,30 @@ public:
             if (!halved_) halve(run);
             return curvature_of(single_, ld_single(), x, mass, out, run);
         }
+    }
+
+    Status gather(double least, Index most, SparseRows& out, const Run& run) override {
+        if (full_) return full_->gather(least, most, out, run);
+        Gathering gathering(problem().n_rows, most, scores_.work() / 5, run);
+        return gathering(out, [&](Index first, Index end, const auto& found, const Run& inner, int worker) {
+            for (Index i = first; i < end; ++i) {
+                if ((i - first) % tuning::poll_rows == 0 && should_stop(inner, worker)) return;
+                const double sum = sums_[static_cast<std::size_t>(i)];
+                if (!(sum > 0)) continue;
+                const E* w = entries_.data() + i * ld_;
+                for (Index j = 0; j < problem().n_cols; ++j) {
+                    const double share = static_cast<double>(w[j]) *
+                                         static_cast<double>(scaled_[static_cast<std::size_t>(j)]) / sum;
+                    if (share >= least) found(i, j, share);
+                }
+            }
+        });
+    }
+
+    double epsilon() const override { return static_cast<double>(std::numeric_limits<T>::epsilon()); }
+
+    std::unique_ptr<Sweep> scaled(double factor, const Run& run) const override {
+        return sweep_scaled(problem(), factor, run);
     }
 
 private:
@@ -352,6 +377,12 @@ private:
 };
 
 }  // namespace
+
+Status Sweep::gather(double, Index, SparseRows& out, const Run&) {
+    out = {};
+    return Status::ok;
+}
+std::unique_ptr<Sweep> Sweep::scaled(double, const Run&) const { return nullptr; }
 
 template <class T>
 std::unique_ptr<Sweep> sweep_stored(const Problem<T>& problem, const Run& run) {

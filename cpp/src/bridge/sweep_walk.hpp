@@ -102,6 +102,13 @@ public:
                (columns == nullptr || shares.finish(columns));
     }
 
+    // Rows [first, end) alone, by the thread that asks.
+    template <class Reducer>
+    void walk_rows(Index first, Index end, Reducer& reducer, const Run& run, int worker) const {
+        const Piece piece{0, first, end, 0, problem_.n_cols, 0};
+        detail::walk_piece(walked_, piece, reducer, NothingSkipped{}, run, worker);
+    }
+
     // lse_j = log sum_i exp(f_i + s_ij), by rows of the transposed problem.
     Status columns(const double* f, double* lse, const Run& run) const {
         std::vector<T> bias(static_cast<std::size_t>(problem_.n_rows)),
@@ -211,5 +218,9 @@ public:
 private:
     const Finish& finish_;
 };
+
+// The scores of a problem times a factor, computed on the fly.
+template <class T>
+std::unique_ptr<Sweep> sweep_scaled(const Problem<T>& problem, double factor, const Run& run);
 
 }  // namespace qk

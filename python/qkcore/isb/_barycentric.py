@@ -258,7 +258,7 @@ def solve(
         name="X",
     )
     problem = _Problem(kernel, w, w, options.tol, options.max_iter, n_threads=options.n_threads)
-    found = solve_one(problem, "symmetric", (), g, g, None)
+    found = solve_one(problem, "symmetric", g, g, None)
     g = (found.f + found.g) / 2
     columns = s.shift(columns=g.astype(x.dtype))
     _, means, _, _ = cpu.reduce_rows(columns._spec, _SOFTMAX, x, False, False, options.n_threads)
