@@ -56,7 +56,7 @@ class GivenBridge(WarnsOnUse):
     on_fail: str = field(default="warn", repr=False)
     """what using the result does when it did not converge: "warn" or "ignore" """
 
-    @cached_property
+    @property  # of its own for each call, so that results can be shared between threads
     def _native(self) -> Any:
         return GivenKernel(self.kernel).native
 
