@@ -312,7 +312,9 @@ Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weig
     const auto problems =
         prepare_each<T>(static_cast<Index>(tasks.size()), scaled, [&](std::size_t at, const Run& inner) {
             const Problem<T>& p = tasks[at].problem;
-            const Tiling t = normalised ? SoftmaxOutput<T>::tiling(p) : whole_row_tiling(p);
+            Tiling t = normalised ? SoftmaxOutput<T>::tiling(p) : whole_row_tiling(p);
+            // Without maxima to be found on the way blocks are as good, and better for short rows.
+            if (!normalised) t.row_by_row = false;
             return prepare(p, t, MatrixView<T>{}, 0, inner);
         });
     if (stopped(run)) return Status::interrupted;
