@@ -1,9 +1,8 @@
 """Random hard inputs for the functions beside bridges, and oracles that share nothing with the library.
 
-``python -m tests.attack_functions SECONDS SEED`` runs a campaign and prints the worst error of
-every function as a share of its bound; tests/test_attack_functions.py runs some draws with fixed
-seeds. tests/attack.py does the same for bridges, tests/test_engine_attack.py for sums over every
-kind of score.
+tests/attack_campaign.py runs campaigns and prints the worst error of every function as a share of
+its bound; tests/test_attack_functions.py runs some draws with fixed seeds. tests/attack.py does the
+same for bridges, tests/test_engine_attack.py for sums over every kind of score.
 
 Covered, and by what oracle:
 
@@ -18,117 +17,39 @@ Covered, and by what oracle:
   temperature that it gives;
 - ``observables.wasserstein`` and ``measure.w1``: all permutations, and linear programmes for
   weights;
-- ``gaussian.bures`` and ``isb.gaussian_w2``: 40 digits by mpmath where it is installed.
+- ``gaussian.bures`` and ``isb.gaussian_w2``: 40 digits by mpmath.
 
 Not covered: flows, particle and Gaussian (their error is that of a step size, measured in their own
 tests); isb's steps, magnetic maps, diagnostics, chains, ``pf_ode`` and ``jko`` (tested against
 references of their own in tests/reference_*.py, not at random here); contraction bounds (statements
 about all points, which no finite oracle settles).
-
-A bound is the dtype's eps times the number of roundings on the way of a term, times the size of the
-terms that are added: the worst case of rounding, to first order. Nothing in it was fitted.
 """
 
 from __future__ import annotations
 
-import collections
 import itertools
-import sys
-import time
-import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import qkcore as qk
 
-Long = np.longdouble
-Rng = np.random.Generator
-# The name of a function, and its error as a share of its bound.
-Found = tuple[str, float]
-
-SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65)
-
-
-def worst(error: Any, bound: Any) -> float:
-    """The largest error as a share of its bound; what is not finite is as wrong as can be."""
-    error, bound = np.broadcast_arrays(np.asarray(error, Long), np.asarray(bound, Long))
-    if not np.isfinite(error).all():
-        return float("inf")
-    return float(np.max(np.where(error > 0, error / np.maximum(bound, Long(5e-324)), 0), initial=0))
-
-
-def dtype_of(rng: Rng) -> np.dtype[Any]:
-    return np.dtype(("float32", "float64")[rng.integers(2)])
-
-
-def size(rng: Rng, largest: int = 65) -> int:
-    return int(rng.choice([n for n in SIZES if n <= largest]))
-
-
-def laid_out(rng: Rng, a: Any) -> Any:
-    """The same array with other strides: as it is, every other entry, backwards, or transposed in memory."""
-    kind = rng.integers(4)
-    if kind == 1:
-        big = np.full([2 * n + 1 for n in a.shape], np.nan, a.dtype)
-        view = big[tuple(slice(1, None, 2) for _ in a.shape)]
-        view[...] = a
-        return view
-    if kind == 2:
-        flip = tuple(slice(None, None, -1) for _ in a.shape)
-        return np.ascontiguousarray(a[flip])[flip]
-    return np.asfortranarray(a) if kind == 3 else a
-
-
-def numbers(rng: Rng, shape: tuple[int, ...], dtype: Any, scale: float) -> Any:
-    """Normal, with ties, with repeated rows, or spread over many orders of magnitude below the scale."""
-    kind = rng.integers(4)
-    x = rng.normal(size=shape)
-    if kind == 1:
-        x = np.round(x)
-    if kind == 2:
-        x = x[rng.integers(0, shape[0], shape[0])]
-    if kind == 3:
-        x = np.sign(x) * 10.0 ** rng.uniform(-20, 0, shape)
-    return laid_out(rng, (x * scale).astype(dtype))
-
-
-def scale_of(rng: Rng, dtype: Any, power: int = 1) -> float:
-    """1e-30 to 1e30, as far as its power does not leave the range of the dtype."""
-    reach = min(30.0, (30.0 if dtype == np.float32 else 280.0) / power / 1.2)
-    return float(10.0 ** rng.uniform(-reach, reach))
-
-
-def law(rng: Rng, n: int, dtype: Any) -> Any:
-    """Probabilities: uniform, random, with zeros, or with tails down to subnormal numbers."""
-    kind = rng.integers(4)
-    p = np.ones(n) if kind == 0 else rng.random(n) + 1e-3
-    if kind == 2:
-        p[rng.random(n) < 0.4] = 0
-    if kind == 3:
-        p = 10.0 ** rng.uniform(-44 if dtype == np.float32 else -318, 0, n)
-    if not p.sum() > 0:
-        p[0] = 1
-    p[int(rng.integers(n))] += 1e-3
-    return laid_out(rng, (p / p.sum()).astype(dtype))
-
-
-def logs(rng: Rng, n: int, m: int, dtype: Any, scale: float, holes: float) -> Any:
-    z = np.array(numbers(rng, (n, m), dtype, scale))
-    hidden = rng.random((n, m)) < holes
-    hidden[np.arange(n), rng.integers(0, m, n)] = False
-    z[hidden] = -np.inf
-    return z
-
-
-def softmax(z: Any) -> tuple[Any, Any]:
-    """Rows of probabilities in extended precision, and how far their exponents are from the largest."""
-    z = z.astype(Long)
-    below = z.max(axis=1, keepdims=True) - z
-    e = np.exp(-below)
-    return e / e.sum(axis=1, keepdims=True), np.where(np.isfinite(below), below, 0)
-
+from .attack_tools import (
+    Family,
+    Found,
+    Long,
+    Rng,
+    dtype_of,
+    laid_out,
+    law,
+    logs,
+    numbers,
+    scale_of,
+    size,
+    softmax,
+    worst,
+)
 
 # ---- operators -----------------------------------------------------------------------------------
 
@@ -244,6 +165,15 @@ def divergences(rng: Rng) -> Iterator[Found]:
         ("backward", norms_x[:, None] - dots),
         ("squared_distance", np.square(x[:, None] - y).sum(axis=2)),
     ):
+        if name == "squared_distance" and d <= 16:  # from differences
+            bound = (d + 4) * eps * want + 4 * d * tiny
+        elif name == "squared_distance":
+            # From products around the mean of Y, which is rounded itself.
+            moved = m * np.finfo(float).eps * abs(y).max()
+            c = y.mean(axis=0)
+            wide = np.square(abs(x - c) + moved).sum(axis=1)[:, None]
+            wide = wide + np.square(abs(y - c) + moved).sum(axis=1)
+            bound = (d + 16) * eps * 2 * wide + 4 * d * tiny
         got = getattr(qk.divergence, name)(X, Y).to_numpy()
         yield f"divergence.{name}", worst(abs(got - want), bound)
 
@@ -259,10 +189,13 @@ def diffusion(rng: Rng) -> Iterator[Found]:
     alpha = float(rng.choice([0.0, 0.5, 1.0]))
     q = np.exp(z).sum(axis=1)
     P, below = softmax(z - alpha * np.log(q))
-    # Distances come from products: their error is that of the norms, before and in the densities.
-    exponent = beta * 4 * (x * x).sum(axis=1).max() * (d + 8) + abs(np.log(q)).max()
+    # Distances have relative errors of d + 4 roundings (d <= 16), log densities the mean of those.
+    dots = (d + 8) * abs(z)
+    density = (softmax(z)[0] * dots).sum(axis=1) + n + 16 + abs(np.log(q))
+    exponent = dots + alpha * density + abs(z - alpha * np.log(q))
     got = qk.diffusion.operator(X, beta=beta, alpha=alpha).to_numpy()
-    bound = P * eps * (16 + n + below + (1 + 2 * alpha) * 2 * exponent) + tiny
+    exponent = exponent + (P * exponent).sum(axis=1, keepdims=True)
+    bound = P * eps * (16 + n + below + exponent) + tiny
     yield "diffusion.operator", worst(abs(got - P), bound)
     w = law(rng, n, np.float64)
     h = scale * 10.0 ** rng.uniform(-1, 1)
@@ -272,8 +205,13 @@ def diffusion(rng: Rng) -> Iterator[Found]:
     top = terms.max(axis=1)
     constant = d / 2 * np.log(2 * np.pi * Long(h) ** 2)
     want = top + np.log(np.exp(terms - top[:, None]).sum(axis=1)) - constant
-    bound = eps * (n + 32 + abs(want) + 2 * abs(constant) + abs(top))
-    bound += eps * (d + 8) * 4 * (x * x).sum(axis=1).max() / h**2
+    with np.errstate(invalid="ignore"):
+        sizes = np.where(np.isfinite(terms), (d + 8) * exponents + abs(terms + exponents), 0)
+    part = np.exp(terms - top[:, None])
+    part /= part.sum(axis=1, keepdims=True)
+    bound = eps * (
+        n + 32 + abs(want) + 2 * abs(constant) + abs(top) + 2 * (part * sizes).sum(axis=1)
+    )
     yield (
         "isb.kde_log_density",
         worst(abs(qk.isb.kde_log_density(X, h, w.astype(dtype)) - want), bound),
@@ -337,11 +275,16 @@ def simplex(rng: Rng) -> Iterator[Found]:
     bound = (n + 32) * eps * frobenius + tiny
     yield "Mobility.frobenius_norm", worst(abs(mobility.frobenius_norm - frobenius), bound)
     v = numbers(rng, (n,), dtype, scale_of(rng, dtype))
-    sizes = exact * (abs(v.astype(Long)) + exact @ abs(v.astype(Long))) / tau
+    # J sees differences only, and takes them from the largest probability.
+    away = v.astype(Long) - v[mobility.p.argmax()]
+    sizes = exact * (abs(away) + exact @ abs(away)) / tau
     got = mobility.apply(v)
     yield (
         "Mobility.apply",
-        worst(abs(got - J @ v.astype(Long)), (n + 16) * eps * sizes + n * tiny / min(tau, 1)),
+        worst(
+            abs(got - exact * (away - exact @ away) / Long(tau)),
+            (n + 16) * eps * sizes + n * tiny / min(tau, 1),
+        ),
     )
     cost = numbers(rng, (n,), dtype, 10.0 ** rng.uniform(-3, 2))
     with np.errstate(divide="ignore"):
@@ -445,10 +388,8 @@ def measures(rng: Rng) -> Iterator[Found]:
 
 
 def gaussians(rng: Rng) -> Iterator[Found]:
-    try:
-        import mpmath as mp
-    except ImportError:
-        return
+    import mpmath as mp
+
     d = int(rng.integers(1, 4))
     scale = 10.0 ** rng.uniform(-20, 20)
 
@@ -479,7 +420,6 @@ def gaussians(rng: Rng) -> Iterator[Found]:
         yield "isb.gaussian_w2", worst(float(abs(mp.mpf(got) ** 2 - want)), bound * 2)
 
 
-Family = Callable[[Rng], Iterator[Found]]
 FAMILIES: tuple[Family, ...] = (
     operators,
     one_sided,
@@ -493,40 +433,3 @@ FAMILIES: tuple[Family, ...] = (
     measures,
     gaussians,
 )
-
-
-def attack(family: Family, seed: int) -> list[Found]:
-    """What one draw finds; an exception that is not a refusal to overflow counts as wrong."""
-    found: list[Found] = []
-    with warnings.catch_warnings(), np.errstate(all="ignore"):
-        warnings.simplefilter("error", qk.ConvergenceWarning)
-        try:
-            found.extend(family(np.random.default_rng([seed, FAMILIES.index(family)])))
-        except OverflowError:
-            found.append(("refused: overflow", 0.0))
-        except (ArithmeticError, ValueError, RuntimeError, AssertionError, UserWarning) as error:
-            found.append((f"{family.__name__}: {type(error).__name__}: {error}", float("inf")))
-    return found
-
-
-def main(seconds: float, seed: int) -> None:
-    draws: collections.Counter[str] = collections.Counter()
-    most: dict[str, tuple[float, int]] = {}
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for family in FAMILIES:
-            for name, share in attack(family, seed):
-                draws[name] += 1
-                if share > 1:
-                    print(
-                        f"{name}: {share:.3g} times its bound; {family.__name__}, seed {seed}",
-                        flush=True,
-                    )
-                most[name] = max(most.get(name, (0.0, seed)), (share, seed))
-        seed += 1
-    for name, (share, at) in sorted(most.items()):
-        print(f"{name:40} {draws[name]:8} draws, at most {share:.3g} of the bound (seed {at})")
-
-
-if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))

@@ -80,7 +80,8 @@ class Mobility:
         """J v for every row: v (..., V) broadcasts against p, in p's dtype.
 
         The value at each row's largest probability is subtracted from v first. J does not see the
-        difference, and near a vertex, where J is tiny, every entry keeps its relative accuracy.
+        difference, and near a vertex, where J is tiny, every entry keeps its relative accuracy. The
+        error is thus that of differences d = v - v_top: a few V eps p (|d| + sum p |d|) / tau.
         """
         values = _checks.real_array("v", v)
         _checks.same_dtype("v", values, self.p.dtype, "p")
