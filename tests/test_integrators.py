@@ -13,9 +13,9 @@ from scipy.integrate import solve_ivp
 
 import qkcore as qk
 from qkcore._native import cpu
+from qkcore._ode import METHODS, Integrator, Overflow, State
 from qkcore.gaussian._parameters import check_parameters
 from qkcore.gaussian._velocity import field_of
-from qkcore._ode import METHODS, Integrator, Overflow, State
 
 Array = np.ndarray[Any, np.dtype[Any]]
 ROOT = Path(__file__).parents[1]

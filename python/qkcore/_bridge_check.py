@@ -22,6 +22,8 @@ from ._native import cpu
 from ._score_masks import UNBOUNDED
 
 _EPS = float(np.finfo(np.float64).eps)
+# Entries of points and matrices that are widened to float64 at a time.
+_WIDENED = 2**21
 # Extended precision takes some 0.1 microseconds per entry.
 _EXTENDED = 2**21
 _HAS_EXTENDED = np.finfo(np.longdouble).eps < _EPS

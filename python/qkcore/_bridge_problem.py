@@ -140,6 +140,7 @@ def _start(init: Any, kernel: BridgeKernel) -> tuple[Real, Real]:
         raise TypeError(
             f"init: wanted an earlier result or a pair (f, g), got {type(init).__name__}"
         )
+
     def begin(x: Real) -> Real:
         # A row that had no mass earlier starts from nothing, not from -inf for ever.
         return _pieces.mapped(lambda x: np.where(np.isneginf(x), 0.0, x).astype(np.float64), x)

@@ -1,5 +1,6 @@
 #include "bridge/extrapolation.hpp"
 #include "bridge/iterate.hpp"
+#include "bridge/long_vectors.hpp"
 #include "qk/scalar_math.hpp"
 
 namespace qk {
@@ -19,8 +20,10 @@ bool slow(const std::vector<double>& errors, double tol) {
 
 bool anderson(Iterate& at, bool may_give_up) {
     using Vector = Iterate::Vector;
-    Extrapolation extrapolation(at.nu);
-    Vector best_g = at.g, step(at.nu.size()), plain;  // plain: Sinkhorn's own step from the point before
+    const Run& run = at.run;
+    Extrapolation extrapolation(at.nu, run);
+    Vector best_g, step(at.nu.size()), plain;  // plain: Sinkhorn's own step from the point before
+    set(run, best_g, at.g);
     double dual_before = -infinity<double>(), error_before = infinity<double>();
     auto best = infinity<double>();
     Index since_best = 0;
@@ -37,7 +40,7 @@ bool anderson(Iterate& at, bool may_give_up) {
         // A bad extrapolation: go back, and forget what led to it. The error of a plan of far too much mass is 1 whatever
         // its excess, so it says nothing.
         if (error > 2 * best && (at.balanced || best < 0.5)) {
-            at.g = best_g;
+            set(run, at.g, best_g);
             extrapolation.forget();
             best = infinity<double>();
             dual_before = -infinity<double>();
@@ -48,7 +51,7 @@ bool anderson(Iterate& at, bool may_give_up) {
         const double dual_here = at.dual();
         const double rounding = 1e-12 * (1 + std::abs(dual_here));
         if (!(dual_here >= dual_before - rounding) && !(error < 0.5 * error_before)) {
-            at.g = plain;
+            set(run, at.g, plain);
             extrapolation.forget();
             dual_before = -infinity<double>();
             continue;
@@ -58,18 +61,21 @@ bool anderson(Iterate& at, bool may_give_up) {
         if (error < best) {
             if (error < 0.99 * best) since_best = 0;
             best = error;
-            best_g = at.g;
+            set(run, best_g, at.g);
         }
         if (may_give_up && slow(at.state.errors, at.options.tol)) {
-            at.g = best_g;
+            set(run, at.g, best_g);
             return true;
         }
         if (++since_best > Iterate::patience) return at.end(BridgeStatus::stagnated);
         at.find_step(step);
-        plain = at.g + step;
+        set(run, plain, at.g + step);
         // A penalised plan of the wrong mass is far out, where steps say nothing of the next.
         const bool wild = !at.balanced && !(error < 2);
-        at.g = wild ? plain : extrapolation.next(at.g, step);
+        if (wild)
+            set(run, at.g, plain);
+        else
+            at.g = extrapolation.next(at.g, step);
         if (at.rescale()) dual_before = -infinity<double>();
     }
     return false;

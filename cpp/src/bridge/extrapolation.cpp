@@ -3,15 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "bridge/long_vectors.hpp"
+
 namespace qk {
-namespace {
 
-double max_size(const Eigen::VectorXd& v) { return v.size() > 0 ? v.cwiseAbs().maxCoeff() : 0.0; }
-
-}  // namespace
-
-Extrapolation::Extrapolation(const Vector& weights)
-    : weight_(weights.cwiseSqrt()), changes_(weights.size(), most), moves_(weights.size(), most) {}
+Extrapolation::Extrapolation(const Vector& weights, const Run& run)
+    : run_(run), changes_(weights.size(), most), moves_(weights.size(), most) {
+    set(run_, weight_, weights.cwiseSqrt());
+}
 
 void Extrapolation::forget() {
     n_seen_ = 0;
@@ -21,22 +20,29 @@ void Extrapolation::forget() {
 Eigen::VectorXd Extrapolation::next(const Vector& point, const Vector& step) {
     if (n_seen_ > 0 && memory_ > 0) {
         const Index k = (n_seen_ - 1) % memory_;  // the oldest is replaced
-        for (Index j = 0; j < step.size(); ++j) {
+        each(run_, step.size(), [&](Index j) {
             const double change = step[j] - last_step_[j];
             changes_(j, k) = weight_[j] * change;
             moves_(j, k) = weight_[j] > 0 ? point[j] - last_point_[j] + change : 0.0;
-        }
+        });
     }
-    last_point_ = point;
-    last_step_ = step;
-    Vector to = point + step;
+    set(run_, last_point_, point);
+    set(run_, last_step_, step);
+    Vector to;
+    set(run_, to, point + step);
     const Index m = std::min(n_seen_++, memory_);
     if (m > 0) {
-        const Vector move = moves_.leftCols(m) * fit(m, step);
+        const Coefficients gamma = fit(m, step);
+        Vector move(step.size());
+        in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
+            move.segment(from, end - from).noalias() =
+                moves_.middleRows(from, end - from).leftCols(m) * gamma;
+        });
         // Nearly dependent steps give arbitrarily large moves: an iteration whose limit is farther away than this is
         // too slow for extrapolation to be trusted.
         constexpr double farthest = 1e4;
-        if (move.allFinite() && max_size(move) <= farthest * max_size(step)) to -= move;
+        if (all_finite(run_, move) && max_size(run_, move) <= farthest * max_size(run_, step))
+            set(run_, to, to - move);
     }
     return to;
 }
@@ -46,8 +52,11 @@ Eigen::VectorXd Extrapolation::next(const Vector& point, const Vector& step) {
 // less to do. The longest column goes first; those that hardly add a direction get nothing.
 Extrapolation::Coefficients Extrapolation::fit(Index m, const Vector& step) {
     constexpr double dependent = 1e-14;
-    rest_ = changes_.leftCols(m);
-    target_ = step.cwiseProduct(weight_);
+    rest_.resize(step.size(), m);
+    in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
+        rest_.middleRows(from, end - from) = changes_.middleRows(from, end - from).leftCols(m);
+    });
+    set(run_, target_, step.cwiseProduct(weight_));
     double r[most][most], onto[most], longest = 0;
     Index order[most], rank = 0;
     for (Index k = 0; k < m; ++k) order[k] = k;
@@ -55,9 +64,9 @@ Extrapolation::Coefficients Extrapolation::fit(Index m, const Vector& step) {
         Index pick = rank;
         double size = 0;
         for (Index k = rank; k < m; ++k) {
-            const double norm = rest_.col(order[k]).norm();
-            if (norm > size) {
-                size = norm;
+            const double length = norm(run_, rest_.col(order[k]));
+            if (length > size) {
+                size = length;
                 pick = k;
             }
         }
@@ -66,14 +75,15 @@ Extrapolation::Coefficients Extrapolation::fit(Index m, const Vector& step) {
         std::swap(order[rank], order[pick]);
         for (Index k = 0; k < rank; ++k) std::swap(r[k][rank], r[k][pick]);
         auto unit = rest_.col(order[rank]);
-        unit /= size;
+        set(run_, unit, unit / size);
         r[rank][rank] = size;
         for (Index k = rank + 1; k < m; ++k) {
-            r[rank][k] = unit.dot(rest_.col(order[k]));
-            rest_.col(order[k]) -= r[rank][k] * unit;
+            auto other = rest_.col(order[k]);
+            r[rank][k] = dot(run_, unit, other);
+            set(run_, other, other - r[rank][k] * unit);
         }
-        onto[rank] = unit.dot(target_);
-        target_ -= onto[rank] * unit;
+        onto[rank] = dot(run_, unit, target_);
+        set(run_, target_, target_ - onto[rank] * unit);
     }
     Coefficients gamma = Coefficients::Zero(m);
     for (Index k = rank - 1; k >= 0; --k) {

@@ -4,6 +4,7 @@
 
 #include <Eigen/Core>
 
+#include "qk/threads.hpp"
 #include "qk/views.hpp"
 
 namespace qk {
@@ -13,7 +14,7 @@ public:
     using Vector = Eigen::VectorXd;
 
     // Coordinates of weight 0 stay where they are.
-    explicit Extrapolation(const Vector& weights);
+    Extrapolation(const Vector& weights, const Run& run);
 
     // Whether it remembers no step yet.
     bool empty() const { return n_seen_ == 0; }
@@ -31,6 +32,7 @@ private:
 
     Coefficients fit(Index m, const Vector& step);
 
+    const Run& run_;
     Vector weight_, last_point_, last_step_;
     Eigen::MatrixXd changes_, moves_;  // of the step, weighted; of the point that it leads to
     Eigen::MatrixXd rest_;             // of fit()

@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "bridge/iterate.hpp"
+#include "bridge/long_vectors.hpp"
 #include "bridge/newton_system.hpp"
 #include "qk/scalar_math.hpp"
 
@@ -52,14 +53,15 @@ struct Caution {
 // columns, what they should have depends on g too.
 Vector diagonal(const Iterate& at, const Vector& residual, double damping) {
     const double b = at.options.col_penalty;
-    Vector out = Vector::Zero(residual.size());
-    for (Index j = 0; j < out.size(); ++j) {
+    Vector out(residual.size());
+    each(at.run, out.size(), [&](Index j) {
         const double wanted = at.columns[j] + residual[j];
-        if (!(wanted > 0)) continue;
+        out[j] = 0;
+        if (!(wanted > 0)) return;
         const double missing = std::max(residual[j], 0.0) / wanted;
         out[j] = damping * std::max(at.columns[j], wanted) + wanted * std::pow(missing, 4);
         if (!std::isinf(b)) out[j] += wanted / b;
-    }
+    });
     return out;
 }
 
@@ -68,11 +70,11 @@ Vector diagonal(const Iterate& at, const Vector& residual, double damping) {
 bool starved(const Iterate& at) {
     const Vector residual = at.residual();
     double lacking = 0, all = 0;
-    for (Index j = 0; j < residual.size(); ++j) {
-        if (residual[j] <= 0) continue;
+    each(at.run, residual.size(), [&](Index j) {
+        if (residual[j] <= 0) return;
         all += residual[j];
         if (residual[j] > at.columns[j]) lacking += residual[j];
-    }
+    });
     return lacking > 0.2 * all;
 }
 
@@ -109,15 +111,21 @@ bool newton(Iterate& at, bool may_give_up) {
         if (since_best > few) return at.end(BridgeStatus::stagnated);
 
         if (!system.refresh()) return false;
-        const Vector residual = at.residual(), from = at.g;
+        const Vector residual = at.residual();
+        Vector from;
+        set(at.run, from, at.g);
         bool accepted = false;
         for (int k = 0; k < most_tries && !accepted; ++k) {
             Vector step;
             if (!system.solve(residual, diagonal(at, residual, caution.damping),
                               exactness(error, at.options.tol), step))
                 return false;
-            if (at.balanced) step.array() -= at.nu.dot(step);
-            const double slope = residual.dot(step), size = step.cwiseAbs().maxCoeff();
+            if (at.balanced) {
+                const double mean = dot(at.run, at.nu, step);
+                set(at.run, step, (step.array() - mean).matrix());
+            }
+            const double slope = dot(at.run, residual, step),
+                         size = all_finite(at.run, step) ? max_size(at.run, step) : infinity<double>();
             if (!(slope > 0) || !std::isfinite(size)) {
                 caution.punish(caution.reach);
                 continue;
@@ -143,7 +151,7 @@ bool newton(Iterate& at, bool may_give_up) {
         if (at.out_of_visits()) return false;
         if (++failures > most_failures) return at.end(BridgeStatus::stagnated);
         system.refine();
-        at.g = from;
+        set(at.run, at.g, from);
         if (!at.visit(1.0) || !at.plain_steps(10)) return false;  // a Sinkhorn step never lowers the dual
     }
 }

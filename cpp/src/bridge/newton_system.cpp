@@ -5,6 +5,7 @@
 
 #include <Eigen/Cholesky>
 
+#include "bridge/long_vectors.hpp"
 #include "qk/scalar_math.hpp"
 
 namespace qk {
@@ -57,18 +58,22 @@ bool NewtonSystem::gather(double least, Index most) {
     if (!at_.went_through(at_.sweep.gather(least, most, rows_, at_.run))) return false;
     if (!has_entries()) return true;  // which a few rows have shown
     at_.charge(1);
-    gathered_g_ = last_g_ = at_.g;
-    gathered_lse_ = last_lse_ = at_.lse;
+    set(at_.run, gathered_g_, at_.g);
+    set(at_.run, gathered_lse_, at_.lse);
+    set(at_.run, last_g_, at_.g);
+    set(at_.run, last_lse_, at_.lse);
     return true;
 }
 
 // Entries change like their potentials. Those that were left out are missed, so far moves empty the store.
 void NewtonSystem::follow() {
     double moved = 0;
-    for (Index j = 0; j < at_.nu.size(); ++j)
+    each(at_.run, at_.nu.size(), [&](Index j) {
         if (at_.nu[j] > 0) moved = std::max(moved, std::abs(at_.g[j] - gathered_g_[j]));
-    for (Index i = 0; i < at_.mu.size(); ++i)
+    });
+    each(at_.run, at_.mu.size(), [&](Index i) {
         if (masses_[i] > 0) moved = std::max(moved, std::abs(at_.lse[i] - gathered_lse_[i]));
+    });
     if (!(moved <= reach)) {
         rows_ = {};
         return;
@@ -82,8 +87,8 @@ void NewtonSystem::follow() {
             rows_.share[k] *= std::exp(at_.g[j] - last_g_[j] - row);
         }
     }
-    last_g_ = at_.g;
-    last_lse_ = at_.lse;
+    set(at_.run, last_g_, at_.g);
+    set(at_.run, last_lse_, at_.lse);
 }
 
 void NewtonSystem::sum_entries() {
@@ -104,12 +109,12 @@ void NewtonSystem::sum_entries() {
 
 void NewtonSystem::weigh() {
     const double damping = at_.row_damping;
-    for (Index i = 0; i < at_.mu.size(); ++i) {
+    each(at_.run, at_.mu.size(), [&](Index i) {
         if (at_.mu[i] == 0 || at_.lse[i] == log_of_nothing)
             masses_[i] = 0;
         else
             masses_[i] = at_.balanced ? at_.mu[i] : damping * std::exp(at_.f[i] + at_.lse[i] - at_.log_scale);
-    }
+    });
 }
 
 void NewtonSystem::multiply(const Vector& x, Vector& out) {
@@ -205,46 +210,48 @@ bool NewtonSystem::by_conjugate_gradients(const Vector& residual, const Vector& 
     const Vector& columns = at_.columns;
     const bool kept = has_entries();
     const double rest = 1 - at_.row_damping;
-    Vector inverse(m), r = residual, z(m), p(m), q(m), spread(m);
-    for (Index j = 0; j < m; ++j) {
+    const Run& run = at_.run;
+    Vector inverse(m), r, z, p, q, spread(m);
+    set(run, r, residual);
+    each(run, m, [&](Index j) {
         const double d = (kept ? diagonal_[j] + rest * columns[j] : columns[j]) + extra[j];
         inverse[j] = d > 0 && at_.nu[j] > 0 ? 1 / d : 0;
-    }
-    const double mass = columns.sum();
+    });
+    const double mass = sum(run, columns);
     const auto project = [&](Vector& v) {  // orthogonal to the constant in the metric of the columns
         if (!at_.balanced || kept) return;
-        const double mean = columns.dot(v) / mass;
-        for (Index j = 0; j < m; ++j) v[j] = inverse[j] > 0 ? v[j] - mean : 0;
+        const double mean = dot(run, columns, v) / mass;
+        each(run, m, [&](Index j) { v[j] = inverse[j] > 0 ? v[j] - mean : 0; });
     };
-    x.setZero(m);
-    z = inverse.cwiseProduct(r);
+    set(run, x, Vector::Zero(m));
+    set(run, z, inverse.cwiseProduct(r));
     project(z);
-    p = z;
-    double rz = r.dot(z);
+    set(run, p, z);
+    double rz = dot(run, r, z);
     const double stop = tolerance * tolerance * rz;
     const Index limit = std::min<Index>(most, 2 * m);
     for (Index k = 0; k < limit && rz > stop && rz > 0; ++k) {
         if (kept) {
             multiply(p, spread);
-            q = (laplacian_ + rest * columns + extra).cwiseProduct(p) - spread;
+            set(run, q, (laplacian_ + rest * columns + extra).cwiseProduct(p) - spread);
         } else {
             ++at_.state.n_visits;
             if (!at_.went_through(
                     at_.sweep.curvature(p.data(), masses_.data(), spread.data(), rough_, at_.run)))
                 return false;
-            q = (columns + extra).cwiseProduct(p) - spread;
+            set(run, q, (columns + extra).cwiseProduct(p) - spread);
         }
-        const double curvature = p.dot(q);
+        const double curvature = dot(run, p, q);
         const double rounding = rough_ && !kept ? 1e-6 : 1e-14;
-        if (!(curvature > rounding * p.cwiseProduct(columns).dot(p)) && !kept) break;  // flat
+        if (!(curvature > rounding * dot(run, p.cwiseProduct(columns), p)) && !kept) break;  // flat
         if (!(curvature > 0)) break;
         const double alpha = rz / curvature;
-        x += alpha * p;
-        r -= alpha * q;
-        z = inverse.cwiseProduct(r);
+        set(run, x, x + alpha * p);
+        set(run, r, r - alpha * q);
+        set(run, z, inverse.cwiseProduct(r));
         project(z);
-        const double next = r.dot(z);
-        p = z + (next / rz) * p;
+        const double next = dot(run, r, z);
+        set(run, p, z + (next / rz) * p);
         rz = next;
         if (at_.out_of_visits()) break;
     }
