@@ -19,10 +19,7 @@ Covered, and by what oracle:
   weights;
 - ``gaussian.bures`` and ``isb.gaussian_w2``: 40 digits by mpmath.
 
-Not covered: flows, particle and Gaussian (their error is that of a step size, measured in their own
-tests); isb's steps, magnetic maps, diagnostics, chains, ``pf_ode`` and ``jko`` (tested against
-references of their own in tests/reference_*.py, not at random here); contraction bounds (statements
-about all points, which no finite oracle settles).
+tests/attack_names.py lists all public names, with the family that attacks each or why none does.
 """
 
 from __future__ import annotations

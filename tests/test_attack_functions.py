@@ -1,24 +1,81 @@
-"""Functions beside bridges against oracles of their own: some hundred random hard inputs each."""
+"""Functions beside bridges against oracles of their own, on random hard inputs (tests/attack_*.py)."""
 
 from __future__ import annotations
+
+import inspect
+import pathlib
+import re
+import sys
+from types import CodeType, FrameType
 
 import numpy as np
 import pytest
 
 import qkcore as qk
 
-from . import attack_functions, attack_tools
+from . import attack_campaign, attack_functions, attack_names, attack_tools
 
 DRAWS = 40
+# Loops over particles, and linear programmes, are slow.
+FEWER = {"particles": 12, "rotations": 12, "neighbours": 15, "contractions": 20}
+NEED_MPMATH = {"gaussians", "entropic_gaussians", "lines"}
 
 
-@pytest.mark.parametrize("family", attack_functions.FAMILIES, ids=lambda family: family.__name__)
-def test_errors_are_within_rounding(family: attack_tools.Family) -> None:
-    if family is attack_functions.gaussians:
-        pytest.importorskip("mpmath", reason="the oracle of Gaussian laws needs mpmath")
-    found = [one for seed in range(DRAWS) for one in attack_tools.attack(family, seed)]
-    assert not [(name, share) for name, share in found if share > 1]
-    assert sum(not name.startswith("refused") for name, _ in found) > DRAWS / 2
+@pytest.mark.parametrize("family", attack_campaign.FAMILIES, ids=lambda family: family.__name__)
+def test_errors_are_within_bounds(family: attack_tools.Family) -> None:
+    """Some draws of every family, which also call every name that tests/attack_names.py puts beside it."""
+    name = family.__name__
+    if name in NEED_MPMATH:
+        pytest.importorskip("mpmath", reason=f"the oracle of {name} needs mpmath")
+    draws = FEWER.get(name, DRAWS)
+    wanted = codes(dict(attack_names.listed())[name])
+    called: set[str] = set()
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        if event == "call" and frame.f_code in wanted:
+            called.add(wanted[frame.f_code])
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        found = [one for seed in range(draws) for one in attack_tools.attack(family, seed)]
+    finally:
+        sys.setprofile(before)
+    assert not [(what, share) for what, share in found if share > 1]
+    assert sum(not what.startswith("refused") for what, _ in found) > draws / 2
+    assert called == set(wanted.values())
+
+
+def codes(names: list[str]) -> dict[CodeType, str]:
+    """The code of public functions, and of the methods of public classes, with the names."""
+    found: dict[CodeType, str] = {}
+    public = attack_names.public()
+    for name in names:
+        value = public[name]
+        if not inspect.isclass(value):
+            found[inspect.unwrap(value).__code__] = name
+            continue
+        for owner in (c for c in value.__mro__ if c.__module__.startswith("qkcore")):
+            for member in vars(owner).values():
+                member = getattr(member, "fget", None) or getattr(member, "func", None) or member
+                if inspect.isfunction(member):
+                    found.setdefault(member.__code__, name)
+    return found
+
+
+def test_every_public_name_is_attacked_or_says_why_not() -> None:
+    listed = attack_names.listed()
+    names = [name for _, line in listed for name in line]
+    assert len(names) == len(set(names))
+    assert set(names) == set(attack_names.public())
+    families = [family.__name__ for family in attack_campaign.FAMILIES]
+    assert len(families) == len(set(families))
+    assert [key for key, _ in listed][: len(families)] == families
+    here = pathlib.Path(__file__).parent
+    for reason, line in listed[len(families) :]:
+        if match := re.search(r"tests/(test_\w+\.py)", reason):
+            text = (here / match[1]).read_text()
+            assert [name for name in line if name.split(".")[-1] not in text] == []
 
 
 def test_a_wrong_digit_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
