@@ -2,8 +2,8 @@
 
     python bench/hard.py [--limit VISITS] [--size POINTS] [--methods auto annealed ...]
 
-Counts of visits do not depend on the machine; times do. A method that does not arrive within the limit shows the
-error that it has left. Of every problem the table names the best single method beside "auto".
+Counts of visits do not depend on the machine; times do. A method that does not arrive within the limit shows
+the error that it has left. Of every problem the table names the best single method beside "auto".
 """
 
 from __future__ import annotations

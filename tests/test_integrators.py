@@ -1,4 +1,4 @@
-"""The integrators: their numbers and orders, stiff problems, the same steps and statuses in C++ and Python."""
+"""The integrators: numbers, orders, stiff problems, the same steps and statuses in C++ and Python."""
 
 from __future__ import annotations
 

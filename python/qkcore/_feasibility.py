@@ -207,7 +207,8 @@ def _usable(allowed: npt.NDArray[np.bool_], mu: Real, nu: Real) -> npt.NDArray[n
     """Entries of some coupling, by the residual graph of a largest flow; None if there is none.
 
     The flow is exact (cpp/src/bridge/transport_flow.cpp), so weights of any size count on their own scale.
-    There is no coupling if a set of rows has more mass than the columns it sees, by more than rounding of its weights.
+    There is no coupling if a set of rows has more mass than the columns it sees, by more than rounding
+    of its weights.
     """
     live = np.ascontiguousarray(allowed & (mu > 0)[:, None] & (nu > 0))
     i, j, amounts, row_rest, col_rest = cpu.transport_flow(live, mu, nu)

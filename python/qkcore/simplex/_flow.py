@@ -228,7 +228,8 @@ class _Path(State):
     def _scale(self) -> Double:
         if self.logits:
             return np.full(self.x.shape, self.tau * self.rtol)
-        return self.atol + self.rtol * np.abs(self.x)
+        scale: Double = self.atol + self.rtol * np.abs(self.x)
+        return scale
 
     def sizes(self) -> tuple[float, float]:
         finite = np.where(np.isfinite(self.x), self.x, 0.0)  # logits of entries that are 0
