@@ -90,7 +90,7 @@ def depths(rng: Rng) -> Iterator[Found]:
 def drifts(rng: Rng) -> Iterator[Found]:
     d, m = int(rng.integers(1, 6)), int(rng.integers(1, 4))
     n = d + 6 + int(rng.integers(0, 40))
-    X = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-2, 2, d)
+    X = rng.normal(size=(n, d)) * 10.0 ** rng.uniform(-5, 5, d)
     y = X @ rng.normal(size=(d, m)) + rng.normal(size=(n, m)) + 3
     model = drift.RidgeDrift().fit(X, y)
     x = X.astype(Long) - X.astype(Long).mean(axis=0)
@@ -202,7 +202,7 @@ def curvatures(rng: Rng) -> Iterator[Found]:
 def moves(rng: Rng) -> Iterator[Found]:
     """How far p moves while its logits do: bounds against random and against the worst steps."""
     V, R = int(rng.integers(2, 12)), float(10.0 ** rng.uniform(-3, 1))
-    z = rng.normal(size=V) * 10.0 ** rng.uniform(-1, 1)
+    z = rng.normal(size=V) * 10.0 ** rng.uniform(-1, 2.5)
     p = softmax(z[None].astype(Long))[0][0]
     top = int(p.argmax())
     steps = [rng.uniform(-R, R, V), R * rng.choice([-1.0, 1.0], V)]
