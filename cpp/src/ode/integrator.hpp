@@ -139,7 +139,7 @@ public:
                 any = any || tried[at(l)];
             }
             if (!any) return true;
-            Numbers error;
+            Numbers error{};
             const VelocityStatus problem = attempt(t, h);
             if (problem == VelocityStatus::interrupted) return false;
             if (problem == VelocityStatus::ok)
