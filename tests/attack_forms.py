@@ -247,7 +247,14 @@ def choices(rng: Rng) -> Iterator[Found]:
     centred = u - u.mean()
     spread = (centred * centred).sum()
     want = (centred * (v - v.mean())).sum() / spread
-    sizes = 16 * np.sqrt(n) * (n + 4) * E * (abs(v).max() + 2 * abs(u).max()) / np.sqrt(spread)
+    sizes = (
+        16
+        * np.sqrt(n)
+        * (n + 4)
+        * E
+        * (abs(v).max() + (1 + abs(want)) * abs(u).max())
+        / np.sqrt(spread)
+    )
     yield "isb.fit_rate", worst(abs(qk.isb.fit_rate(h, errors).slope - want), sizes)
     psi, theta = rng.normal(size=n) * 3, float(rng.choice([-1.0, 0.7, 2.0]))
     P, below = softmax(2 * theta * psi[None].astype(Long))

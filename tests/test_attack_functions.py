@@ -126,3 +126,15 @@ def test_boltzmann_gibbs_of_tiny_products() -> None:
     nu = qk.measure.Measure(np.arange(3.0)[:, None], np.array([1.0, 1e-300, 3e-300]))
     weights = qk.measure.boltzmann_gibbs(np.array([1e-300, 1e25, 1e25]), nu).weights
     np.testing.assert_allclose(weights[1:], [0.25, 0.75], rtol=1e-14)
+
+
+def test_rates_of_close_epsilons() -> None:
+    """Two epsilons 1e-4 apart in their logarithms: the slope keeps what rounding the logarithms leaves."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        e = rng.uniform(1e-4, 2e-4) * np.array([1.0, 1.0001])
+        x = 3 * e**1.7
+        u, v = np.log(e.astype(np.longdouble)), np.log(x.astype(np.longdouble))
+        want = (v[1] - v[0]) / (u[1] - u[0])
+        bound = 2 * np.finfo(float).eps * (np.abs(v).max() + 2.7 * np.abs(u).max()) / (u[1] - u[0])
+        assert abs(qk.isb.fit_rate(e, x).slope - want) <= bound
