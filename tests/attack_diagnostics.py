@@ -14,29 +14,23 @@ import numpy as np
 import qkcore as qk
 from qkcore.diagnostics import curvature, depth, drift, duality, rotation, score
 
-from .attack_tools import Family, Found, Long, Rng, dtype_of, law, numbers, size, softmax, worst
+from .attack_tools import (
+    Family,
+    Found,
+    Long,
+    Rng,
+    dtype_of,
+    law,
+    numbers,
+    programme,
+    size,
+    softmax,
+    worst,
+)
 from .reference_diagnostics import triangle_torsion
 
 E = float(np.finfo(float).eps)
 TORSION = triangle_torsion()
-
-
-def programme(cost: Any, a: Any, b: Any) -> float | None:
-    """The least cost of a coupling, by a linear programme; None where HiGHS finds none."""
-    from scipy.optimize import linprog
-
-    top = float(cost.max())
-    if top == 0:
-        return 0.0
-    rows = np.kron(np.eye(len(a)), np.ones(len(b)))
-    columns = np.kron(np.ones(len(a)), np.eye(len(b)))
-    found = linprog(
-        (cost / top).astype(float).ravel(),
-        A_eq=np.vstack([rows, columns]),
-        b_eq=np.r_[a, b],
-        method="highs-ds",
-    )
-    return float(found.fun) * top if found.success else None
 
 
 def depths(rng: Rng) -> Iterator[Found]:
@@ -238,9 +232,9 @@ def scores(rng: Rng) -> Iterator[Found]:
     d, k, n = int(rng.integers(1, 4)), int(rng.integers(1, 5)), size(rng, 17)
     weights = rng.random(k) + 0.05
     weights /= weights.sum()
-    means = rng.normal(size=(k, d)) * 2
+    means = rng.normal(size=(k, d)) * 10.0 ** rng.uniform(-1, 2)
     roots = rng.normal(size=(k, d, d))
-    covs = roots @ roots.swapaxes(1, 2) + 0.1 * np.eye(d)
+    covs = roots @ roots.swapaxes(1, 2) + 10.0 ** rng.uniform(-5, 0) * np.eye(d)
     sigma = float(rng.choice([0.0, 0.3]))
     x = rng.normal(size=(n, d)) * 2
     wide = covs.astype(Long) + Long(sigma) ** 2 * np.eye(d)
@@ -303,7 +297,7 @@ def observables(rng: Rng) -> Iterator[Found]:
     kind = str(rng.choice(["softmax", "l2", "sigmoid"]))
     Q, K, V = (rng.normal(size=(d, d)) for _ in range(3))
     field = qk.AttentionField(kind, Q=Q, K=K, V=V)
-    R = float(10.0 ** rng.uniform(-1, 1))
+    R = float(10.0 ** rng.uniform(-2, 1.5))
     cloud = rng.normal(size=(n, d))
     cloud *= R * rng.random((n, 1)) / np.linalg.norm(cloud, axis=1, keepdims=True)
     step = 1e-5 * R
@@ -344,7 +338,7 @@ def contractions(rng: Rng) -> Iterator[Found]:
     )
 
     d, n = int(rng.integers(1, 4)), int(rng.integers(1, 7))
-    half = float(10.0 ** rng.uniform(-1, 0.5))
+    half = float(10.0 ** rng.uniform(-3, 1))
     beta = float(10.0 ** rng.uniform(-1, 1))
     W = rng.normal(size=(d, d)) if rng.random() < 0.5 else np.eye(d)
     dot = bool(rng.random() < 0.6)

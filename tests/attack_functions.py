@@ -307,8 +307,8 @@ def simplex(rng: Rng) -> Iterator[Found]:
 
 def temperatures(rng: Rng) -> Iterator[Found]:
     n = int(rng.integers(2, 65))
-    z = np.array(numbers(rng, (n,), np.float64, 10.0 ** rng.uniform(-1, 1)))
-    target = float(rng.uniform(0.05, 0.95) * np.log(n))
+    z = np.array(numbers(rng, (n,), np.float64, 10.0 ** rng.uniform(-2, 2)))
+    target = float(rng.uniform(0.001, 0.999) * np.log(n))
     tau, reached = qk.schedule.temperature_for_entropy(z, target)
     if not reached:
         return

@@ -200,7 +200,8 @@ def diffusion_spectra(rng: Rng) -> Iterator[Found]:
     weyl = np.sqrt(np.square(wrong).sum()) + 8 * c.n * c.eps
     with warnings.catch_warnings():  # of disconnected clouds, which are part of the attack
         warnings.simplefilter("ignore", qk.diffusion.DisconnectedWarning)
-        m = qk.diffusion.DiffusionMap(k, beta=c.beta).fit(c.X)
+        m = qk.diffusion.DiffusionMap(k, beta=c.beta)
+        coordinates = m.fit_transform(c.X).astype(Long)
     # The solver stops at a residual of sqrt(n) eps, or four times that.
     weyl = weyl + 4 * np.sqrt(c.n) * c.eps
     found = np.asarray(m.eigenvalues_, Long)
@@ -208,6 +209,18 @@ def diffusion_spectra(rng: Rng) -> Iterator[Found]:
         "DiffusionMap.eigenvalues_",
         worst(abs(found - values[1 : k + 1]), weyl),
     )  # but that of constants
+    # Coordinates are eigenvalues times right eigenvectors; in the norm of the law the error is that of S.
+    rest = np.sqrt(pi)[:, None] * (c.P @ coordinates - coordinates * found)
+    length = np.sqrt((pi[:, None] * np.square(coordinates)).sum(axis=0))
+    yield (
+        "DiffusionMap.fit_transform",
+        worst(np.sqrt(np.square(rest).sum(axis=0)), 4 * weyl * length + c.tiny),
+    )
+    lengths = abs(found)  # vectors have the mean square 1
+    yield (
+        "DiffusionMap, lengths",
+        worst(abs(length - lengths), 8 * c.n * c.eps * lengths + 4 * weyl),
+    )
 
 
 def bistochastic(rng: Rng) -> Iterator[Found]:

@@ -103,6 +103,27 @@ def softmax(z: Any) -> tuple[Any, Any]:
     return e / e.sum(axis=1, keepdims=True), np.where(np.isfinite(below), below, 0)
 
 
+def programme(cost: Any, a: Any, b: Any) -> float | None:
+    """The least cost of a coupling, by a linear programme; None where HiGHS finds none.
+
+    HiGHS leaves constraints and optimality by 1e-7, absolute: costs are scaled to at most 1 for it.
+    """
+    from scipy.optimize import linprog
+
+    top = float(cost.max())
+    if top == 0:
+        return 0.0
+    rows = np.kron(np.eye(len(a)), np.ones(len(b)))
+    columns = np.kron(np.ones(len(a)), np.eye(len(b)))
+    found = linprog(
+        (cost / top).astype(float).ravel(),
+        A_eq=np.vstack([rows, columns]),
+        b_eq=np.r_[a, b],
+        method="highs-ds",
+    )
+    return float(found.fun) * top if found.success else None
+
+
 Family = Callable[[Rng], Iterator[Found]]
 
 
