@@ -10,7 +10,6 @@ import pytest
 from qkcore import isb
 
 GAUSS = isb.Mixture.gaussian(0.0, 1.0)
-MIXTURE = isb.Mixture([0.5, 0.5], [-2.0, 2.0], [1.0, 1.0])
 
 
 ONE = np.zeros((3, 1)) + np.arange(3.0)[:, None]
