@@ -47,6 +47,7 @@ auto to_vector(const A& a) {
 inline std::vector<double> to_vector(const double* data, Index n, const Run& run) {
     std::vector<double> out;
     out.reserve(static_cast<std::size_t>(n));
+    ask_for_large_pages(out.data(), static_cast<std::size_t>(n) * sizeof(double));
     in_pieces(run, 0, n, [&](Index from, Index to) { out.insert(out.end(), data + from, data + to); });
     return out;
 }

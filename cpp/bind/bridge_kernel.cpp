@@ -11,12 +11,12 @@ namespace {
 template <class T>
 class ScoresKernel final : public Kernel {
 public:
-    ScoresKernel(ScoreTuple scores, double max_memory, const py::object& scratch)
+    ScoresKernel(ScoreTuple scores, double max_memory, py::object scratch)
         : Kernel(scores.batch.n_rows, scores.batch.n_cols),
           scores_(std::move(scores)),
           problem_(scores_.template problem<T>(0)),
           max_memory_(max_memory),
-          scratch_(scratch) {
+          scratch_(std::move(scratch)) {
         if (scratch_.is_none()) return;
         auto array = py::reinterpret_borrow<py::array>(scratch_);
         if (array.size() < triangle_size<T>(n_rows))

@@ -73,8 +73,8 @@ private:
 
 class PythonSweep final : public Sweep {
 public:
-    PythonSweep(const py::object& kernel, Index n_rows, Index n_cols)
-        : kernel_(kernel), n_rows_(n_rows), n_cols_(n_cols), masses_(py::cast(Masses(n_rows))) {}
+    PythonSweep(py::object kernel, Index n_rows, Index n_cols)
+        : kernel_(std::move(kernel)), n_rows_(n_rows), n_cols_(n_cols), masses_(py::cast(Masses(n_rows))) {}
 
     Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
         if (should_stop(run, 0)) return Status::interrupted;

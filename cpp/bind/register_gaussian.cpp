@@ -68,7 +68,7 @@ py::tuple flow_of(const FieldArguments& field, const py::array& mean, const py::
 // that has other integers than ours.
 template <class Routine>
 void fetch(const py::dict& routines, const std::string& name, Routine& out) {
-    const py::capsule found = routines[name.c_str()].cast<py::capsule>();
+    const auto found = routines[name.c_str()].cast<py::capsule>();
     const char* signature = PyCapsule_GetName(found.ptr());
     const bool fits = signature != nullptr && std::strstr(signature, ", int *") != nullptr;
     out = fits ? reinterpret_cast<Routine>(PyCapsule_GetPointer(found.ptr(), signature)) : nullptr;

@@ -22,7 +22,7 @@ bool anderson(Iterate& at, bool may_give_up) {
     using Vector = Iterate::Vector;
     const Run& run = at.run;
     Extrapolation extrapolation(at.nu, run);
-    Vector best_g, step(at.nu.size()), plain;  // plain: Sinkhorn's own step from the point before
+    Vector best_g, step = room_for(at.nu.size()), plain;  // plain: Sinkhorn's own step from the point before
     set(run, best_g, at.g);
     double dual_before = -infinity<double>(), error_before = infinity<double>();
     auto best = infinity<double>();

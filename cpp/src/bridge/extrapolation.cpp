@@ -7,8 +7,9 @@
 
 namespace qk {
 
-Extrapolation::Extrapolation(const Vector& weights, const Run& run)
-    : run_(run), changes_(weights.size(), most), moves_(weights.size(), most) {
+Extrapolation::Extrapolation(const Vector& weights, const Run& run) : run_(run) {
+    make_room(changes_, weights.size(), most);
+    make_room(moves_, weights.size(), most);
     set(run_, weight_, weights.cwiseSqrt());
 }
 
@@ -33,7 +34,7 @@ Eigen::VectorXd Extrapolation::next(const Vector& point, const Vector& step) {
     const Index m = std::min(n_seen_++, memory_);
     if (m > 0) {
         const Coefficients gamma = fit(m, step);
-        Vector move(step.size());
+        Vector move = room_for(step.size());
         in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
             move.segment(from, end - from).noalias() =
                 moves_.middleRows(from, end - from).leftCols(m) * gamma;
@@ -52,7 +53,7 @@ Eigen::VectorXd Extrapolation::next(const Vector& point, const Vector& step) {
 // less to do. The longest column goes first; those that hardly add a direction get nothing.
 Extrapolation::Coefficients Extrapolation::fit(Index m, const Vector& step) {
     constexpr double dependent = 1e-14;
-    rest_.resize(step.size(), m);
+    make_room(rest_, step.size(), m);
     in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
         rest_.middleRows(from, end - from) = changes_.middleRows(from, end - from).leftCols(m);
     });

@@ -60,8 +60,8 @@ Iterate::Iterate(Sweep& sweep_, const std::vector<double>& mu_, const std::vecto
       log_nu(logs(nu, log_unit, run_)),
       f(to_vector(state_.f, run_)),
       g(to_vector(state_.g, run_)),
-      lse(mu.size()),
-      columns(nu.size()) {
+      lse(room_for(mu.size())),
+      columns(room_for(nu.size())) {
     set(run, f, (f.array() - log_unit).matrix());
     if (balanced) {
         const double unit = sum(run, mu);
@@ -122,7 +122,7 @@ bool Iterate::visit_once(double relaxation) {
 }
 
 bool Iterate::recover_columns() {
-    Vector exact(nu.size());
+    Vector exact = room_for(nu.size());
     ++state.n_visits;
     const Status status = sweep.columns(f.data(), exact.data(), run);
     if (!went_through(status)) return false;
@@ -185,7 +185,7 @@ bool Iterate::cross_plateau(double error) {
     if (error <= 100 * options.tol || plateaus_left == 0) return end(BridgeStatus::stagnated);
     if (options.max_visits - state.n_visits <= doublings) return end(BridgeStatus::iteration_limit);
     --plateaus_left;
-    Vector from, step(nu.size());
+    Vector from, step = room_for(nu.size());
     set(run, from, g);
     find_step(step);
     const double before = dual(), slope = dot(run, residual(), step);
@@ -333,7 +333,8 @@ void Iterate::balance_masses() {
 
 bool Iterate::rescale() {
     const double mass = sum(run, columns);
-    if (balanced || !(mass > 0 && std::isfinite(mass)) || (mass > 1e-10 && mass < 1e10)) return false;
+    const bool usable = mass > 0 && std::isfinite(mass), in_range = mass > 1e-10 && mass < 1e10;
+    if (balanced || !usable || in_range) return false;
     log_scale += std::log(mass);
     return true;
 }

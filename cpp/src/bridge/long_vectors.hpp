@@ -5,18 +5,41 @@
 #pragma once
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 
 #include <Eigen/Core>
 
 #include "qk/threads.hpp"
+#include "qk/views.hpp"
 
 namespace qk {
+
+// Room for n entries, or for a matrix, in pages that are soon got and given back; what was there is lost.
+inline void make_room(Eigen::VectorXd& v, Index n) {
+    if (v.size() == n) return;
+    v.resize(n);
+    ask_for_large_pages(v.data(), static_cast<std::size_t>(n) * sizeof(double));
+}
+inline void make_room(Eigen::MatrixXd& m, Index rows, Index cols) {
+    if (m.rows() == rows && m.cols() == cols) return;
+    m.resize(rows, cols);
+    ask_for_large_pages(m.data(), static_cast<std::size_t>(rows * cols) * sizeof(double));
+}
+template <class Part>
+void make_room([[maybe_unused]] const Part& column, [[maybe_unused]] Index n) {  // of a matrix, which has it
+    assert(column.size() == n);
+}
+inline Eigen::VectorXd room_for(Index n) {
+    Eigen::VectorXd out;
+    make_room(out, n);
+    return out;
+}
 
 // to = expression, entry by entry; `to` may be part of the expression.
 template <class To, class Expression>
 void set(const Run& run, To& to, const Expression& expression) {
-    to.resize(expression.size());
+    make_room(to, expression.size());
     in_pieces(run, 0, expression.size(), [&](Index from, Index end) {
         to.segment(from, end - from) = expression.segment(from, end - from);
     });

@@ -53,7 +53,7 @@ struct Caution {
 // columns, what they should have depends on g too.
 Vector diagonal(const Iterate& at, const Vector& residual, double damping) {
     const double b = at.options.col_penalty;
-    Vector out(residual.size());
+    Vector out = room_for(residual.size());
     each(at.run, out.size(), [&](Index j) {
         const double wanted = at.columns[j] + residual[j];
         out[j] = 0;

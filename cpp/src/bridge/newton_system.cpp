@@ -142,7 +142,7 @@ double NewtonSystem::factoring_work() const {
 // connections keep their digits, which a difference of like numbers would lose.
 void NewtonSystem::factorise(const Vector& extra) {
     const Index n = masses_.size(), m = at_.nu.size();
-    const double entries = static_cast<double>(rows_.share.size());
+    const auto entries = static_cast<double>(rows_.share.size());
     if (entries > 0.25 * static_cast<double>(n) * static_cast<double>(m)) {
         Eigen::MatrixXd weighed = Eigen::MatrixXd::Zero(m, n);
         for (Index i = 0; i < n; ++i) {
@@ -211,7 +211,7 @@ bool NewtonSystem::by_conjugate_gradients(const Vector& residual, const Vector& 
     const bool kept = has_entries();
     const double rest = 1 - at_.row_damping;
     const Run& run = at_.run;
-    Vector inverse(m), r, z, p, q, spread(m);
+    Vector inverse = room_for(m), spread = room_for(m), r, z, p, q;
     set(run, r, residual);
     each(run, m, [&](Index j) {
         const double d = (kept ? diagonal_[j] + rest * columns[j] : columns[j]) + extra[j];

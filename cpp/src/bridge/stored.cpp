@@ -67,6 +67,7 @@ template <class T = double>
 std::vector<T> zeros(Index n, const Run& run) {
     std::vector<T> out;
     out.reserve(static_cast<std::size_t>(n));
+    ask_for_large_pages(out.data(), static_cast<std::size_t>(n) * sizeof(T));
     in_pieces(run, 0, n,
               [&](Index from, Index to) { out.resize(out.size() + static_cast<std::size_t>(to - from)); });
     return out;
@@ -84,11 +85,11 @@ public:
           entries_(problem.n_rows * ld_),
           scaled_(zeros<T>(ld_, run)),
           at_g_(zeros(problem.n_cols, run)),
-          tops_(static_cast<std::size_t>(problem.n_rows), 0.0),
-          sums_(static_cast<std::size_t>(problem.n_rows), 0.0) {
+          tops_(zeros(problem.n_rows, run)),
+          sums_(zeros(problem.n_rows, run)) {
         if (rounded) {
-            factors_.resize(sums_.size(), 0.0);
-            masses_.resize(sums_.size(), 0.0);
+            factors_ = zeros(problem.n_rows, run);
+            masses_ = zeros(problem.n_rows, run);
         }
     }
 
@@ -213,8 +214,10 @@ private:
         std::vector<double> scaled;
         scaled.reserve(ratios.size());
         const bool done = in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
-            for (auto j = static_cast<std::size_t>(from); j < static_cast<std::size_t>(to); ++j)
-                ratios[j] = ratios[j] > 0 && columns[j] > 0 ? columns[j] / ratios[j] : 1.0;
+            for (Index j = from; j < to; ++j) {
+                double& ratio = ratios[static_cast<std::size_t>(j)];
+                ratio = ratio > 0 && columns[j] > 0 ? columns[j] / ratio : 1.0;
+            }
             scaled.insert(scaled.end(), scaled_.data() + from, scaled_.data() + to);
         });
         if (!done) return Status::interrupted;

@@ -88,7 +88,8 @@ public:
         for (Index i = 0; i < n_; ++i) {
             const auto at = static_cast<std::size_t>(i);
             const bool live = g[i] != log_of_nothing;
-            if (live && !(total_[at] > 0 && std::isfinite(total_[at]))) {
+            const bool in_range = total_[at] > 0 && std::isfinite(total_[at]);
+            if (live && !in_range) {
                 // Entries that have left the range of the type need the log domain, from here on.
                 vanished_ = true;
                 return exact(run).rows(g, mass, lse, columns, run);

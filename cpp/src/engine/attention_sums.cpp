@@ -49,9 +49,6 @@ public:
     static constexpr bool flushes = true;
     using Local = ParticleLocal<T>;
 
-    ParticleReducer(AttentionSums<T>& sums, const double* factors, double* means)
-        : sums_(sums), d_(sums.spec_.d), factors_(factors), means_(means) {}
-
     Local& local(const Piece&, int worker) { return sums_.locals_[static_cast<std::size_t>(worker)]; }
 
     void start_block(Local& local, const Block<T>& at) const {
@@ -94,6 +91,11 @@ protected:
     const Index d_;
     const double* factors_;
     double* means_;
+
+private:
+    friend Derived;
+    ParticleReducer(AttentionSums<T>& sums, const double* factors, double* means)
+        : sums_(sums), d_(sums.spec_.d), factors_(factors), means_(means) {}
 };
 
 // Few dimensions: everything in registers.
@@ -102,7 +104,9 @@ class CloudReducer : public ParticleReducer<T, CloudReducer<T, D, Weigh, Bias, V
 public:
     static constexpr Keeps keeps = Keeps::nothing;
     using Local = ParticleLocal<T>;
-    using ParticleReducer<T, CloudReducer>::ParticleReducer;
+
+    CloudReducer(AttentionSums<T>& sums, const double* factors, double* means)
+        : ParticleReducer<T, CloudReducer>(sums, factors, means) {}
 
     void row(Local& local, const Block<T>& at, const Tile& tile, const Row<T>& row) const {
         const Index seen = this->seen(row, tile);
@@ -131,7 +135,9 @@ class BlockReducer : public ParticleReducer<T, BlockReducer<T, Weigh>> {
 public:
     static constexpr Keeps keeps = Keeps::tile;
     using Local = ParticleLocal<T>;
-    using ParticleReducer<T, BlockReducer>::ParticleReducer;
+
+    BlockReducer(AttentionSums<T>& sums, const double* factors, double* means)
+        : ParticleReducer<T, BlockReducer>(sums, factors, means) {}
 
     void row(Local& local, const Block<T>&, const Tile& tile, const Row<T>& row) const {
         const Index seen = this->seen(row, tile);

@@ -98,6 +98,7 @@ inline std::vector<Piece> cut_shares(Index problem, Index n_rows, Index n_cols, 
     const Index granules = (n_rows + granule - 1) / granule;
     n_parts = std::max<Index>(1, std::min(n_parts, granules));
     std::vector<Piece> pieces;
+    pieces.reserve(static_cast<std::size_t>(n_parts));
     for (Index part = 0; part < n_parts; ++part)
         pieces.push_back({problem, part * granules / n_parts * granule,
                           std::min(n_rows, (part + 1) * granules / n_parts * granule), 0, n_cols, part});

@@ -412,6 +412,7 @@ private:
 
     static constexpr double largest = std::numeric_limits<T>::max();
 
+    P square_{}, slope_{}, limit_{}, next_mark_{};
     const GaussianProblem<T>& problem_;
     const GaussianOptions& options_;
     const Tableau& method_;
@@ -422,7 +423,6 @@ private:
     RatesOfLaws<T>& rates_;
     Buffer<T> product_, memory_;
     P *state_ = nullptr, *trial_ = nullptr, *map_ = nullptr, *rate_ = nullptr, *k_ = nullptr;
-    P square_{}, slope_{}, limit_{}, next_mark_{};
     std::array<GaussianOutcome, static_cast<std::size_t>(lanes)> outcome_{};
     System system_;
 };
