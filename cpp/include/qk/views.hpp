@@ -41,13 +41,12 @@ bool column_major(const MatrixView<T>& m) {
 
 // Asks for large pages for memory that nothing has been written to yet: a fault for every 4 KB takes as long as filling
 // it does, and giving such pages back takes 0.1 s for each GB. Advice only: small pages will do.
-inline void ask_for_large_pages([[maybe_unused]] const void* memory, [[maybe_unused]] std::size_t bytes) {
+inline void ask_for_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) {
 #if defined(__linux__)
     constexpr std::size_t small = 4096, worthwhile = std::size_t{4} << 20;
     if (bytes < worthwhile) return;
-    const auto start = reinterpret_cast<std::uintptr_t>(memory);
-    const std::uintptr_t first = (start + small - 1) / small * small, end = (start + bytes) / small * small;
-    (void)madvise(reinterpret_cast<void*>(first), end - first, MADV_HUGEPAGE);
+    const std::size_t before = (small - reinterpret_cast<std::uintptr_t>(memory) % small) % small;
+    (void)madvise(static_cast<char*>(memory) + before, (bytes - before) / small * small, MADV_HUGEPAGE);
 #endif
 }
 
