@@ -128,7 +128,7 @@ tsan: $(SANITIZED)/.stamp
 	$(SANITIZE) thread $(TESTED) $(BY_FILE) --logs $(BUILD)/thread/logs $(TSAN_TESTS) -- $(ARGS)
 
 # The pool and the engine alone, in a program of their own: a minute each, and nothing in it that is not instrumented.
-NATIVE_TEST := $(addprefix cpp/src/,threads/threads.cpp engine/packed.cpp engine/dense_output.cpp engine/reduce_rows.cpp) tests/native/threads.cpp
+NATIVE_TEST := $(addprefix cpp/src/,threads/threads.cpp engine/packed.cpp engine/tile_kernels.cpp engine/row_scores.cpp engine/dense_output.cpp engine/reduce_rows.cpp) tests/native/threads.cpp
 SANITIZE_NATIVE := $(CXX) -std=c++20 -O1 -g1 -march=native -D_GLIBCXX_ASSERTIONS -pthread -Icpp/include -Icpp/src $(NATIVE_TEST)
 tsan-native:
 	mkdir -p $(BUILD)/thread

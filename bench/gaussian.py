@@ -1,4 +1,4 @@
-"""10000 Gaussian laws in five dimensions, 1000 Euler steps: NumPy's loop, batched NumPy, JAX."""
+"""10000 Gaussian laws in five dimensions against NumPy's loop, batched NumPy and JAX; few in 32 to 300."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ LOOP_LAWS = 1
 BATCH_STEPS = 20
 CHECKED = 8  # laws whose final covariances are compared, after all steps
 EPSILON = 1.0
+HEADS = 4  # of multi-head laws in many dimensions, each with values of its own
 
 Rates = Callable[[Array, Array], tuple[Array, Array]]
 
@@ -130,7 +131,7 @@ def numpy_loop(kind: str, n: int) -> Call:
 def batched_rates(kind: str, p: dict[str, Any], np_: Any) -> Rates:
     """The same for all laws at once, with NumPy or jax.numpy; solves and products instead of inverses."""
     Q, K, V = p["Q"], p["K"], p["V"]
-    A, I = K.T @ Q, np_.eye(D)
+    A, I = K.T @ Q, np_.eye(Q.shape[-1])
 
     def affine(M: Array, b: Array, m: Array, S: Array) -> tuple[Array, Array]:
         W = M @ S
@@ -242,6 +243,71 @@ def run_case(group: Group, options: Options, kind: str, n: int) -> None:
     )
 
 
+def many_inputs(d: int, n: int) -> dict[str, Array]:
+    """As ``inputs``, with entries whose products stay of order 1, and values for each of HEADS heads."""
+    rng = np.random.default_rng(d)
+    Q = 0.7 * rng.normal(size=(d, d)) / np.sqrt(d)
+    V = np.eye(d) + 0.2 * rng.normal(size=(HEADS, d, d)) / np.sqrt(d)
+    X = rng.normal(size=(n, d, d))
+    cov = X @ X.swapaxes(1, 2) / d + 0.01 * np.eye(d)
+    return {"mean": rng.normal(size=(n, d)), "cov": cov, "Q": Q, "K": -Q, "V": V}
+
+
+def many_rates(kind: str, p: dict[str, Array]) -> Rates:
+    if kind != "multi-head":
+        return batched_rates(kind, p | {"V": p["V"][0]}, np)
+    d, V = p["cov"].shape[-1], p["V"]
+    rows = np.arange(d).reshape(HEADS, -1)
+    A = np.stack([p["K"][r].T @ p["Q"][r] for r in rows])
+
+    def rates(m: Array, S: Array) -> tuple[Array, Array]:
+        W = (V @ (S[:, None] @ A)).sum(axis=1)
+        M = W @ S
+        return m @ V.sum(axis=0).T + (W @ m[..., None])[..., 0], M + M.swapaxes(1, 2)
+
+    return rates
+
+
+def run_many(group: Group, options: Options, kind: str, d: int, n: int) -> None:
+    """Few laws in many dimensions, where all the work is in products of matrices."""
+    p = many_inputs(d, n)
+    steps, h = max(20, 48000 // d // n), 5e-4
+    rates = many_rates(kind, p)
+    heads = HEADS if kind == "multi-head" else 1
+
+    def mine() -> Array:
+        name = "softmax" if heads > 1 else kind
+        out: Array = flow(
+            name,
+            p["mean"],
+            p["cov"],
+            (0, steps * h),
+            Q=p["Q"],
+            K=p["K"],
+            V=p["V"] if heads > 1 else p["V"][0],
+            heads=heads,
+            n_steps=steps,
+            store="final",
+            n_threads=options.threads,
+        ).cov[-1]
+        return out
+
+    def theirs() -> Array:
+        m, S = p["mean"], p["cov"]
+        for _ in range(steps):
+            dm, dS = rates(m, S)
+            m, S = m + h * dm, S + h * dS
+        return S
+
+    error = max_error(mine(), theirs())
+    timings = interleave({"qkcore": mine, "NumPy batched": theirs}, rounds=5, budget=3)
+    case = f"{kind}, {n} {'law' if n == 1 else 'laws'}, d={d}, {steps} steps"
+    for name, timing in timings.items():
+        ratio = timing.minimum / timings["qkcore"].minimum
+        group.add(Row(case, name, timing, None, ratio, error if name == "qkcore" else None))
+    group.check(f"Gaussian flow {kind}, d={d}, {n} laws", error, BOUND["float64"])
+
+
 def run(options: Options) -> Group:
     group = Group(
         "gaussian",
@@ -249,9 +315,13 @@ def run(options: Options) -> Group:
         f"Mean and covariance of laws in {D} dimensions for {STEPS} Euler steps, one field for all. The "
         f"NumPy loop (one law at a time, the paper's formulas) is timed on {LOOP_LAWS} law and multiplied; "
         f"batched NumPy and JAX (vmap, compiled scan) on {BATCH_STEPS} steps of all laws and multiplied. "
+        "Single laws and eight in 32 to 300 dimensions are timed with all of their steps and the judgement. "
         f"Errors: final covariances of {CHECKED} laws against batched NumPy in float64, relative to the "
         "largest entry.",
     )
     for kind in ("softmax", "multi-head", "l2", "sinkhorn", "linear"):
         run_case(group, options, kind, 1000 if options.quick else LAWS)
+        for d in (32, 100) if options.quick else (32, 64, 100, 200, 300):
+            for n in (1, 8):
+                run_many(group, options, kind, d, n)
     return group

@@ -141,7 +141,8 @@ def true_residual(p: Problem, k: int, f: Any, g: Any) -> float:
     top = Long(0) if balanced else log.max()
     if np.isneginf(top):
         return 0.0
-    plan = np.exp(log - top)
+    with np.errstate(over="ignore"):  # potentials of a problem without a solution may run away
+        plan = np.exp(log - top)
     worst = Long(0)
     for sums, w, potential, strength, axis in (
         (plan.sum(1), mu, f, penalty[0], 1),

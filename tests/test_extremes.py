@@ -140,6 +140,41 @@ def test_points_far_from_the_origin(dim: int, dtype: str) -> None:
     check_everything(p)
 
 
+def uneven_cloud(dim: int, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Points of every size from 1e-12 to 1, and pairs of them that differ in their last digits."""
+    generator = rng()
+    X = generator.normal(size=(40, dim)) * 10.0 ** generator.uniform(-12, 0, (40, 1))
+    X = X.astype(dtype)
+    return X, np.concatenate([X * np.array(1 + 1e-5, dtype), X[:5]]).astype(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [1, 3, 16])
+def test_distances_from_differences_keep_their_relative_digits(dim: int, dtype: str) -> None:
+    """Up to 16 dimensions the rest of the cloud costs no digits: d + 4 roundings of each distance."""
+    X, Y = uneven_cloud(dim, dtype)
+    exact = np.square(X.astype(np.longdouble)[:, None] - Y).sum(axis=2)
+    got = qk.divergence.squared_distance(X, Y).to_numpy()
+    assert (np.abs(got - exact) <= (dim + 4) * np.finfo(dtype).eps * exact).all()
+    assert (got[:5, 40:].diagonal() == 0).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("dim", [17, 40])
+@pytest.mark.parametrize("away", [0.0, 1e4])
+def test_distances_from_products_are_as_exact_as_the_cloud_is_wide(
+    dim: int, dtype: str, away: float
+) -> None:
+    """Above 16 dimensions: eps of the squared distances from the mean c of Y, wherever that lies."""
+    X, Y = ((x + away).astype(dtype) for x in uneven_cloud(dim, dtype))
+    x, y = X.astype(np.longdouble), Y.astype(np.longdouble)
+    c = y.mean(axis=0)
+    wide = np.square(x - c).sum(axis=1)[:, None] + np.square(y - c).sum(axis=1)
+    exact = np.square(x[:, None] - y).sum(axis=2)
+    got = qk.divergence.squared_distance(X, Y).to_numpy()
+    assert (np.abs(got - exact) <= 2 * (dim + 16) * np.finfo(dtype).eps * wide).all()
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [3, 17])
 @pytest.mark.parametrize("kind", ["dot", "forward", "backward", "distance"])

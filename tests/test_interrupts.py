@@ -130,6 +130,13 @@ LONG_ROWS = {
     "array": "qk.softmax(s).to_numpy()",
     "marginals": "s.marginals()",
     "total variation": "qk.total_variation(qk.softmax(s), qk.softmax(s))",
+    "semi_relaxed": "qk.semi_relaxed(s, one)",
+    "semi_relaxed, one column": "qk.semi_relaxed(s.T, y[:, 0] + one)",
+    "bridge": "qk.bridge(t, one, nu)",
+    "bridge, alternating": "qk.bridge(t, one, nu, solver='alternating')",
+    "bridge, newton": "qk.bridge(t, one, nu, solver='newton')",
+    "bridge, one column": "qk.bridge(t.T, nu, one)",
+    "bridge, penalty": "qk.bridge(t, one, nu, penalty=1.0)",
 }
 
 LONG_SETUP = """
@@ -139,6 +146,9 @@ import qkcore as qk
 y = np.zeros((6 * 10**7, 1), np.float32)
 one = np.ones(1, np.float32)
 s = qk.scores.distance(y[:1], y)
+t = qk.scores.distance(y[:1], y[: 2 * 10**7])
+nu = np.full(2 * 10**7, 1 / (2 * 10**7), np.float32)
+nu /= nu.sum(dtype=np.float64)
 small = np.random.default_rng(0).normal(size=(50, 3))
 print("ready", flush=True)
 late = []
@@ -161,8 +171,11 @@ print(*late)
 @pytest.mark.skipif(sys.platform != "linux", reason="needs interval timers")
 @pytest.mark.parametrize("name", LONG_ROWS)
 def test_a_long_row_is_stopped_too(name: str) -> None:
-    """100 ms on a machine of one's own. Twice out of three within a second on one that others use too."""
+    """100 ms on a machine of one's own. Twice out of three within a second on one that others use too.
+
+    Bridges, whose setup and checks once took 0.5 to 1.5 s without a look at signals, within less.
+    """
     out = run_ok(LONG_SETUP.replace("CALL", LONG_ROWS[name]), timeout=100)
     late = sorted(map(float, out.split()[1:]))
     assert len(late) == 3
-    assert late[1] < 1.0, late
+    assert late[1] < (0.4 if "bridge" in name or "semi" in name else 1.0), late

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qkcore as qk
-from qkcore._factored_bridge import bridge_factored
 from qkcore.low_rank import (
     FactoredBridge,
     LowRank,
@@ -281,7 +280,7 @@ def test_bridge_agrees_with_the_exact_solver(dtype: str) -> None:
     np.testing.assert_allclose(b.marginals()[1], nu, atol=loose)
     assert b.n_iter == len(b.errors) == b.n_visits
     assert "converged" in str(b)
-    assert b.method == "scaling, factored"
+    assert b.method == "anderson, factored"
 
 
 def test_warm_start_and_iteration_limit() -> None:
@@ -405,8 +404,13 @@ def test_bad_bridges() -> None:
 
 def test_options_of_exact_bridges_are_refused() -> None:
     K, mu, nu = positive_problem()
-    assert bridge_factored(K, mu, nu, tol=1e-6).converged
-    with pytest.raises(ValueError, match='solver: wanted "auto" or "alternating" for a factored'):
-        bridge_factored(K, mu, nu, solver="newton")
-    with pytest.raises(ValueError, match="penalty: wanted none for a factored"):
-        bridge_factored(K, mu, nu, penalty=1.0)
+    assert qk.bridge(K, mu, nu, tol=1e-6).converged
+    with pytest.raises(ValueError, match='kernel: wanted scores for solver="annealed"'):
+        qk.bridge(K, mu, nu, solver="annealed")
+    want = qk.bridge(qk.scores.dense(np.log(K.to_numpy())), mu, nu, penalty=1.0)
+    got = qk.bridge(K, mu, nu, penalty=1.0)
+    assert got.converged and got.penalty == (1.0, 1.0)
+    np.testing.assert_allclose(got.plan(), want.plan(), rtol=1e-6, atol=1e-12)
+    seen: list[int] = []
+    qk.bridge(K, mu, nu, solver="newton", callback=lambda visits, error: seen.append(visits))
+    assert seen == sorted(seen) and len(seen) > 1

@@ -174,6 +174,17 @@ def test_vectors_at_unlikely_states(dtype: str) -> None:
     np.testing.assert_allclose(ones, 1, atol=1e-13)
 
 
+@pytest.mark.parametrize(("dtype", "high"), [("float32", 200.0), ("float64", 1500.0)])
+def test_spectrum_says_when_the_law_is_beyond_the_dtype(dtype: str, high: float) -> None:
+    """Vectors are divided by roots of the law; of e^-high that root is 0 in the dtype."""
+    s = qk.scores.dense(np.array([[high, 0.0], [0.0, 0.0]], dtype))
+    phases = qk.scores.dense(np.array([[0.0, 0.5], [-0.5, 0.0]], dtype))
+    op = magnetic.MagneticOperator(qk.softmax(s), phases)
+    with pytest.raises(OverflowError, match=r"stationary law.*e\^-.*lower beta"):
+        op.spectrum()
+    assert op.stationary()[0] == 1
+
+
 def test_spectrum_of_the_transpose_and_of_the_kernel() -> None:
     X, W, _ = problem(40)
     op = magnetic.operator(X, beta=0.3, W=W, metric="euclidean", alpha=0.5)

@@ -400,6 +400,16 @@ def test_proposition_28_fails_as_printed() -> None:
         assert found.measured <= found.bound * (1 + 1e-9)
 
 
+@pytest.mark.parametrize("beta", [0.25, 1.0, 9.0])
+def test_softmatch_perturbations_are_in_units_of_the_points(beta: float) -> None:
+    """One particle each: both softmatch measures are Diracs, 3 apart in l1, whatever beta."""
+    X, Y = np.array([[0.0, 0.0]]), np.array([[1.0, -2.0]])
+    found = softmatch_perturbation(X[0], Y[0], X, Y, beta=beta)
+    assert math.isclose(found.measured, 3.0, rel_tol=1e-14)
+    assert math.isclose(found.distance, 6.0, rel_tol=1e-14)
+    assert found.bound == softmatch_perturbation(X[0], Y[0], X, Y).bound
+
+
 def cube_and_centre(d: int, s: float) -> float:
     """The W1 constant of a cube of 2^d particles at (+-s, ..., +-s) when the one at its centre moves.
 

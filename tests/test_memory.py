@@ -116,9 +116,11 @@ def test_the_layout_of_inputs_does_not_matter(layout: Callable[..., Array], dtyp
     for name, got in results(layout, dtype).items():
         tolerance = 32 * float(np.finfo(dtype).eps)
         if name in ("rows", "columns"):
-            # Sums of exp(s). BLAS multiplies X by W in an order that depends on layout and threads. The terms
-            # of a score add up to 85 without their signs: its absolute error, which is the relative one of
-            # exp(s), is a few times 85 eps.
+            # Sums of exp(s), whose relative error is the absolute one of s. Layout and threads change the
+            # order in which X is multiplied by W (5 terms), by the factors of W (5 and 2), and Y by W (5).
+            # Each addition rounds by half an eps of the terms' sizes, which come to 21, 42 and 22 here: up to
+            # 5 x 21 + 7 x 42 + 5 x 22, some 510 halves, in either layout, and 510 eps between two. The bound
+            # is two thirds of that.
             tolerance = 4 * 85 * float(np.finfo(dtype).eps)
         np.testing.assert_allclose(got, want[name], rtol=tolerance, atol=tolerance, err_msg=name)
 

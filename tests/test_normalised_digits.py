@@ -13,6 +13,7 @@ import pytest
 
 import qkcore as qk
 from qkcore import diffusion, magnetic
+from qkcore.operators import _log_relative
 
 from .bounds import eps_of, summation, tiny_of
 
@@ -160,6 +161,27 @@ def test_doob_transforms(kind: str, dtype: Any) -> None:
     assert_entries(D.T.to_numpy(), want.T, dtype, more=np.transpose(more))
     mu = rng.uniform(size=61).astype(dtype)
     assert_product(mu @ D, want.T, mu, dtype, terms=61, more=np.transpose(more))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_doob_weights_are_rounded_once_in_their_logarithm(dtype: Any) -> None:
+    """Weights over the whole range: three roundings of the exponent and one unit of exp, not six.
+
+    With scores of 0 the exponent is log h, its difference from the normaliser, and what exp does with it.
+    """
+    rng = np.random.default_rng(4)
+    lowest = np.log10(float(np.finfo(dtype).tiny)) + 3
+    h = (10.0 ** rng.uniform(lowest, 0, 4000)).astype(dtype)
+    h[0] = 1
+    logs = _log_relative(h)
+    exact = np.log(h.astype(Wide)) - np.log(Wide(2))  # less that of the power of two above max h
+    assert logs.dtype == dtype
+    # Half a unit of the result, and what log gives of a fraction between 0.5 and 1.
+    assert (np.abs(logs - exact) <= 0.52 * np.spacing(np.abs(logs)) + eps_of(dtype)).all()
+    D = qk.softmax(qk.scores.dense(np.zeros((2, 4000), dtype))).doob(h).to_numpy()
+    want = h.astype(Wide) / h.astype(Wide).sum()
+    relative = np.abs(D[0] - want) / want
+    assert (relative <= eps_of(dtype) * (16 + 1.1 * np.abs(np.log(want)))).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

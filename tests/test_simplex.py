@@ -429,3 +429,32 @@ def test_what_is_printed() -> None:
     assert "V=2, tau=1, operator norm up to 0.5" in repr(Mobility(P))
     assert "3 rows" in repr(Mobility(np.full((3, 4), 0.25)))
     assert "d=2" in repr(EffectiveMobility(P, np.eye(2)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("kind", ["flat, one large value", "large common value", "vertex"])
+def test_mobility_products_are_as_exact_as_differences(kind: str, dtype: Any) -> None:
+    """An error of eps p (|d| + sum p |d|), d what v lies above its value at the largest probability.
+
+    It takes about V roundings. A common value of v costs nothing. One large value at the largest of many
+    nearly equal probabilities is in every difference, so that eps (|v| + sum p |v|) is not kept there.
+    """
+    rng = np.random.default_rng(5)
+    n, eps = 31, np.finfo(dtype).eps
+    for _ in range(50):
+        p = 1 + 1e-3 * rng.random(n)
+        v = rng.normal(size=n)
+        if kind.startswith("flat"):
+            v *= 1e-6
+            v[p.argmax()] = 1
+        elif kind.startswith("large"):
+            v += 1e3
+        else:
+            p[1:] *= 1e-20
+        p, v = (p / p.sum()).astype(dtype), v.astype(dtype)
+        J = Mobility(p, tau=0.3)
+        exact = J.p.astype(np.longdouble) / J.p.astype(np.longdouble).sum()
+        d = v.astype(np.longdouble) - v[J.p.argmax()]
+        want = exact * (d - exact @ d) / np.longdouble(0.3)
+        sizes = exact * (abs(d) + exact @ abs(d)) / 0.3
+        assert (abs(J @ v - want) <= (n + 16) * eps * sizes).all()

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "engine/row_kernels.hpp"
-#include "engine/tile_kernels.hpp"
 #include "engine/tiling.hpp"
+// The kernels themselves, so that this program needs no library.
+#include "engine/row_scores.cpp"
+#include "engine/tile_kernels.cpp"
 
 namespace {
 

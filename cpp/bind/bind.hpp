@@ -17,7 +17,6 @@ void register_jacobian(py::module_& m);
 void register_low_rank(py::module_& m);
 void register_symmetric(py::module_& m);
 void register_gaussian(py::module_& m);
-void register_isb(py::module_& m);
 void register_particles(py::module_& m);
 void register_simplex(py::module_& m);
 
@@ -41,6 +40,20 @@ template <class A>
 auto to_vector(const A& a) {
     return std::vector<std::remove_cv_t<std::remove_pointer_t<decltype(a.data())>>>(a.data(),
                                                                                     a.data() + a.size());
+}
+
+// The same in pieces, for inside of without_gil: very long arrays take longer than Ctrl-C may wait. Shorter, and of no
+// use, where the run was stopped.
+inline std::vector<double> to_vector(const double* data, Index n, const Run& run) {
+    std::vector<double> out;
+    out.reserve(static_cast<std::size_t>(n));
+    ask_for_large_pages(out.data(), static_cast<std::size_t>(n) * sizeof(double));
+    in_pieces(run, 0, n, [&](Index from, Index to) { out.insert(out.end(), data + from, data + to); });
+    return out;
+}
+
+inline py::array_t<double> to_array(const std::vector<double>& v) {
+    return py::array_t<double>(static_cast<py::ssize_t>(v.size()), v.data());
 }
 
 inline bool is_float32(const py::array& a) { return a.dtype().num() == py::dtype::num_of<float>(); }

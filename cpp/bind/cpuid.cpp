@@ -47,4 +47,6 @@ PyModuleDef definition = {
 
 }  // namespace
 
+// CPython asks for this name.
+// NOLINTNEXTLINE(bugprone-reserved-identifier)
 PyMODINIT_FUNC PyInit__cpuid() { return PyModuleDef_Init(&definition); }

@@ -5,5 +5,6 @@
 #define QK_JOIN(a, b) a##b
 #define QK_INIT(name) QK_JOIN(PyInit_, name)
 
+// NOLINTNEXTLINE(bugprone-reserved-identifier): CPython's way of naming it
 extern "C" PyObject* PyInit__cpu();
 PyMODINIT_FUNC QK_INIT(QK_MODULE_NAME)() { return PyInit__cpu(); }

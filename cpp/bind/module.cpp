@@ -20,7 +20,6 @@ PYBIND11_MODULE(_cpu, m, py::mod_gil_not_used()) {
     register_low_rank(m);
     register_symmetric(m);
     register_gaussian(m);
-    register_isb(m);
     register_particles(m);
     register_simplex(m);
 }

@@ -1,48 +1,20 @@
 #include <algorithm>
-#include <cmath>
+#include <atomic>
+#include <string>
 
+#include "bridge_kernel.hpp"
 #include "qk/scalar_math.hpp"
-#include "qk/sinkhorn.hpp"
 #include "qk/transport_flow.hpp"
 #include "score_tuple.hpp"
 
 namespace qk::bind {
 namespace {
 
-py::array_t<double> to_array(const std::vector<double>& v) {
-    return py::array_t<double>(static_cast<py::ssize_t>(v.size()), v.data());
-}
-
-// Whether entries in single precision, corrected, serve a problem of doubles: large enough to be worth it, weights
-// that single precision can tell from nothing.
-bool single_serves(Index n_entries, const std::vector<double>& mu, const std::vector<double>& nu,
-                   const BridgeOptions& options) {
-    const auto ordinary = [](const std::vector<double>& weights) {
-        const double top = *std::ranges::max_element(weights);
-        return std::ranges::all_of(weights, [&](double w) { return w == 0 || w >= 1e-20 * top; });
-    };
-    return n_entries >= Index{1} << 20 && std::isinf(options.row_penalty) &&
-           std::isinf(options.col_penalty) && options.method != BridgeMethod::symmetric && ordinary(mu) &&
-           ordinary(nu);
-}
-
-template <class T>
-std::unique_ptr<Sweep> sweep_for(const Problem<T>& problem, bool stored, const std::vector<double>& mu,
-                                 const std::vector<double>& nu, const BridgeOptions& options,
-                                 const Run& run) {
-    if (!stored) return sweep_on_the_fly(problem, run);
-    if constexpr (std::is_same_v<T, double>)
-        if (single_serves(problem.n_rows * problem.n_cols, mu, nu, options))
-            return sweep_stored_single(problem, run);
-    return sweep_stored(problem, run);
-}
-
-template <class T>
-void solve_one(const Problem<T>& problem, bool stored, const std::vector<double>& mu,
-               const std::vector<double>& nu, const BridgeOptions& options, BridgeState& state,
-               const Run& run) {
-    const auto sweep = sweep_for(problem, stored, mu, nu, options, run);
-    solve_bridge(*sweep, mu, nu, options, state, run);
+// Copies in pieces; false where the run was stopped.
+bool from_vector(const std::vector<double>& from, double* to, const Run& run) {
+    return in_pieces(run, 0, static_cast<Index>(from.size()), [&](Index first, Index end) {
+        std::copy(from.data() + first, from.data() + end, to + first);
+    });
 }
 
 BridgeOptions options_of(int method, double tol, Index max_visits, double row_penalty, double col_penalty) {
@@ -55,47 +27,48 @@ BridgeOptions options_of(int method, double tol, Index max_visits, double row_pe
     return options;
 }
 
-// (f, g, errors, visits, relaxation, status)
-py::tuple solve(const py::tuple& spec, const Doubles& mu, const Doubles& nu, const Doubles& f,
-                const Doubles& g, int method, double tol, Index max_visits, double row_penalty,
-                double col_penalty, bool stored, const py::object& report, int n_threads) {
-    const ScoreTuple scores(spec);
+// (f, g, errors, visits, relaxation, status, what was done in words)
+py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
+                int method, double tol, Index max_visits, double row_penalty, double col_penalty,
+                const py::object& report, int n_threads) {
     BridgeOptions options = options_of(method, tol, max_visits, row_penalty, col_penalty);
-    // An exception of the callback travels through the solver, which owns nothing but memory.
+    // An exception of the callback, or of a kernel that is given from Python, travels through the solver, which owns
+    // nothing but memory.
     if (!report.is_none())
         options.report = [&](Index visits, double error) {
             const py::gil_scoped_acquire gil;
             report(visits, error);
         };
     BridgeState state;
-    state.f = to_vector(f);
-    state.g = to_vector(g);
-    const std::vector<double> rows = to_vector(mu), cols = to_vector(nu);
-    const auto run_with = [&](const auto& problem) {
-        without_gil(n_threads, [&](const Run& run) {
-            solve_one(problem, stored, rows, cols, options, state, run);
-            return true;
-        });
-    };
-    if (scores.float32)
-        run_with(scores.problem<float>(0));
-    else
-        run_with(scores.problem<double>(0));
-    return py::make_tuple(to_array(state.f), to_array(state.g), to_array(state.errors), state.n_visits,
-                          state.relaxation, static_cast<int>(state.status));
+    py::array_t<double> f_out(f.size()), g_out(g.size());
+    double *f_data = f_out.mutable_data(), *g_data = g_out.mutable_data();
+    without_gil(n_threads, [&](const Run& run) {
+        state.f = to_vector(f.data(), f.size(), run);
+        state.g = to_vector(g.data(), g.size(), run);
+        const std::vector<double> rows = to_vector(mu.data(), mu.size(), run),
+                                  cols = to_vector(nu.data(), nu.size(), run);
+        if (run.stop->stopped()) return false;
+        solve_bridge(kernel.sweep(rows, cols, options, run), rows, cols, options, state, run);
+        return from_vector(state.f, f_data, run) && from_vector(state.g, g_data, run);
+    });
+    std::string words;
+    for (const std::string& name : state.methods) words += (words.empty() ? "" : ", then ") + name;
+    return py::make_tuple(f_out, g_out, to_array(state.errors), state.n_visits, state.relaxation,
+                          static_cast<int>(state.status), words);
 }
 
-// Many problems, each on one thread: (f, g, last error, visits, status), with the batch in front; ragged
-// problems lie one after the other. mu, nu, f, g have the layout of the result.
+// Many problems, each on one thread: (f, g, last error, visits, status, whether all were stored), with the batch in
+// front; ragged problems lie one after the other. mu, nu, f, g have the layout of the result.
 template <class T>
 py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doubles& nu, const Doubles& f,
-                         const Doubles& g, const BridgeOptions& options, bool stored, int n_threads) {
+                         const Doubles& g, const BridgeOptions& options, double max_memory, int n_threads) {
     const Batch& batch = scores.batch;
     const auto n = static_cast<std::size_t>(batch.n_problems);
     std::vector<Problem<T>> problems;
     problems.reserve(n);
     for (Index b = 0; b < batch.n_problems; ++b) problems.push_back(scores.problem<T>(b));
     std::vector<BridgeState> states(n);
+    std::atomic<bool> all_stored{true};
     const double *mu_data = mu.data(), *nu_data = nu.data(), *f_data = f.data(), *g_data = g.data();
     without_gil(n_threads, [&](const Run& run) {
         parallel_for(run, batch.n_problems, [&](Index b, int worker) {
@@ -103,12 +76,18 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
             const Index row = batch.row_base(b), n_rows = batch.rows_of(b);
             const Index col = batch.col_base(b), n_cols = batch.cols_of(b);
             BridgeState& state = states[at];
-            state.f.assign(f_data + row, f_data + row + n_rows);
-            state.g.assign(g_data + col, g_data + col + n_cols);
-            Run alone;
-            if (worker == 0) alone.stop = run.stop;  // only the calling thread may poll
-            solve_one(problems[at], stored, {mu_data + row, mu_data + row + n_rows},
-                      {nu_data + col, nu_data + col + n_cols}, options, state, alone);
+            const Run one = alone(run, worker);
+            state.f = to_vector(f_data + row, n_rows, one);
+            state.g = to_vector(g_data + col, n_cols, one);
+            const std::vector<double> rows = to_vector(mu_data + row, n_rows, one),
+                                      cols = to_vector(nu_data + col, n_cols, one);
+            if (run.stop->stopped()) return;
+            BridgeOptions own = options;
+            own.positive_semidefinite = positive_semidefinite(problems[at]);
+            const Storage storage = where_entries_live(problems[at], max_memory, rows, cols, own, one);
+            if (storage == Storage::on_the_fly) all_stored = false;
+            const auto sweep = sweep_of(problems[at], storage, static_cast<T*>(nullptr), one);
+            solve_bridge(*sweep, rows, cols, own, state, one);
         });
         return true;
     });
@@ -122,7 +101,28 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
         visits.mutable_at(b) = state.n_visits;
         status.mutable_at(b) = static_cast<Index>(state.status);
     }
-    return py::make_tuple(f_out, g_out, errors, visits, status);
+    return py::make_tuple(f_out, g_out, errors, visits, status, all_stored.load());
+}
+
+// (rows, columns) of exp(scores + dense terms), for one problem: `rest` is in double precision, `dense` holds pairs of a
+// matrix in single precision and its scale.
+py::tuple sums_in_double(const py::tuple& rest, const py::tuple& dense, int n_threads) {
+    const ScoreTuple scores(rest);
+    const Problem<double> problem = scores.problem<double>(0);
+    std::vector<SingleTerm> terms;
+    for (const py::handle item : dense) {
+        const auto pair = py::reinterpret_borrow<py::tuple>(item);
+        const auto values = py::reinterpret_borrow<py::array>(pair[0]);
+        terms.push_back({scores.batch.matrix<float>(values, 0, 0, 0), pair[1].cast<double>()});
+    }
+    py::array_t<double> rows(problem.n_rows), columns(problem.n_cols);
+    double *to_rows = rows.mutable_data(), *to_columns = columns.mutable_data();
+    raise_on_overflow(without_gil(n_threads,
+                                  [&](const Run& run) {
+                                      return widened_marginals(problem, terms, to_rows, to_columns, run);
+                                  }),
+                      false);
+    return py::make_tuple(rows, columns);
 }
 
 // (rows, columns, amounts, rest of rows, rest of columns); `allowed` (n, m) is C-contiguous and of one byte per entry
@@ -142,25 +142,27 @@ py::tuple transport_flow(const py::array& allowed, const Doubles& mu, const Doub
 
 void register_bridge(py::module_& m) {
     using namespace qk::bind;
-    m.attr("BRIDGE_METHODS") =
-        py::make_tuple("alternating", "relaxed", "anderson", "newton", "symmetric", "accelerated");
-    m.attr("BRIDGE_STATUS") =
-        py::make_tuple("converged", "iteration limit", "stagnated", "infeasible", "interrupted", "overflow");
-    m.def("solve_bridge", &solve, py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"),
+    m.attr("BRIDGE_METHODS") = py::make_tuple("alternating", "relaxed", "anderson", "newton", "symmetric",
+                                              "accelerated", "annealed", "auto");
+    m.attr("BRIDGE_STATUS") = py::make_tuple("converged", "iteration limit", "stagnated", "infeasible",
+                                             "interrupted", "overflow", "negative kernel");
+    register_bridge_kernels(m);
+    m.def("solve_bridge", &solve, py::arg("kernel"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"),
           py::arg("method"), py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"),
-          py::arg("col_penalty"), py::arg("stored"), py::arg("report"), py::arg("n_threads"));
+          py::arg("col_penalty"), py::arg("report"), py::arg("n_threads"));
     m.def(
         "solve_bridges",
         [](const py::tuple& spec, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
-           int method, double tol, qk::Index max_visits, double row_penalty, double col_penalty, bool stored,
-           int n_threads) {
+           int method, double tol, qk::Index max_visits, double row_penalty, double col_penalty,
+           double max_memory, int n_threads) {
             const ScoreTuple scores(spec);
             const auto solver = scores.float32 ? &solve_batch_of<float> : &solve_batch_of<double>;
             return solver(scores, mu, nu, f, g, options_of(method, tol, max_visits, row_penalty, col_penalty),
-                          stored, n_threads);
+                          max_memory, n_threads);
         },
         py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"), py::arg("method"),
         py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"), py::arg("col_penalty"),
-        py::arg("stored"), py::arg("n_threads"));
+        py::arg("max_memory"), py::arg("n_threads"));
+    m.def("widened_marginals", &sums_in_double, py::arg("rest"), py::arg("dense"), py::arg("n_threads"));
     m.def("transport_flow", &transport_flow, py::arg("allowed").noconvert(), py::arg("mu"), py::arg("nu"));
 }

@@ -1,4 +1,8 @@
+#include <cstring>
+#include <string>
+
 #include "bind.hpp"
+#include "qk/blas.hpp"
 #include "qk/gaussian.hpp"
 
 namespace qk::bind {
@@ -60,12 +64,43 @@ py::tuple flow_of(const FieldArguments& field, const py::array& mean, const py::
     return py::make_tuple(means, covs, mean_rates, cov_rates, figures, counts);
 }
 
+// A routine out of a capsule of scipy.linalg.cython_blas or cython_lapack, whose name is the routine's signature; null when
+// that has other integers than ours.
+template <class Routine>
+void fetch(const py::dict& routines, const std::string& name, Routine& out) {
+    const auto found = routines[name.c_str()].cast<py::capsule>();
+    const char* signature = PyCapsule_GetName(found.ptr());
+    const bool fits = signature != nullptr && std::strstr(signature, ", int *") != nullptr;
+    out = fits ? reinterpret_cast<Routine>(PyCapsule_GetPointer(found.ptr(), signature)) : nullptr;
+}
+
+template <class T>
+void fetch_all(const py::dict& routines, const std::string& letter) {
+    Blas<T>& to = blas<T>();
+    fetch(routines, letter + "gemm", to.gemm);
+    fetch(routines, letter + "gemv", to.gemv);
+    fetch(routines, letter + "syrk", to.syrk);
+    fetch(routines, letter + "potrf", to.potrf);
+    fetch(routines, letter + "potrs", to.potrs);
+    fetch(routines, letter + "pstrf", to.pstrf);
+    fetch(routines, letter + "syevd", to.syevd);
+    fetch(routines, letter + "gesdd", to.gesdd);
+}
+
+// Whether laws in many dimensions go through these routines from now on.
+bool use_blas(const py::dict& routines) {
+    fetch_all<float>(routines, "s");
+    fetch_all<double>(routines, "d");
+    return blas<float>().ready() && blas<double>().ready();
+}
+
 }  // namespace
 }  // namespace qk::bind
 
 void register_gaussian(py::module_& m) {
     using namespace qk::bind;
-    m.attr("GAUSSIAN_METHODS") = py::make_tuple("euler", "heun", "rk4", "dopri5");
+    m.def("use_blas", &use_blas, py::arg("routines"));
+    m.attr("BLAS_DIMENSIONS") = qk::blas_dimensions;
     m.def(
         "gaussian_flow",
         [](int field, double gain, bool raw_moment, double epsilon, const py::array& mean,
@@ -74,7 +109,7 @@ void register_gaussian(py::module_& m) {
            double rtol, double atol, qk::Index max_steps, double max_growth, bool judge_mean,
            const py::object& report, int n_threads) {
             qk::GaussianOptions options;
-            options.method = static_cast<qk::GaussianMethod>(method);
+            options.method = static_cast<qk::Method>(method);
             options.pushforward = pushforward;
             options.t0 = t0;
             options.t1 = t1;

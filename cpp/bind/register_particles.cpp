@@ -1,6 +1,7 @@
 #include <pybind11/functional.h>
 
 #include "bind.hpp"
+#include "qk/controller.hpp"
 #include "qk/flow.hpp"
 
 namespace qk::bind {
@@ -156,6 +157,52 @@ py::array_t<Index> labels_of(const py::array_t<T, py::array::c_style>& x, double
     return py::array_t<Index>(static_cast<py::ssize_t>(labels.size()), labels.data());
 }
 
+py::tuple method_names() {
+    py::tuple names(n_methods);
+    for (int k = 0; k < n_methods; ++k)
+        names[static_cast<std::size_t>(k)] = py::str(tableau(static_cast<Method>(k)).name);
+    return names;
+}
+
+template <std::size_t N>
+py::tuple numbers_of(const std::array<double, N>& x, int count) {
+    py::tuple out(count);
+    for (int k = 0; k < count; ++k)
+        out[static_cast<std::size_t>(k)] = py::float_(x[static_cast<std::size_t>(k)]);
+    return out;
+}
+
+template <std::size_t N>
+py::tuple rows_of(const std::array<std::array<double, N>, max_stages>& x, int rows, bool triangle) {
+    py::tuple out(rows);
+    for (int s = 0; s < rows; ++s)
+        out[static_cast<std::size_t>(s)] =
+            numbers_of(x[static_cast<std::size_t>(s)], triangle ? s : static_cast<int>(N));
+    return out;
+}
+
+// All methods by name, as numbers: what they are is written in tableau.cpp alone.
+py::dict tableaux() {
+    py::dict all;
+    for (int k = 0; k < n_methods; ++k) {
+        const Tableau& t = tableau(static_cast<Method>(k));
+        py::dict one;
+        one["order"] = t.order;
+        one["a"] = rows_of(t.a, t.n_stages, true);
+        one["b"] = numbers_of(t.b, t.n_stages);
+        one["c"] = numbers_of(t.c, t.n_stages);
+        one["error"] = numbers_of(t.error, t.adaptive ? t.n_stages : 0);
+        one["dense"] = rows_of(t.dense, t.has_dense ? t.n_stages : 0, false);
+        one["last_is_next"] = t.last_is_next;
+        one["adaptive"] = t.adaptive;
+        one["gamma"] = t.gamma;
+        one["coupling"] = rows_of(t.coupling, t.implicit() ? t.n_stages : 0, true);
+        one["rate"] = numbers_of(t.rate, t.implicit() ? t.n_stages : 0);
+        all[t.name] = one;
+    }
+    return all;
+}
+
 template <class Call>
 auto by_type(const py::array& x, const Call& call) {
     if (is_float32(x)) return call(x.cast<py::array_t<float, py::array::c_style>>());
@@ -169,7 +216,20 @@ void register_particles(py::module_& m) {
     using namespace qk::bind;
     m.attr("FIELD_KINDS") =
         py::make_tuple("softmax", "l2", "linear", "linear centred", "sinkhorn", "exp", "relu", "sigmoid");
-    m.attr("FLOW_METHODS") = py::make_tuple("euler", "heun", "rk4", "dopri5");
+    m.attr("FLOW_METHODS") = method_names();
+    m.def("tableaux", &tableaux);
+    py::class_<qk::StepController>(m, "StepController")
+        .def(py::init([](int order, bool elementary) {
+                 return qk::StepController(order, elementary ? qk::elementary_rules : qk::pi_rules);
+             }),
+             py::arg("order"), py::arg("elementary"))
+        .def("accepted", &qk::StepController::accepted, py::arg("error"))
+        .def("rejected", &qk::StepController::rejected, py::arg("error"))
+        .def("reset", &qk::StepController::reset)
+        .def_static("probe", &qk::StepController::probe, py::arg("size"), py::arg("speed"),
+                    py::arg("longest"))
+        .def("first", &qk::StepController::first, py::arg("probe"), py::arg("speed"), py::arg("change"),
+             py::arg("longest"));
     m.attr("FLOW_STATUS") = py::make_tuple("finished", "blew up", "clustered", "step limit", "step underflow",
                                            "no convergence", "interrupted");
     m.attr("VELOCITY_STATUS") = py::make_tuple("ok", "interrupted", "not finite", "no convergence");

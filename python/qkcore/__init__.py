@@ -31,7 +31,7 @@ from ._dynamics import CurrentNorms, ReducibleChainError, Regime
 from ._feasibility import usable_entries
 from ._lazy_scores import Scores
 from ._markov import Composition
-from .bridges import SchrodingerBridge, bridge, semi_relaxed, sinkhorn
+from .bridges import GivenBridge, SchrodingerBridge, bridge, semi_relaxed, sinkhorn
 from .chains import BridgeChain, bridge_chain
 from .experts import DirectionalExperts, directional_experts, poe, total_variation
 from .fields import AttentionField
@@ -59,6 +59,7 @@ __all__ = [
     "CurrentNorms",
     "DirectionalExperts",
     "FactoredBridge",
+    "GivenBridge",
     "KernelOperator",
     "LowRank",
     "MarkovOperator",

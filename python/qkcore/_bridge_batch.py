@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from ._bridge_check import batch_residuals, block_sums, problem_part
-from ._bridge_problem import _Problem
+from ._bridge_kernels import ScoresKernel
 from ._bridge_result import SchrodingerBridge
-from ._bridge_solve import METHODS, solve_one
+from ._bridge_solve import METHODS, Asked, settled, solve_one
 from ._feasibility import may_be_masked, verdict
 from ._lazy_scores import Real
 from ._native import cpu
 
 
-def solve_batch(
-    p: _Problem, solver: str, fall_backs: Sequence[str], f: Real, g: Real
-) -> SchrodingerBridge:
-    s = p.s
+def solve_batch(asked: Asked) -> SchrodingerBridge:
+    p, solver = asked.problem, asked.solver
+    f, g = asked.start
+    assert isinstance(p.kernel, ScoresKernel)
+    kernel, s = p.kernel, p.kernel.scores
     rows, cols = (*s._batch, s.shape[-2]), (*s._batch, s.shape[-1])
     mu, nu = np.broadcast_to(p.mu, rows), np.broadcast_to(p.nu, cols)
     p = p._replace(mu=mu, nu=nu)
@@ -39,7 +39,7 @@ def solve_batch(
         p.max_iter,
         p.row_penalty,
         p.col_penalty,
-        p.stored,
+        kernel.memory,
         p.n_threads,
     )
     f, g = found[0].reshape(rows), found[1].reshape(cols)
@@ -55,19 +55,21 @@ def solve_batch(
     error[lost] = worst[lost] = np.inf
     met &= ~lost
     names = np.array(cpu.BRIDGE_STATUS, dtype=object)[found[4]]
-    names[met & (names != "infeasible")] = "converged"
+    names[:] = [settled(*one) for one in zip(names, error.tolist(), met.tolist(), strict=True)]
     visits, last = found[3], found[2]
 
     masked = p.balanced and may_be_masked(s)
     for k in np.flatnonzero(~met | masked).tolist():
         here, there = problem_part(s, k, 0), problem_part(s, k, 1)
-        one = p._replace(s=s._problem(k), mu=mu[here], nu=nu[there])
+        one = p._replace(
+            kernel=ScoresKernel(s._problem(k), kernel.max_memory), mu=mu[here], nu=nu[there]
+        )
         if names[k] == "converged" and met[k]:
             names[k] = verdict(one.s, one.mu, one.nu, f[here], g[there], names[k], error[k])
             continue
         # What did not converge here is solved again as if it were alone, with all that is tried then.
         try:
-            again = solve_one(one, solver, fall_backs, start_f[here], start_g[there], None)
+            again = solve_one(one, solver, start_f[here], start_g[there], None)
         except OverflowError:  # the others have their results
             names[k], error[k], worst[k] = "overflow", np.inf, np.inf
             continue
@@ -91,7 +93,7 @@ def solve_batch(
         nu=nu,
         f=f,
         g=g,
-        method=f"{solver}, {'stored' if p.stored else 'on the fly'}",
+        method=f"{solver}, {'stored' if found[5] else 'on the fly'}",
         tol=p.tol,
         penalty=(p.row_penalty, p.col_penalty),
         **batch,

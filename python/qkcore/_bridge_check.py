@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
+from . import _checks, _pieces
 from ._lazy_scores import Real, Scores
+from ._native import cpu
 from ._score_masks import UNBOUNDED
 
 _EPS = float(np.finfo(np.float64).eps)
-# Entries of dense float32 scores that are widened to float64 at a time.
+# Entries of points and matrices that are widened to float64 at a time.
 _WIDENED = 2**21
 # Extended precision takes some 0.1 microseconds per entry.
 _EXTENDED = 2**21
@@ -51,19 +52,23 @@ class Conditions(NamedTuple):
 
     def wanted(self, potential: Real, shift: float = 0.0) -> Real:
         """The marginal of the solution times exp(shift): the weights, tilted by exp(-potential / penalty)."""
-        weights = self.weights.astype(potential.dtype)
+        weights = self.weights.astype(potential.dtype, copy=False)
         if math.isinf(self.penalty):
             return weights * np.exp(shift) if shift else weights
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             log = np.log(weights) - potential / self.penalty + shift
             return np.where(weights > 0, np.exp(log), 0.0)
 
+    def cut(self, weights: Real) -> Conditions:
+        """The same conditions on a part of the side."""
+        return Conditions(weights, self.penalty)
+
 
 def residual(
     s: Scores, rows: Conditions, columns: Conditions, f: Real, g: Real, tol: float, n_threads: int
 ) -> Residual:
     """The check of one problem at the potentials f and g, which are of the scores' own dtype."""
-    f, g = f.astype(np.float64), g.astype(np.float64)
+    f, g = (_pieces.converted(x, np.float64) for x in (f, g))
     sides = _without_dead(s, rows, f, g, n_threads), _without_dead(s.T, columns, g, f, n_threads)
     try:
         shift, sums = _sums(s, sides, f, g, n_threads)
@@ -82,16 +87,35 @@ def residual(
     return Residual(error, worst, error <= tol)
 
 
+def judge(
+    sums: tuple[Real, Real],
+    sides: tuple[Conditions, Conditions],
+    potentials: tuple[Real, Real],
+    slack: float,
+    tol: float,
+) -> Residual:
+    """What given row and column sums in double precision make of the conditions.
+
+    ``slack`` bounds what rounding may hide, as a share of the mass.
+    """
+    error, worst = _compare(sums, sides, potentials, 0.0)
+    return Residual(error, worst, error + slack <= tol)
+
+
 def _without_dead(
     s: Scores, side: Conditions, own: Real, other: Real, n_threads: int
 ) -> Conditions:
     """Penalised weights of rows that see nothing set to 0: their marginal is 0 whatever the potentials."""
-    dead = np.isneginf(own) & (side.weights > 0)
-    if math.isinf(side.penalty) or not dead.any():
+    if math.isinf(side.penalty):
+        return side
+    dead = _pieces.mapped(lambda x, w: np.isneginf(x) & (w > 0), own, side.weights)
+    if not dead.any():
         return side
     with np.errstate(invalid="ignore"):
         seen = widened(s).shift(columns=other).logsumexp(n_threads=n_threads)
-    return Conditions(np.where(dead & np.isneginf(seen), 0, side.weights), side.penalty)
+    return side.cut(
+        _pieces.mapped(lambda d, x, w: np.where(d & np.isneginf(x), 0, w), dead, seen, side.weights)
+    )
 
 
 def rounding_slack(s: Scores, f: Real, g: Real) -> float:
@@ -104,8 +128,10 @@ def rounding_slack(s: Scores, f: Real, g: Real) -> float:
 
 
 def largest_finite(potential: Real) -> float:
-    finite = potential[np.isfinite(potential)]
-    return float(np.abs(finite).max(initial=0.0))
+    return max(
+        float(np.abs(part).max(initial=0.0, where=np.isfinite(part)))
+        for (part,) in _pieces.pieces(potential)
+    )
 
 
 def _sums(
@@ -115,19 +141,23 @@ def _sums(
     if all(math.isinf(side.penalty) for side in sides):
         mass = _checks.total(sides[0].weights)
         shift = 0.0 if mass == 0 or _SMALLEST < mass < _LARGEST else -math.log(mass)
-        return shift, wide_marginals(s, f + shift, g, n_threads)
+        return shift, wide_marginals(s, _shifted(f, shift), g, n_threads)
     with contextlib.suppress(OverflowError):
         found = wide_marginals(s, f, g, n_threads)
-        if _SMALLEST < float(found[0].sum()) < _LARGEST:
+        if _SMALLEST < _checks.mass(found[0]) < _LARGEST:
             return 0.0, found
     # Double precision cannot hold the mass of the plan, or hardly so; its logarithm is known all the same.
-    log_rows = f + widened(s).shift(columns=g).logsumexp(n_threads=n_threads)
-    top = float(log_rows.max(initial=-math.inf))
+    seen = widened(s).shift(columns=g).logsumexp(n_threads=n_threads)
+    top = max(float((a + b).max(initial=-math.inf)) for a, b in _pieces.pieces(f, seen))
     if top == -math.inf:  # no entry carries anything
         return 0.0, (np.zeros_like(f), np.zeros_like(g))
     if not math.isfinite(top):
         raise OverflowError
-    return -top, wide_marginals(s, f - top, g, n_threads)
+    return -top, wide_marginals(s, _shifted(f, -top), g, n_threads)
+
+
+def _shifted(potential: Real, shift: float) -> Real:
+    return _pieces.mapped(lambda x: x + shift, potential) if shift else potential
 
 
 def _compare(
@@ -143,20 +173,22 @@ def _compare(
     for got, side, potential in zip(sums, sides, potentials, strict=True):
         if side.penalty == 0:  # free
             continue
-        wanted = side.wanted(potential, shift)
-        mass = float((wanted if math.isinf(side.penalty) else got).sum())
-        off = np.abs(got - wanted)
-        live = wanted > 0
-        with np.errstate(invalid="ignore"):
-            error = max(error, _share(off, mass))
-            worst = max(worst, float((off[live] / wanted[live]).max(initial=0.0)))
+        masses, offs = [], []
+        for there, weights, x in _pieces.pieces(got, side.weights, potential):
+            wanted = side.cut(weights).wanted(x, shift)
+            masses.append(float((wanted if math.isinf(side.penalty) else there).sum()))
+            with np.errstate(invalid="ignore", over="ignore"):
+                off = np.abs(there - wanted)
+                offs.append(float(off.sum()))
+                relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
+                worst = max(worst, float(relative.max(initial=0.0)))
+        error = max(error, _share(sum(offs), sum(masses)))
     return (error, worst) if math.isfinite(error) else (math.inf, math.inf)
 
 
-def _share(off: Real, mass: float) -> float:
-    """The sum of what is off as a share of the mass; where there is no mass, nothing may be off."""
-    total = float(off.sum())
-    return total / mass if mass > 0 else math.inf if total != 0 else 0.0
+def _share(off: float, mass: float) -> float:
+    """What is off as a share of the mass; where there is no mass, nothing may be off."""
+    return off / mass if mass > 0 else math.inf if off != 0 else 0.0
 
 
 # ---- sums in more precision than the dtype's -----------------------------------------------------
@@ -164,24 +196,11 @@ def _share(off: Real, mass: float) -> float:
 
 def wide_marginals(s: Scores, f: Real, g: Real, n_threads: int) -> tuple[Real, Real]:
     """Row and column sums of exp(f + s + g) in float64, from scores that are computed in float64 too."""
-    if s.dtype == np.float64 or not s._dense or s._offsets is not None:
+    if s.dtype == np.float64 or not s._dense or s._batch or s._offsets is not None:
         return widened(s).marginals(f, g, n_threads=n_threads)
-    n, m = s.shape[-2:]
-    height = max(1, _WIDENED // (math.prod(s._batch) * m))
-    if height >= n:
-        return widened(s).marginals(f, g, n_threads=n_threads)
-    rows = np.empty((*s._batch, n))
-    columns = np.zeros((*s._batch, m))
-    lost = np.zeros_like(columns)  # what earlier additions rounded away
-    for start in range(0, n, height):
-        stop = min(n, start + height)
-        block = widened(s.rows(start, stop))
-        rows[..., start:stop], part = block.marginals(f[..., start:stop], g, n_threads=n_threads)
-        part = part + lost
-        total = columns + part
-        lost = part - (total - columns)
-        columns = total
-    return rows, columns
+    # Dense terms are widened by the core, a few rows at a time.
+    rest = widened(s._with(dense=()))._coupled(f, g)
+    return cpu.widened_marginals(rest._spec, s._dense, n_threads)
 
 
 def widened(s: Scores) -> Scores:
@@ -192,7 +211,7 @@ def widened(s: Scores) -> Scores:
 
     def wide(x: Any) -> Any:  # one array for one array, so that symmetric scores stay so
         if id(x) not in seen:
-            seen[id(x)] = x.astype(np.float64)
+            seen[id(x)] = _pieces.converted(x, np.float64) if x.ndim == 1 else _wide(x)
         return seen[id(x)]
 
     return Scores(
@@ -210,6 +229,18 @@ def widened(s: Scores) -> Scores:
         offsets=s._offsets,
         top=s._top,
     )
+
+
+def _wide(x: Real) -> Real:
+    """Points and matrices in float64, a block of rows at a time, or of columns where the rows are long."""
+    out = np.empty(x.shape, np.float64)
+    height = max(1, _WIDENED // max(1, math.prod(x.shape[:-2]) * x.shape[-1]))
+    for start in range(0, x.shape[-2], height):
+        for part, to in _pieces.pieces(
+            x[..., start : start + height, :], out[..., start : start + height, :]
+        ):
+            to[...] = part
+    return out
 
 
 def extended_scores(s: Scores, start: int, stop: int) -> npt.NDArray[np.longdouble]:
@@ -278,7 +309,7 @@ def batch_residuals(
     error, worst = np.full(n, np.inf), np.full(n, np.inf)
     undecided = np.ones(n, np.bool_)
     slack = rounding_slack(s, f, g)
-    wide = f.astype(np.float64), g.astype(np.float64)
+    wide = _pieces.converted(f, np.float64), _pieces.converted(g, np.float64)
     with contextlib.suppress(OverflowError):  # of one of them: then each is looked at alone
         sums = wide_marginals(s, *wide, n_threads)
         error, worst, mass = _batch_errors(sums, (rows, columns), wide, cuts)
@@ -314,7 +345,7 @@ def _batch_errors(
         off = np.abs(got - wanted)
         mass = block_sums(wanted if math.isinf(side.penalty) else got, cut)
         total = block_sums(off, cut)
-        with np.errstate(invalid="ignore"):  # rows that see nothing are judged alone
+        with np.errstate(invalid="ignore", over="ignore"):  # rows that see nothing are judged alone
             relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
             share = np.divide(total, mass, out=np.where(total > 0, np.inf, 0.0), where=mass > 0)
         found.append((share, _block_maxima(relative, cut), np.where(total > 0, mass, 1.0)))

@@ -8,29 +8,32 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
-from ._bridge_check import Conditions, Residual, block_sums, residual
+from . import _checks, _pieces
+from ._bridge_check import Conditions, block_sums
+from ._bridge_kernels import BridgeKernel, ScoresKernel
 from ._bridge_result import SchrodingerBridge
 from ._lazy_scores import Real, Scores
-from ._score_masks import UNBOUNDED
 
 _TOL = {4: 1e-5, 8: 1e-9}
-# Entries of kernels from points are stored up to this many bytes; a dense kernel may be stored again.
-_STORED_BYTES = 256 * 2**20
 
 Init = SchrodingerBridge | tuple[npt.ArrayLike, npt.ArrayLike] | None
 
 
 class _Problem(NamedTuple):
-    s: Scores
+    kernel: BridgeKernel
     mu: Real
     nu: Real
     tol: float
     max_iter: int
-    row_penalty: float
-    col_penalty: float
-    stored: bool
-    n_threads: int
+    row_penalty: float = math.inf
+    col_penalty: float = math.inf
+    n_threads: int = 1
+
+    @property
+    def s(self) -> Scores:
+        """The scores of a kernel that has them."""
+        assert isinstance(self.kernel, ScoresKernel)
+        return self.kernel.scores
 
     @property
     def balanced(self) -> bool:
@@ -40,25 +43,28 @@ class _Problem(NamedTuple):
     def conditions(self) -> tuple[Conditions, Conditions]:
         return Conditions(self.mu, self.row_penalty), Conditions(self.nu, self.col_penalty)
 
-    def check(self, f: Real, g: Real) -> Residual:
-        """The final check of potentials of the scores' dtype; for one problem."""
-        return residual(self.s, *self.conditions, f, g, self.tol, self.n_threads)
-
 
 def _gauge(f: Real, g: Real, nu: Real) -> tuple[Real, Real]:
     """Potentials shifted so that sum_j nu_j g_j = 0."""
-    live = nu > 0
-    if not np.isfinite(g[live]).all():
-        return f, g
-    mean = float(np.sum(nu[live].astype(np.float64) * g[live]) / np.sum(nu, dtype=np.float64))
-    return f + mean, g - mean
+    moment = 0.0
+    for weights, potential in _pieces.pieces(nu, g):
+        live = weights > 0
+        if not np.isfinite(potential[live]).all():
+            return f, g
+        moment += float(np.sum(weights[live].astype(np.float64) * potential[live]))
+    mean = moment / _checks.mass(nu)
+    return _pieces.mapped(lambda x: x + mean, f), _pieces.mapped(lambda x: x - mean, g)
 
 
-def _marginal(name: str, value: npt.ArrayLike, s: Scores, side: int) -> Real:
+def _marginal(name: str, value: npt.ArrayLike, s: Scores | BridgeKernel, side: int) -> Real:
     array = _checks.real_array(name, value)
     _checks.same_dtype(name, array, s.dtype, "the kernel")
     what = "rows" if side == 0 else "columns"
     length = s.shape[side - 2]
+    if isinstance(s, BridgeKernel) and not isinstance(s, ScoresKernel) and array.shape != (length,):
+        raise ValueError(
+            f"{name}: wanted shape ({length},) as the {what} of the kernel, got {array.shape}"
+        )
     _checks.core_shape(name, array.shape, (length,), f"as the {what} of the kernel")
     if array.ndim > 1:
         _checks.into_batch(name, array.shape, array.shape[:-1], s._batch)
@@ -68,17 +74,14 @@ def _marginal(name: str, value: npt.ArrayLike, s: Scores, side: int) -> Real:
 
 def _same_mass(p: _Problem) -> None:
     """Both marginals of every problem must have the same total."""
-    if p.s._offsets is not None:
-        masses = [block_sums(w, cuts) for w, cuts in zip((p.mu, p.nu), p.s._offsets, strict=True)]
+    offsets = p.s._offsets if isinstance(p.kernel, ScoresKernel) else None
+    if offsets is not None:
+        masses = [block_sums(w, cuts) for w, cuts in zip((p.mu, p.nu), offsets, strict=True)]
     else:
-        masses = [w.sum(axis=-1, dtype=np.float64) for w in (p.mu, p.nu)]
-    _compare_masses(masses, max(p.s.shape[-2:]), p.s.dtype)
-
-
-def _equal_masses(mu: Real, nu: Real) -> None:
-    """The marginals of one problem must have the same total."""
-    masses = [np.asarray(w.sum(dtype=np.float64)) for w in (mu, nu)]
-    _compare_masses(masses, max(len(mu), len(nu)), mu.dtype)
+        masses = [
+            _pieces.total(lambda w: w.sum(axis=-1, dtype=np.float64), w) for w in (p.mu, p.nu)
+        ]
+    _compare_masses(masses, max(p.kernel.shape[-2:]), p.mu.dtype)
 
 
 def _compare_masses(masses: list[Real], n: int, dtype: np.dtype[Any]) -> None:
@@ -94,12 +97,7 @@ def _compare_masses(masses: list[Real], n: int, dtype: np.dtype[Any]) -> None:
 
 
 def _is_symmetric(p: _Problem) -> bool:
-    return p.balanced and p.s._symmetric and np.array_equal(p.mu, p.nu)
-
-
-def _band_only(s: Scores) -> bool:
-    lo, hi = s._band
-    return (lo, hi) != (-UNBOUNDED, UNBOUNDED) and not (s._masks or s._dense)
+    return p.balanced and p.kernel.symmetric and np.array_equal(p.mu, p.nu)
 
 
 def _at_least_one(name: str, value: object) -> int:
@@ -126,28 +124,35 @@ def _penalty(value: object) -> float:
     return _checks.positive("penalty", value)
 
 
-def _stored(s: Scores, max_memory: float | None) -> bool:
-    entries = math.prod(s.shape[-2:])
-    if s._offsets is not None:
-        rows, cols = (np.diff(cuts) for cuts in s._offsets)
-        entries = int((rows * cols).max(initial=0))
-    size = entries * s.dtype.itemsize
-    if max_memory is None:
-        return bool(s._dense) or size <= _STORED_BYTES
-    if not (isinstance(max_memory, (int, float)) and max_memory >= 0):
-        raise ValueError(f"max_memory: wanted a number of bytes, 0 or more, got {max_memory!r}")
-    return size <= max_memory
+def _memory(max_memory: float | None) -> float | None:
+    if max_memory is None or (isinstance(max_memory, (int, float)) and max_memory >= 0):
+        return max_memory
+    raise ValueError(f"max_memory: wanted a number of bytes, 0 or more, got {max_memory!r}")
 
 
-def _start(init: Init, s: Scores) -> tuple[Real, Real]:
+def _start(init: Any, kernel: BridgeKernel) -> tuple[Real, Real]:
+    """Potentials to start from, in float64: zeros, or those of an earlier result or a pair."""
+    sizes = kernel.shape[-2:]
     if init is None:
-        return np.zeros(s.shape[-2]), np.zeros(s.shape[-1])
-    pair = (init.f, init.g) if isinstance(init, SchrodingerBridge) else init
+        return np.zeros(sizes[0]), np.zeros(sizes[1])
+    pair = (init.f, init.g) if hasattr(init, "f") and hasattr(init, "g") else init
     if not isinstance(pair, tuple) or len(pair) != 2:
         raise TypeError(
             f"init: wanted an earlier result or a pair (f, g), got {type(init).__name__}"
         )
-    f, _ = s._bias("init f", pair[0], s.shape[-2])
-    g, _ = s._bias("init g", pair[1], s.shape[-1])
-    # A row that had no mass earlier starts from nothing, not from -inf for ever.
-    return tuple(np.where(np.isneginf(x), 0.0, x).astype(np.float64) for x in (f, g))  # type: ignore[return-value]
+
+    def begin(x: Real) -> Real:
+        # A row that had no mass earlier starts from nothing, not from -inf for ever.
+        return _pieces.mapped(lambda x: np.where(np.isneginf(x), 0.0, x).astype(np.float64), x)
+
+    out = []
+    for name, value, size in zip(("init f", "init g"), pair, sizes, strict=True):
+        if isinstance(kernel, ScoresKernel):
+            array, _ = kernel.scores._bias(name, value, size)
+        else:
+            array = _checks.real_array(name, value)
+            if array.shape != (size,):
+                raise ValueError(f"{name}: wanted shape ({size},), got {array.shape}")
+            _checks.finite(name, array, minus_inf=True)
+        out.append(begin(array))
+    return out[0], out[1]

@@ -4,151 +4,234 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from . import _feasibility
-from ._bridge_check import widened
-from ._bridge_problem import _band_only, _gauge, _Problem, _stored
-from ._bridge_result import SchrodingerBridge
+from . import _checks, _feasibility, _pieces
+from ._bridge_check import largest_finite
+from ._bridge_kernels import BridgeKernel
+from ._bridge_problem import (
+    _TOL,
+    _at_least_one,
+    _gauge,
+    _is_symmetric,
+    _marginal,
+    _penalties,
+    _Problem,
+    _same_mass,
+    _start,
+)
+from ._bridge_report import Callback
+from ._config import resolve_threads
 from ._lazy_scores import Real
 from ._native import cpu
 
 METHODS = {name: code for code, name in enumerate(cpu.BRIDGE_METHODS)}
+SOLVERS = tuple(METHODS)
+_MINUS_INF = 4  # of cpu.scan's flags
 # Iterations spent on a problem that is known to converge like 1/k.
 _SLOW_LIMIT = 200
-# Above this error a solver without progress is on a plateau, far from the solution, not at its precision.
-_FAR = 1e-2
-
-Callback = Callable[[int, float], object]
 
 
-def solve_one(
-    p: _Problem, solver: str, fall_backs: Sequence[str], f: Real, g: Real, report: Callback | None
-) -> SchrodingerBridge:
-    # For a band alone this is cheap to know beforehand, and the iteration would never end.
-    cheap = p.balanced and _band_only(p.s)
-    if cheap and _feasibility.diagnose(p.s, p.mu, p.nu) == _feasibility.NO_TOTAL_SUPPORT:
+@dataclass(frozen=True)
+class Found:
+    """What became of one problem; results are made of it."""
+
+    f: Real
+    g: Real
+    status: str
+    n_visits: int
+    errors: npt.NDArray[np.float64]
+    error: float
+    worst: float
+    method: str
+    relaxation: float = 1.0
+
+    @property
+    def converged(self) -> bool:
+        return self.status == "converged"
+
+    def figures(self) -> dict[str, Any]:
+        """What every result has under the same names."""
+        return {
+            "f": self.f,
+            "g": self.g,
+            "status": self.status,
+            "converged": self.converged,
+            "n_iter": len(self.errors),
+            "errors": self.errors,
+            "error": self.error,
+            "worst": self.worst,
+            "method": self.method,
+        }
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A problem with its method, checked."""
+
+    problem: _Problem
+    solver: str
+    start: tuple[Real, Real]
+
+    def solve(self, report: Callback | None = None) -> Found:
+        return solve_one(self.problem, self.solver, *self.start, report)
+
+
+def ask(
+    kernel: BridgeKernel,
+    mu: npt.ArrayLike,
+    nu: npt.ArrayLike,
+    *,
+    tol: float | None,
+    max_iter: int,
+    solver: str = "auto",
+    penalty: float | tuple[float, float] | None = None,
+    init: Any = None,
+    n_threads: int | None,
+) -> Asked:
+    """The arguments of a bridge over any kernel, checked."""
+    p = _Problem(
+        kernel,
+        _marginal("mu", mu, kernel, 0),
+        _marginal("nu", nu, kernel, 1),
+        _TOL[kernel.dtype.itemsize] if tol is None else _checks.positive("tol", tol),
+        _at_least_one("max_iter", max_iter),
+        *_penalties(penalty),
+        resolve_threads(n_threads),
+    )
+    if solver not in SOLVERS:
+        names = ", ".join(f'"{name}"' for name in SOLVERS)
+        raise ValueError(f"solver: wanted one of {names}, got {solver!r}")
+    if p.balanced:
+        _same_mass(p)
+    symmetric = _is_symmetric(p)
+    if solver == "symmetric" and not symmetric:
+        raise ValueError(
+            'solver: wanted symmetric scores and mu = nu for "symmetric", got a problem that is not '
+            'known to be symmetric; use "auto"'
+        )
+    if (reason := kernel.refuses(solver)) is not None:
+        raise ValueError(f"{kernel.name}: {reason}")
+    if solver == "auto":
+        solver = kernel.automatic(symmetric)
+    return Asked(p, solver, _start(init, kernel))
+
+
+def solve_one(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
+    if p.kernel.crawls(p):
         p = p._replace(max_iter=min(p.max_iter, _SLOW_LIMIT))
     start = f, g
     found = _attempt(p, solver, f, g, report)
+    if found.status == "negative kernel" and solver != "alternating":
+        # A step beyond Sinkhorn's own may leave where the sums are positive: his iteration has the last word.
+        found = _better(found, _attempt(_rest(p, found), "alternating", f, g, report))
     if found.status in ("stagnated", "overflow"):
-        status = verdict(p, found)
+        status = p.kernel.verdict(p, found)
         if status in (_feasibility.INFEASIBLE, _feasibility.NO_TOTAL_SUPPORT):
             return _with_status(found, status)
-    for other in fall_backs:
-        # Annealing is for what is far from its solution; from close by it is a detour.
-        if _ended(p, found) or (other == "annealed" and found.error < _FAR):
-            continue
-        found = _better(found, _attempt(_rest(p, found), other, *_from(found, start), report))
+    if solver == "auto" and not _ended(p, found):
+        # Rounded scores may be what has stopped it: then nothing else helps.
+        found = _in_double(p, solver, found, start, report)
     latest = found
-    while not _ended(p, found) and found.error > _precision(found):
+    while not _ended(p, found) and found.error > _precision(p, found):
         # A plateau: the error stays, or rises for a while, as the potentials move. Only the limit on visits
         # ends it, and each attempt goes on from where the last one came to, not from the best point.
-        name = fall_backs[-1] if fall_backs else solver
-        name = "relaxed" if name == "annealed" else name  # annealing has done its part
+        name = "relaxed" if solver in ("auto", "annealed") else solver
         latest = _attempt(_rest(p, found), name, *_from(latest, start), report)
         found = _better(found, latest)
-    if not _ended(p, found) and p.s.dtype == np.float32:
-        found = _in_double(p, solver, fall_backs, found, start, report)
-    if found.status == "stagnated" and found.error > _precision(found):
+    if solver != "auto" and not _ended(p, found):
+        found = _in_double(p, solver, found, start, report)
+    if found.status == "stagnated" and found.error > _precision(p, found):
         found = _with_status(found, "iteration limit")
-    status = verdict(p, found)
+    status = p.kernel.verdict(p, found)
     if status == "overflow":
         raise OverflowError(
-            f"kernel: the potentials overflow {p.s.dtype}; scale the scores down, or use float64"
+            f"{p.kernel.name}: the potentials overflow {p.kernel.dtype}; scale the scores down, or use "
+            "float64"
         )
     return _with_status(found, status)
 
 
-def _ended(p: _Problem, found: SchrodingerBridge) -> bool:
+def _ended(p: _Problem, found: Found) -> bool:
     return found.status not in ("stagnated", "overflow") or found.n_visits >= p.max_iter
 
 
-def _rest(p: _Problem, found: SchrodingerBridge) -> _Problem:
-    return p._replace(max_iter=p.max_iter - found.n_visits)
+def _rest(p: _Problem, found: Found) -> _Problem:
+    return p._replace(max_iter=max(1, p.max_iter - found.n_visits))
 
 
-def _from(found: SchrodingerBridge, start: tuple[Real, Real]) -> tuple[Real, Real]:
+def _from(found: Found, start: tuple[Real, Real]) -> tuple[Real, Real]:
     """Where the next attempt starts: potentials that overflowed are of no use to it."""
     if found.status == "overflow":
         return start
-    return found.f.astype(np.float64), found.g.astype(np.float64)
+    return _pieces.converted(found.f, np.float64), _pieces.converted(found.g, np.float64)
 
 
-def _better(a: SchrodingerBridge, b: SchrodingerBridge) -> SchrodingerBridge:
+def _better(a: Found, b: Found) -> Found:
     """The one with the smaller error, and the visits of both."""
     best = b if b.converged or b.error <= a.error else a
     return dataclasses.replace(best, n_visits=a.n_visits + b.n_visits)
 
 
-def _with_status(found: SchrodingerBridge, status: str) -> SchrodingerBridge:
-    return dataclasses.replace(found, status=status, converged=status == "converged")
+def _with_status(found: Found, status: str) -> Found:
+    return dataclasses.replace(found, status=status)
 
 
-def _precision(found: SchrodingerBridge) -> float:
+def _precision(p: _Problem, found: Found) -> float:
     """The error that rounding of the potentials and scores leaves: below it no solver makes progress."""
-    size = sum(float(np.abs(x[np.isfinite(x)]).max(initial=0.0)) for x in (found.f, found.g))
-    return 16 * float(np.finfo(found.f.dtype).eps) * (32 + size)
-
-
-def verdict(p: _Problem, found: SchrodingerBridge) -> str:
-    """The last word on a problem: what its mask allows, if in doubt. Penalties make every mask feasible."""
-    if not p.balanced:
-        return found.status
-    return _feasibility.verdict(p.s, p.mu, p.nu, found.f, found.g, found.status, found.error)
+    size = sum(largest_finite(x) for x in (found.f, found.g))
+    eps = max(float(np.finfo(d).eps) for d in (p.kernel.entries, p.kernel.potentials))
+    return 16 * eps * (32 + size)
 
 
 def _in_double(
     p: _Problem,
     solver: str,
-    fall_backs: Sequence[str],
-    found: SchrodingerBridge,
+    found: Found,
     start: tuple[Real, Real],
     report: Callback | None,
-) -> SchrodingerBridge:
-    """A float32 problem that stagnated, solved on in double precision and rounded at the end.
-
-    Single precision computes large scores with an error that the tolerance may not allow. The potentials of
+) -> Found:
+    """Goes on with scores in double, where rounded ones leave no progress to be made: the potentials of
     the exact problem meet the conditions better than those of the rounded one, once they are rounded too.
     """
+    kernel = p.kernel.in_double()
+    if kernel is None:
+        return found
     wide = p._replace(
-        s=widened(p.s),
-        mu=p.mu.astype(np.float64),
-        nu=p.nu.astype(np.float64),
+        kernel=kernel,
+        mu=_pieces.converted(p.mu, np.float64),
+        nu=_pieces.converted(p.nu, np.float64),
         tol=0.1 * p.tol,
         max_iter=p.max_iter - found.n_visits,
     )
-    wide = wide._replace(stored=p.stored and _stored(wide.s, None))
     exact = _attempt(wide, solver, *_from(found, start), report)
-    for other in fall_backs:
-        if _ended(wide, exact):
-            break
-        exact = _better(exact, _attempt(_rest(wide, exact), other, *_from(exact, start), report))
+    kernel.forget()
     if exact.status == "overflow":
         return found
+    how = exact.method.rsplit(", ", 1)[0] + " in double precision"
     again = _finish(
-        p, exact.f, exact.g, exact.errors, exact.n_visits, exact.status, solver, exact.relaxation
+        p, exact.f, exact.g, exact.errors, exact.n_visits, exact.status, how, exact.relaxation
     )
     return _better(found, again)
 
 
-def _attempt(
-    p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
-) -> SchrodingerBridge:
-    if solver == "annealed":
-        return _anneal(p, f, g, report)
+def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
     if solver == "symmetric":  # f = g is the gauge that the averaged update keeps
         f = g = (f + g) / 2
+    mu, nu = _pieces.converted(p.mu, np.float64), _pieces.converted(p.nu, np.float64)
     errors: list[Real] = []
     visits = 0
     # The final check rounds the potentials to the dtype and looks at both marginals: leave it room.
+    how = ""
     for inner in (0.5 * p.tol, 0.05 * p.tol):
-        f, g, new, used, relaxation, code = cpu.solve_bridge(
-            p.s._spec,
-            p.mu,
-            p.nu,
+        f, g, new, used, relaxation, code, done = cpu.solve_bridge(
+            p.kernel.native,
+            mu,
+            nu,
             f,
             g,
             METHODS[solver],
@@ -156,14 +239,14 @@ def _attempt(
             p.max_iter - visits,
             p.row_penalty,
             p.col_penalty,
-            p.stored,
             report,
             p.n_threads,
         )
         errors.append(new)
         visits += used
         status = cpu.BRIDGE_STATUS[code]
-        found = _finish(p, f, g, np.concatenate(errors), visits, status, solver, relaxation)
+        how = how or done or solver
+        found = _finish(p, f, g, np.concatenate(errors), visits, status, how, relaxation)
         if found.status != "stagnated" or status != "converged" or visits >= p.max_iter:
             break
     return found
@@ -178,62 +261,35 @@ def _finish(
     status: str,
     solver: str,
     relaxation: float = 1.0,
-) -> SchrodingerBridge:
+) -> Found:
     if p.balanced:
         f, g = _gauge(f, g, p.nu)
     with np.errstate(over="ignore"):
-        f, g = f.astype(p.s.dtype), g.astype(p.s.dtype)
-    if (f == np.inf).any() or (g == np.inf).any() or np.isnan(f).any() or np.isnan(g).any():
-        status, error, worst, met = "overflow", math.inf, math.inf, False
+        f, g = (_pieces.converted(x, p.kernel.potentials) for x in (f, g))
+    if any(cpu.scan(x, p.n_threads)[0] & ~_MINUS_INF for x in (f, g)):
+        final, error, worst, met = "overflow", math.inf, math.inf, False
     else:
-        error, worst, met = p.check(f, g)
-    if met and status != "infeasible":
-        status = "converged"
-    elif not math.isfinite(error) and status != "infeasible":
-        status = "overflow"
-    elif status == "converged":
-        status = "stagnated"
-    return SchrodingerBridge(
-        scores=p.s,
-        mu=p.mu,
-        nu=p.nu,
+        final = status
+        error, worst, met = p.kernel.check(p, f, g)
+    return Found(
         f=f,
         g=g,
-        status=status,
-        converged=status == "converged",
-        n_iter=len(errors),
+        status=settled(final, error, met),
         n_visits=visits,
         errors=np.asarray(errors),
         error=error,
         worst=worst,
-        method=f"{solver}, {'stored' if p.stored else 'on the fly'}",
-        tol=p.tol,
-        penalty=(p.row_penalty, p.col_penalty),
+        method=f"{solver}, {p.kernel.kept}",
         relaxation=relaxation,
     )
 
 
-def _anneal(p: _Problem, f: Real, g: Real, report: Callback | None) -> SchrodingerBridge:
-    """Scores times 1/64, 1/16, 1/4, 1: each stage to a rough tolerance, the last to the full one."""
-    errors: list[Real] = []
-    visits = 0
-    scale = 1.0 / 64
-    while scale < 1:
-        stage = p._replace(
-            s=p.s * scale, tol=max(p.tol, 1e-3), max_iter=max(1, p.max_iter - visits)
-        )
-        found = _attempt(stage, "relaxed", f * scale, g * scale, report)
-        visits += found.n_visits
-        errors.append(found.errors)
-        if found.status in ("infeasible", "interrupted") or visits >= p.max_iter:
-            break
-        f, g = (np.where(np.isfinite(x), x / scale, 0.0) for x in (found.f, found.g))
-        scale *= 4
-    last = _attempt(p._replace(max_iter=max(1, p.max_iter - visits)), "relaxed", f, g, report)
-    return dataclasses.replace(
-        last,
-        errors=np.concatenate([*errors, last.errors]),
-        n_iter=sum(map(len, errors)) + last.n_iter,
-        n_visits=visits + last.n_visits,
-        method=last.method.replace("relaxed", "annealed"),
-    )
+def settled(status: str, error: float, met: bool) -> str:
+    """The status of a solve, in the light of the final check of its potentials."""
+    if status in ("infeasible", "negative kernel"):
+        return status
+    if met:
+        return "converged"
+    if not math.isfinite(error):
+        return "overflow"
+    return "stagnated" if status == "converged" else status

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _config
+from . import _config, _pieces
 from ._native import cpu
 
 Real = npt.NDArray[np.floating[Any]]
@@ -482,13 +482,13 @@ def time_span(name: str, value: object) -> tuple[float, float]:
 def masses(name: str, array: Real) -> None:
     """Refuses weights that are not a measure: not finite, negative, or all zero."""
     finite(name, array)
-    if (low := float(array.min())) < 0:
+    if (low := min(float(part.min()) for (part,) in _pieces.pieces(array))) < 0:
         raise ValueError(f"{name}: wanted weights >= 0, got {low:.3g}; marginals are measures")
-    if not array.any():
+    if not any(part.any() for (part,) in _pieces.pieces(array)):
         raise ValueError(f"{name}: wanted some mass, got all zeros")
     with np.errstate(over="ignore"):
-        total = float(np.sum(array, dtype=np.float64))
-    if total == math.inf:
+        found = mass(array)
+    if found == math.inf:
         raise OverflowError(
             f"{name}: the total mass overflows float64; divide the weights by their largest"
         )
@@ -496,7 +496,12 @@ def masses(name: str, array: Real) -> None:
 
 def total(weights: Real) -> float:
     """The sum of weights, to the last digit or nearly so: pairwise, in extended precision."""
-    return float(np.sum(weights, dtype=np.longdouble))
+    return float(_pieces.total(lambda w: np.sum(w, dtype=np.longdouble), weights))
+
+
+def mass(weights: Real) -> float:
+    """The sum of weights in float64."""
+    return float(_pieces.total(lambda w: np.sum(w, dtype=np.float64), weights))
 
 
 def mass_slack(n: int, dtype: np.dtype[Any]) -> float:

@@ -15,7 +15,7 @@ LOG_MAX_ULP: float
 SINCOS_MAX_ERROR: float
 WEIGHTS: tuple[str, ...]
 BRIDGE_METHODS: tuple[str, ...]
-GAUSSIAN_METHODS: tuple[str, ...]
+BLAS_DIMENSIONS: int
 BRIDGE_STATUS: tuple[str, ...]
 FIELD_KINDS: tuple[str, ...]
 FLOW_METHODS: tuple[str, ...]
@@ -56,8 +56,32 @@ def compare_rows(
     a: tuple[Any, ...], b: tuple[Any, ...], n_threads: int
 ) -> tuple[_Real, _Real, _Real, _Real, _Real, npt.NDArray[np.int64]]: ...
 def sincos(x: _Real) -> tuple[_Real, _Real]: ...
+
+class BridgeKernel:
+    @property
+    def stored(self) -> bool: ...
+    @property
+    def signs(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]: ...
+    def sums(
+        self, f: _Real, g: _Real, n_threads: int
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]: ...
+    def row_sums(self, g: _Real, n_threads: int) -> npt.NDArray[np.float64]: ...
+    def column_sums(self, f: _Real, n_threads: int) -> npt.NDArray[np.float64]: ...
+    def rows(
+        self, g: _Real, mass: _Real, n_threads: int
+    ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]: ...
+
+def bridge_scores(
+    spec: tuple[Any, ...], max_memory: float, scratch: _Real | None
+) -> BridgeKernel: ...
+def bridge_factors(
+    left: tuple[_Real, ...], right: tuple[_Real, ...], signs: int
+) -> BridgeKernel: ...
+def bridge_chain(specs: tuple[tuple[Any, ...], ...]) -> BridgeKernel: ...
+def bridge_object(kernel: object, n_rows: int, n_cols: int) -> BridgeKernel: ...
+def triangle_scratch(n: int, float32: bool, max_memory: float) -> int: ...
 def solve_bridge(
-    spec: tuple[Any, ...],
+    kernel: BridgeKernel,
     mu: _Real,
     nu: _Real,
     f: _Real,
@@ -67,10 +91,9 @@ def solve_bridge(
     max_visits: int,
     row_penalty: float,
     col_penalty: float,
-    stored: bool,
     report: Callable[[int, float], object] | None,
     n_threads: int,
-) -> tuple[_Real, _Real, _Real, int, float, int]: ...
+) -> tuple[_Real, _Real, _Real, int, float, int, str]: ...
 def solve_bridges(
     spec: tuple[Any, ...],
     mu: _Real,
@@ -82,9 +105,12 @@ def solve_bridges(
     max_visits: int,
     row_penalty: float,
     col_penalty: float,
-    stored: bool,
+    max_memory: float,
     n_threads: int,
-) -> tuple[_Real, _Real, _Real, npt.NDArray[np.int64], npt.NDArray[np.int64]]: ...
+) -> tuple[_Real, _Real, _Real, npt.NDArray[np.int64], npt.NDArray[np.int64], bool]: ...
+def widened_marginals(
+    rest: tuple[Any, ...], dense: tuple[tuple[_Real, float], ...], n_threads: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]: ...
 def transport_flow(
     allowed: npt.NDArray[np.bool_], mu: _Real, nu: _Real
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], _Real, _Real, _Real]: ...
@@ -94,6 +120,15 @@ def attention_push(
 def attention_pull(
     factors: tuple[_Real, ...], u: _Real, n_threads: int
 ) -> tuple[_Real, _Real, _Real]: ...
+def pull(
+    scores: tuple[Any, ...],
+    cotangent: tuple[Any, ...],
+    Y: _Real,
+    X: _Real,
+    U: _Real,
+    kept: tuple[npt.NDArray[np.uint8], int, int] | None,
+    n_threads: int,
+) -> tuple[_Real, _Real, _Real, _Real, _Real]: ...
 def factored_product(
     left: tuple[_Real, ...], right: tuple[_Real, ...], z: _Real, n_threads: int
 ) -> _Real: ...
@@ -106,6 +141,7 @@ def negative_entries(
     col_slack: _Real,
     n_threads: int,
 ) -> tuple[int, float, float]: ...
+def use_blas(routines: dict[str, Any]) -> bool: ...
 def gaussian_flow(
     field: int,
     gain: float,
@@ -130,16 +166,6 @@ def gaussian_flow(
     report: Callable[[float], object] | None,
     n_threads: int,
 ) -> tuple[_Real, _Real, _Real, _Real, npt.NDArray[np.float64], npt.NDArray[np.int64]]: ...
-def triangle_size(n: int, float32: bool) -> int: ...
-def solve_self_bridge(
-    spec: tuple[Any, ...],
-    mu: _Real,
-    g: _Real,
-    tol: float,
-    max_visits: int,
-    scratch: _Real | None,
-    n_threads: int,
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], int, int]: ...
 def velocity(
     field: tuple[Any, ...] | Callable[[_Real, float], _Real], x: _Real, t: float, n_threads: int
 ) -> tuple[int, _Real]: ...
@@ -149,6 +175,17 @@ def integrate(
     options: dict[str, Any],
     n_threads: int,
 ) -> tuple[npt.NDArray[np.float64], _Real, int, int, int, int]: ...
+def tableaux() -> dict[str, dict[str, Any]]: ...
+
+class StepController:
+    def __init__(self, order: int, elementary: bool) -> None: ...
+    def accepted(self, error: float) -> float: ...
+    def rejected(self, error: float) -> float: ...
+    def reset(self) -> None: ...
+    @staticmethod
+    def probe(size: float, speed: float, longest: float) -> float: ...
+    def first(self, probe: float, speed: float, change: float, longest: float) -> float: ...
+
 def cluster_labels(x: _Real, linkage: float) -> npt.NDArray[np.int64]: ...
 def mobility_rows(p: _Real, extremes: int, n_threads: int) -> npt.NDArray[np.float64]: ...
 def secular_roots(

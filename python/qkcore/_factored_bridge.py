@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -13,22 +12,25 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, scores
+from ._bridge_check import Conditions, Residual, judge
+from ._bridge_kernels import BridgeKernel
+from ._bridge_problem import _Problem
+from ._bridge_report import Callback, reporter
 from ._bridge_result import SchrodingerBridge
+from ._bridge_solve import Found, ask
 from ._config import resolve_threads
 from ._convergence import WarnsOnUse, on_fail_option, settle
 from ._factors import BLOCK_ROWS, Factored, LowRank, NegativeEntries, ProductOfFactors
 from ._lazy_scores import Real, Scores
+from ._native import cpu
 
 __all__ = ["CompressionErrors", "FactoredBridge", "compression_errors", "solve_factored"]
 
-_TOL = {4: 1e-5, 8: 1e-9}
 _SIGNS = ("stop", "continue")
 # Up to this many entries are looked at one by one when the signs of a coupling are checked.
 _LOOKED_AT = 4_000_000
 # Terms of the sums that are taken in extended precision, some 10 ns each, where double leaves a doubt.
 _EXTENDED_TERMS = 200_000_000
-# No progress over this many iterations: the error is at the precision of the kernel.
-_PATIENCE = 200
 
 Init = Any  # an earlier result (anything with f and g), a pair (f, g), or None
 
@@ -109,7 +111,9 @@ class FactoredBridge(WarnsOnUse):
     "infeasible" (mass where the kernel has none), "iteration limit", "stagnated" """
     converged: bool
     n_iter: int
-    """iterations: one product with K and one with its transpose each"""
+    """iterations: one product with K and one with its transpose each (Newton's method: see ``n_visits``)"""
+    n_visits: int
+    """pairs of products with K and its transpose, including those of inner solves"""
     errors: npt.NDArray[np.float64] = field(repr=False)
     """after each iteration, the L1 error of the marginal that the last half-step did not fix, as a share of
     the mass"""
@@ -123,15 +127,12 @@ class FactoredBridge(WarnsOnUse):
     """scaling of the rows, float64; negative entries only after ``on_negative="continue"``"""
     v: Real = field(repr=False)
     """scaling of the columns, float64"""
+    penalty: tuple[float, float] = (math.inf, math.inf)
+    """weights of the KL penalties on both marginals; infinite: met exactly"""
     signs_checked: float = 1.0
     """the share of the entries whose signs were looked at; below 1, ``.negative`` looks at all of them"""
     on_fail: str = field(default="warn", repr=False)
     """what using the result does when it did not converge: "warn" or "ignore" """
-
-    @property
-    def n_visits(self) -> int:
-        """Products with the kernel, one per half-step pair: as ``n_iter``."""
-        return self.n_iter
 
     @cached_property
     def negative(self) -> NegativeEntries:
@@ -239,20 +240,25 @@ def solve_factored(
     *,
     tol: float | None = None,
     max_iter: int = 10_000,
+    solver: str = "auto",
+    penalty: float | tuple[float, float] | None = None,
     init: Init = None,
     on_negative: str = "stop",
     signs: str = "auto",
     on_fail: str = "warn",
-    callback: Callable[[int, float], object] | None = None,
+    callback: Callback | None = None,
+    progress: bool = False,
     n_threads: int | None = None,
 ) -> FactoredBridge:
     """The bridge from mu (N,) to nu (M,) over a factored kernel (DAC-10, D.1).
 
     Scalings :math:`u = \\mu / (K v)`, :math:`v = \\nu / (K^\\top u)`, in double for both types, through
-    products with the factors: O((N + M) r_0 r_1) per iteration. Truncated kernels have negative
-    entries; two guards keep them from passing for couplings:
+    products with the factors: O((N + M) r_0 r_1) per visit. ``solver``, ``penalty``, ``init``, ``callback``
+    and ``progress`` are those of :func:`qkcore.bridge`; "auto" is Sinkhorn's iteration where a factor is
+    negative, and the accelerated one elsewhere. Truncated kernels have negative entries; two guards keep
+    them from passing for couplings:
 
-    - each iteration checks that K v and K^T u are positive wherever there is mass. If not, the
+    - each visit checks that K v and K^T u are positive wherever there is mass. If not, the
       solve stops with status "negative kernel" and the last scalings (``on_negative="continue"``
       goes on with signed ones, as a solver without a guard would, to the same status).
     - after convergence entries are looked at, unless no factor is negative. Any below 0 by more than
@@ -285,199 +291,120 @@ def solve_factored(
     fails = on_fail_option(on_fail)
     if signs not in ("auto", "all"):
         raise ValueError(f'signs: wanted "auto" or "all", got {signs!r}')
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback: wanted a function of (iterations, error), got {callback!r}")
-    limit = _checks.integer("max_iter", max_iter)
-    if limit < 1:
-        raise ValueError(f"max_iter: wanted at least 1, got {max_iter}")
-    threads = resolve_threads(n_threads)
-    rows, cols = _marginal("mu", mu, K, 0), _marginal("nu", nu, K, 1)
-    _same_mass(rows, cols, K)
-    wanted = _TOL[K.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
-    state = _Scaling(K, rows, cols, init, threads)
-    status, errors = state.iterate(0.5 * wanted, limit, on_negative == "continue", callback)
-    return settle(_finish(state, status, np.array(errors), wanted, on_negative, signs), fails)
+    kernel = FactoredKernel(K, on_negative == "continue")
+    asked = ask(
+        kernel,
+        mu,
+        nu,
+        tol=tol,
+        max_iter=max_iter,
+        solver=solver,
+        penalty=penalty,
+        init=init,
+        n_threads=n_threads,
+    )
+    with reporter(callback, progress, asked.problem.tol) as report:
+        found = asked.solve(report)
+    return settle(_result(kernel, asked.problem, found, signs), fails)
 
 
-def bridge_factored(
-    K: Factored,
-    mu: npt.ArrayLike,
-    nu: npt.ArrayLike,
-    *,
-    solver: str = "auto",
-    penalty: object = None,
-    progress: bool = False,
-    **options: Any,
-) -> FactoredBridge:
-    """:func:`solve_factored` behind ``qk.bridge``, whose other options do not apply to factors."""
-    if solver not in ("auto", "alternating"):
-        raise ValueError(
-            f'solver: wanted "auto" or "alternating" for a factored kernel, got {solver!r}; '
-            "the other solvers need the exact operators"
+class FactoredKernel(BridgeKernel):
+    """A factored kernel, in double precision whatever its dtype, and the signs of its scalings."""
+
+    def __init__(self, K: Factored, follow_signs: bool) -> None:
+        self.given, self.K = K, K._double()
+        self.shape, self.dtype = K.shape, K.dtype
+        self.potentials = self.entries = np.dtype(np.float64)
+        self.followed = follow_signs and not K.nonnegative
+
+    @cached_property
+    def native(self) -> Any:
+        guard = 0 if self.given.nonnegative else 2 if self.followed else 1
+        return cpu.bridge_factors(self.K._left, self.K._right, guard)
+
+    @property
+    def kept(self) -> str:
+        return "factored, signed" if self.followed else "factored"
+
+    def scalings(self, f: Real, g: Real, mass: float) -> tuple[Real, Real]:
+        """u / mass and v, with their signs."""
+        with np.errstate(over="ignore"):
+            u, v = np.exp(f - math.log(mass)), np.exp(g)
+        if self.followed:
+            rows, cols = self.native.signs
+            u, v = u * rows, v * cols
+        return u, v
+
+    def check(self, p: _Problem, f: Real, g: Real) -> Residual:
+        """By products with the factors; extended precision decides where rounding leaves a doubt."""
+        mass = _checks.total(p.mu) if p.balanced else 1.0
+        u, v = self.scalings(f, g, mass)
+        if not (np.isfinite(u).all() and np.isfinite(v).all()):
+            return Residual(math.inf, math.inf, False)
+        rows, columns = (
+            Conditions(side.weights.astype(np.float64) / mass, side.penalty)
+            for side in p.conditions
         )
-    if penalty is not None or progress:
-        name = "progress" if penalty is None else "penalty"
-        raise ValueError(
-            f"{name}: wanted none for a factored kernel; use the exact operators, qk.poe(A, B)"
-        )
-    return solve_factored(K, mu, nu, **options)
+        sides = rows, columns
+        sums = _sums(self.K, u, v, p.n_threads)
+        sizes = [
+            np.prod([np.sqrt(np.einsum("ci,ci->i", x, x)) for x in side], axis=0)
+            for side in (self.K._left, self.K._right)
+        ]
+        terms = sum(r + 2 for r in self.K.ranks) + math.sqrt(max(self.K.shape))
+        with np.errstate(over="ignore", invalid="ignore"):
+            slack = float(np.abs(u) @ sizes[0] * (np.abs(v) @ sizes[1])) * terms
+            slack *= float(np.finfo(np.float64).eps) / (1.0 if p.balanced else float(sums[0].sum()))
+        found = judge(sums, sides, (f, g), slack, p.tol)
+        small = math.prod(self.K.ranks) * sum(self.K.shape) <= _EXTENDED_TERMS
+        if not (abs(found.error - p.tol) <= slack and small):
+            return found
+        return judge(_extended_sums(self.K, u, v), sides, (f, g), 0.0, p.tol)
+
+    def refuses(self, solver: str) -> str | None:
+        if self.followed and solver not in ("auto", "alternating"):
+            return f'wanted solver="alternating" where signs may be lost, got {solver!r}'
+        return super().refuses(solver)
+
+    def automatic(self, symmetric: bool) -> str:
+        # A sum that is not positive is the kernel's fault only where Sinkhorn's iteration goes.
+        return super().automatic(symmetric) if self.given.nonnegative else "alternating"
 
 
-class _Scaling:
-    """Sinkhorn's iteration on scalings of a kernel that is known by its products."""
-
-    def __init__(self, K: Factored, mu: Real, nu: Real, init: Init, n_threads: int) -> None:
-        self.kernel, self.mu_given, self.nu_given = K, mu, nu
-        self.K: Factored = K._double()
-        self.KT: Factored = self.K.T
-        self.n_threads = n_threads
-        self.mass = _checks.total(mu)
-        # Marginals of mass 1: errors are shares of the mass.
-        self.mu, self.nu = (w.astype(np.float64) / self.mass for w in (mu, nu))
-        self.live = self.mu > 0, self.nu > 0
-        f, g = _start(init, K)
-        # Only ratios matter: the largest weight is 1.
-        self.u = np.where(self.live[0], np.exp(f - f[self.live[0]].max()), 0.0)
-        self.v = np.where(self.live[1], np.exp(g - g[self.live[1]].max()), 0.0)
-
-    def iterate(
-        self,
-        tol: float,
-        max_iter: int,
-        signed: bool,
-        callback: Callable[[int, float], object] | None,
-    ) -> tuple[str, list[float]]:
-        errors: list[float] = []
-        for k in range(max_iter):
-            Kv = self.K._product(self.v, self.n_threads)
-            if (bad := _sign_trouble(Kv, self.live[0], signed, self.kernel)) is not None:
-                return bad, errors
-            u = np.divide(self.mu, Kv, out=np.zeros_like(Kv), where=self.live[0])
-            Ku = self.KT._product(u, self.n_threads)
-            if (bad := _sign_trouble(Ku, self.live[1], signed, self.kernel)) is not None:
-                return bad, errors
-            error = float(np.abs(self.v * Ku - self.nu).sum())
-            if not (math.isfinite(error) and np.isfinite(u).all()):
-                return "stagnated", errors
-            errors.append(error)
-            self.u = u
-            if callback is not None:
-                callback(k + 1, error)
-            if error <= tol:
-                return "converged", errors
-            if len(errors) > _PATIENCE and error >= errors[-1 - _PATIENCE]:
-                return "stagnated", errors
-            v = np.divide(self.nu, Ku, out=np.zeros_like(Ku), where=self.live[1])
-            top = float(np.abs(v).max())
-            if not math.isfinite(top):
-                return "stagnated", errors
-            # Only the product u_i v_j means anything: v is kept where nothing overflows.
-            if not 1e-100 < top < 1e100:
-                v /= top
-                self.u = self.u * top
-            self.v = v
-        return "iteration limit", errors
-
-
-def _sign_trouble(sums: Real, live: npt.NDArray[np.bool_], signed: bool, K: Factored) -> str | None:
-    """What is wrong with sums that must be positive where there is mass; None when nothing is."""
-    here = sums[live]
-    if K.nonnegative:
-        return None if (here > 0).all() else "infeasible"
-    if signed:
-        return "negative kernel" if (here == 0).any() else None
-    return None if (here > 0).all() else "negative kernel"
-
-
-def _finish(
-    state: _Scaling,
-    status: str,
-    errors: npt.NDArray[np.float64],
-    tol: float,
-    on_negative: str,
-    signs: str,
-) -> FactoredBridge:
-    u, v = state.u, state.v
-    live_u, live_v = state.live
-    with np.errstate(divide="ignore"):
-        f, g = np.log(np.abs(u)), np.log(np.abs(v))
-    mean = float(state.nu[live_v] @ g[live_v] / state.nu.sum())
-    if math.isfinite(mean):
-        f, g, shift = f + mean, g - mean, math.exp(min(max(mean, -600.0), 600.0))
-        u, v = u * shift, v / shift
-    error, worst, met = _residual(state, u, v, tol)
-    f, u = f + math.log(state.mass), u * state.mass
-    signs_lost = bool((u[live_u] <= 0).any() or (v[live_v] <= 0).any())
+def _result(kernel: FactoredKernel, p: _Problem, found: Found, signs: str) -> FactoredBridge:
+    f, g, status = found.f, found.g, found.status
+    mass = _checks.total(p.mu) if p.balanced else 1.0
+    u, v = kernel.scalings(f, g, mass)
+    lost = bool((u[p.mu > 0] < 0).any() or (v[p.nu > 0] < 0).any())
     negative: NegativeEntries | None = None
     checked = 1.0
-    if status != "infeasible":
-        if signs_lost:
-            status = "negative kernel"
-        elif met and status != "negative kernel":
-            status = "converged"
-            if not state.kernel.nonnegative:
-                found_negative, checked, negative = _signs(state, u, v, signs)
-                if found_negative:
-                    status = "negative entries"
-        elif status == "converged":
-            status = "stagnated"
-    dtype = state.kernel.dtype
-    found = FactoredBridge(
-        kernel=state.kernel,
-        mu=state.mu_given,
-        nu=state.nu_given,
-        f=f.astype(dtype, copy=False),
-        g=g.astype(dtype, copy=False),
-        status=status,
-        converged=status == "converged",
-        n_iter=len(errors),
-        errors=errors,
-        error=error,
-        worst=worst,
-        method="scaling, factored" + (", signed" if on_negative == "continue" else ""),
-        tol=tol,
-        u=u,
+    if status != "infeasible" and lost:
+        status = "negative kernel"
+    elif found.converged and not kernel.given.nonnegative:
+        some, checked, negative = _signs(kernel, u, v, signs, p.n_threads)
+        status = "negative entries" if some else status
+    dtype = kernel.dtype
+    figures = found.figures() | {
+        "f": f.astype(dtype, copy=False),
+        "g": g.astype(dtype, copy=False),
+        "status": status,
+        "converged": status == "converged",
+    }
+    result = FactoredBridge(
+        kernel=kernel.given,
+        mu=p.mu,
+        nu=p.nu,
+        tol=p.tol,
+        n_visits=found.n_visits,
+        u=u * mass,
         v=v,
         signs_checked=checked,
+        penalty=(p.row_penalty, p.col_penalty),
+        **figures,
     )
     if negative is not None:
-        found.__dict__["negative"] = negative  # the cached property
-    return found
-
-
-def _residual(state: _Scaling, u: Real, v: Real, tol: float) -> tuple[float, float, bool]:
-    """L1 error of the worse marginal (of mass 1), largest relative error, and whether ``tol`` is met.
-
-    It is met in exact arithmetic: what rounding may hide is added, and extended precision decides in doubt.
-    """
-    wanted = state.mu, state.nu
-    error, worst = _compare(_sums(state.K, u, v, state.n_threads), wanted)
-    if not math.isfinite(error):
-        return math.inf, math.inf, False
-    sizes = [
-        np.prod([np.sqrt(np.einsum("ci,ci->i", f, f)) for f in side], axis=0)
-        for side in (state.K._left, state.K._right)
-    ]
-    terms = sum(r + 2 for r in state.K.ranks) + math.sqrt(max(state.K.shape))
-    with np.errstate(over="ignore", invalid="ignore"):
-        slack = float(np.abs(u) @ sizes[0] * (np.abs(v) @ sizes[1])) * terms
-    slack *= float(np.finfo(np.float64).eps)
-    if abs(error - tol) > slack:
-        return error, worst, error <= tol
-    if math.prod(state.K.ranks) * sum(state.K.shape) > _EXTENDED_TERMS:
-        return error, worst, False
-    error, worst = _compare(_extended_sums(state.K, u, v), wanted)
-    return error, worst, error <= tol
-
-
-def _compare(sums: tuple[Any, Any], wanted: tuple[Real, Real]) -> tuple[float, float]:
-    error = worst = 0.0
-    for got, weights in zip(sums, wanted, strict=True):
-        off = np.abs(got - weights)
-        live = weights > 0
-        error = max(error, float(off.sum()))
-        worst = max(worst, float((off[live] / weights[live]).max()))
-    return error, worst
+        result.__dict__["negative"] = negative  # the cached property
+    return result
 
 
 def _extended_sums(K: Factored, u: Real, v: Real) -> tuple[Any, Any]:
@@ -493,18 +420,18 @@ def _extended_sums(K: Factored, u: Real, v: Real) -> tuple[Any, Any]:
 
 
 def _signs(
-    state: _Scaling, u: Real, v: Real, signs: str
+    kernel: FactoredKernel, u: Real, v: Real, signs: str, n_threads: int
 ) -> tuple[bool, float, NegativeEntries | None]:
     """Whether negative entries were found, in which share of all entries, and their figures if in all."""
-    n, m = state.K.shape
-    eps = float(np.finfo(state.kernel.dtype).eps)
+    n, m = kernel.K.shape
+    eps = float(np.finfo(kernel.dtype).eps)
     if signs == "all" or n * m <= _LOOKED_AT:
-        negative = state.K._negative(u, v, eps, state.n_threads)
+        negative = kernel.K._negative(u, v, eps, n_threads)
         return negative.count > 0, 1.0, negative
     count = max(1, _LOOKED_AT // (n + m))  # rows, and as many columns
-    for K, scales in ((state.K, (u, v)), (state.KT, (v, u))):
+    for K, scales in ((kernel.K, (u, v)), (kernel.K.T, (v, u))):
         chosen = np.unique(np.linspace(0, K.shape[0] - 1, count).round().astype(np.int64))
-        if K._negative(*scales, eps, state.n_threads, rows=chosen).count:
+        if K._negative(*scales, eps, n_threads, rows=chosen).count:
             return True, _share_of(count, n, m), None
     return False, _share_of(count, n, m), None
 
@@ -638,42 +565,3 @@ def _logits(expert: LowRank) -> Scores:
             return scores.dense(np.log(source))
     logits: Scores = poe(source)
     return logits
-
-
-def _marginal(name: str, value: npt.ArrayLike, K: Factored, side: int) -> Real:
-    array = _checks.real_array(name, value)
-    _checks.same_dtype(name, array, K.dtype, "the kernel")
-    if array.shape != (K.shape[side],):
-        what = "rows" if side == 0 else "columns"
-        raise ValueError(
-            f"{name}: wanted shape ({K.shape[side]},) as the {what} of the kernel, got {array.shape}"
-        )
-    _checks.masses(name, array)
-    return array
-
-
-def _same_mass(mu: Real, nu: Real, K: Factored) -> None:
-    a, b = (float(w.sum(dtype=np.float64)) for w in (mu, nu))
-    if abs(a - b) > _checks.mass_slack(max(K.shape), K.dtype) * a:
-        raise ValueError(
-            f"nu: wanted the total mass of mu, {a:.6g}, got {b:.6g}; divide both by their sums"
-        )
-
-
-def _start(init: Init, K: Factored) -> tuple[Real, Real]:
-    if init is None:
-        return np.zeros(K.shape[0]), np.zeros(K.shape[1])
-    pair = (init.f, init.g) if hasattr(init, "f") and hasattr(init, "g") else init
-    if not isinstance(pair, tuple) or len(pair) != 2:
-        raise TypeError(
-            f"init: wanted an earlier result or a pair (f, g), got {type(init).__name__}"
-        )
-    out = []
-    for name, value, n in zip(("init f", "init g"), pair, K.shape, strict=True):
-        array = _checks.real_array(name, value)
-        if array.shape != (n,):
-            raise ValueError(f"{name}: wanted shape ({n},), got {array.shape}")
-        _checks.finite(name, array, minus_inf=True)
-        # A row that had no mass earlier starts from nothing, not from -inf for ever.
-        out.append(np.where(np.isneginf(array), 0.0, array).astype(np.float64))
-    return out[0], out[1]

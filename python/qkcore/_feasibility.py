@@ -14,7 +14,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
+from . import _checks, _pieces
 from ._config import resolve_threads
 from ._lazy_scores import Real, Scores
 from ._native import cpu
@@ -123,35 +123,46 @@ def _run_away(s: Scores, mu: Real, nu: Real, f: Real, g: Real) -> bool:
     """Whether potentials differ by more than scores and weights account for."""
 
     def spread(values: Real, weights: Real) -> float:
-        live = values[weights > 0]
-        return float(live.max() - live.min()) if live.size else 0.0
+        least, most = math.inf, -math.inf
+        for x, w in _pieces.pieces(values, weights):
+            live = x[w > 0]
+            least = min(least, float(live.min(initial=math.inf)))
+            most = max(most, float(live.max(initial=-math.inf)))
+        return most - least if most >= least else 0.0
 
     with np.errstate(divide="ignore"):
-        allowed = sum(spread(np.log(w), w) for w in (mu, nu))
+        allowed = sum(spread(_pieces.mapped(np.log, w), w) for w in (mu, nu))
     return spread(f, mu) + spread(g, nu) > allowed + 4 * s._top + 15
 
 
 def _staircase(mu: Real, nu: Real, offset: int) -> str:
     """Row i sees the columns j <= i + offset: mass may only come from rows low enough."""
-    k = np.arange(len(mu) + 1)
-    seen = np.clip(k + offset, 0, len(nu))  # how many columns the rows < k see
     rows, cols = _sums_before(mu), _sums_before(nu)
     later_rows, later_cols = _sums_before(mu[::-1])[::-1], _sums_before(nu[::-1])[::-1]
-    # Rows < k must fit into the columns that they see. The room that is left is computed on the side of the
-    # cut that has less mass, where it is known best.
-    below, above = rows[k], later_rows[k]
-    spare = np.where(below <= above, cols[seen] - below, above - later_cols[seen])
-    noise = _slack(mu, nu) * np.minimum(below, above)
-    if (spare < -noise).any():
-        return INFEASIBLE
-    # Where they fit exactly, no later row may use those columns: allowed entries that carry nothing.
-    tight = (above > 0) & (cols[seen] > 0) & (spare <= noise)
-    return NO_TOTAL_SUPPORT if tight.any() else "feasible"
+    slack, total_support = _slack(mu, nu), True
+    for below, above, k in _pieces.pieces(rows, later_rows, np.arange(len(mu) + 1)):
+        seen = np.clip(k + offset, 0, len(nu))  # how many columns the rows < k see
+        # Rows < k must fit into the columns that they see. The room that is left is computed on the side of
+        # the cut that has less mass, where it is known best.
+        spare = np.where(below <= above, cols[seen] - below, above - later_cols[seen])
+        noise = slack * np.minimum(below, above)
+        if (spare < -noise).any():
+            return INFEASIBLE
+        # Where they fit exactly, no later row may use those columns: allowed entries that carry nothing.
+        tight = (above > 0) & (cols[seen] > 0) & (spare <= noise)
+        total_support = total_support and not tight.any()
+    return "feasible" if total_support else NO_TOTAL_SUPPORT
 
 
 def _sums_before(weights: Real) -> npt.NDArray[np.longdouble]:
     """The sum of the first k weights, for k from 0 to all of them."""
-    return np.concatenate([[0.0], np.cumsum(weights, dtype=np.longdouble)])
+    sums = np.empty(len(weights) + 1, np.longdouble)
+    sums[0] = before = np.longdouble(0)
+    for part, out in _pieces.pieces(weights, sums[1:]):
+        np.cumsum(part, dtype=np.longdouble, out=out)
+        out += before
+        before = out[-1]
+    return sums
 
 
 def _slack(mu: Real, nu: Real) -> float:
@@ -195,8 +206,9 @@ def usable_entries(s: Scores, mu: npt.ArrayLike, nu: npt.ArrayLike) -> npt.NDArr
 def _usable(allowed: npt.NDArray[np.bool_], mu: Real, nu: Real) -> npt.NDArray[np.bool_] | None:
     """Entries of some coupling, by the residual graph of a largest flow; None if there is none.
 
-    The flow is exact (cpp/src/bridge/transport_flow.cpp), so weights of any size count on their own scale. There is
-    no coupling if a set of rows has more mass than the columns it sees, by more than rounding of its weights.
+    The flow is exact (cpp/src/bridge/transport_flow.cpp), so weights of any size count on their own scale.
+    There is no coupling if a set of rows has more mass than the columns it sees, by more than rounding
+    of its weights.
     """
     live = np.ascontiguousarray(allowed & (mu > 0)[:, None] & (nu > 0))
     i, j, amounts, row_rest, col_rest = cpu.transport_flow(live, mu, nu)

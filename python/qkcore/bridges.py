@@ -8,13 +8,12 @@ column sums that follow from it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple, overload
+from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _device
+from . import _device, _pieces
 from ._bridge_batch import solve_batch
 from ._bridge_check import (
     Conditions,
@@ -24,30 +23,27 @@ from ._bridge_check import (
     wide_marginals,
     widened,
 )
+from ._bridge_kernels import ScoresKernel, SweepKernel, is_given
 from ._bridge_problem import (
     _TOL,
     Init,
     _at_least_one,
-    _is_symmetric,
     _marginal,
+    _memory,
     _penalties,
-    _Problem,
-    _same_mass,
-    _start,
-    _stored,
 )
+from ._bridge_report import Callback, reporter
 from ._bridge_result import SchrodingerBridge
-from ._bridge_solve import METHODS, Callback, solve_one
+from ._bridge_solve import ask
 from ._config import resolve_threads
 from ._convergence import ConvergenceError, on_fail_option, settle
-from ._factored_bridge import FactoredBridge, bridge_factored
+from ._factored_bridge import FactoredBridge, solve_factored
 from ._factors import Factored
+from ._given_bridge import GivenBridge, solve_given
 from ._lazy_scores import Scores
 from .operators import MarkovOperator, _scores_argument
 
-__all__ = ["SchrodingerBridge", "bridge", "semi_relaxed", "sinkhorn"]
-
-_SOLVERS = ("auto", *METHODS, "annealed")
+__all__ = ["GivenBridge", "SchrodingerBridge", "bridge", "semi_relaxed", "sinkhorn"]
 
 
 @overload
@@ -69,6 +65,23 @@ def bridge(
 ) -> SchrodingerBridge: ...
 @overload
 def bridge(
+    kernel: SweepKernel,
+    mu: npt.ArrayLike,
+    nu: npt.ArrayLike,
+    *,
+    tol: float | None = None,
+    max_iter: int = 10_000,
+    solver: str = "auto",
+    penalty: float | tuple[float, float] | None = None,
+    init: Any = None,
+    max_memory: float | None = None,
+    callback: Callback | None = None,
+    progress: bool = False,
+    on_fail: str = "warn",
+    n_threads: int | None = None,
+) -> GivenBridge: ...
+@overload
+def bridge(
     kernel: Factored,
     mu: npt.ArrayLike,
     nu: npt.ArrayLike,
@@ -85,7 +98,7 @@ def bridge(
     n_threads: int | None = None,
 ) -> FactoredBridge: ...
 def bridge(
-    kernel: Scores | Factored,
+    kernel: Scores | Factored | SweepKernel,
     mu: npt.ArrayLike,
     nu: npt.ArrayLike,
     *,
@@ -99,7 +112,7 @@ def bridge(
     progress: bool = False,
     on_fail: str = "warn",
     n_threads: int | None = None,
-) -> SchrodingerBridge | FactoredBridge:
+) -> SchrodingerBridge | FactoredBridge | GivenBridge:
     """The Schrödinger bridge from mu (..., N) to nu (..., M) over the kernel exp(s) (DAC-7).
 
     The kernel is taken as given: no hidden factor, no hidden temperature. Weights of 0 are exact.
@@ -107,19 +120,28 @@ def bridge(
 
     ``solver``:
 
-    - "auto": "symmetric" where it applies, else "accelerated"; should that stall, "annealed" if it is still
-      far from the solution, then "newton", then "relaxed".
+    - "auto": "symmetric" where it applies, else "anderson" until the rate that it sees is slow; from there
+      "newton" if the error is below 0.3, and "annealed" if it is not, or if "newton" makes little progress.
     - "accelerated": "anderson" first; when its rate shows that many iterations are left, "newton" goes on.
     - "alternating": Sinkhorn's iteration.
     - "relaxed": the same, over-relaxed once its rate has settled, and only while that helps.
     - "anderson": extrapolation of the last five iterates; a step that makes things worse is undone.
-    - "newton": Newton's method on the dual, conjugate gradients inside (the constant projected out).
+    - "newton": Newton's method on the dual, its systems solved from the entries that matter where these are
+      few, else by conjugate gradients with products of the kernel.
     - "symmetric": the averaged update, for symmetric scores and mu = nu.
-    - "annealed": from a small multiple of the scores to the scores, each stage starting from the last.
+    - "annealed": "newton" from a small multiple of the scores to the scores, in stages.
 
-    Factored kernels (:func:`qkcore.low_rank`, :func:`qkcore.poe` of them, :func:`qkcore.nystrom`) are
-    solved by plain scaling with a guard on signs: a kernel that goes negative never gives a result that
-    is marked converged (DAC-10).
+    Factored kernels (:func:`qkcore.low_rank`, :func:`qkcore.poe` of them, :func:`qkcore.nystrom`) have
+    a guard on signs: a kernel that goes negative never gives a result that is marked converged (DAC-10).
+    "auto" is "alternating" for those that might.
+
+    A kernel of your own is any object with ``shape`` (N, M), ``dtype`` and methods on float64 vectors. With
+    :math:`p_{ij} = e^{s_{ij} + g_j - \\mathrm{lse}_i}`, ``rows(g, mass)`` returns ``lse``, the
+    log-sum-exps of the rows of s + g, and ``columns``, :math:`\\sum_i m_i p_{ij}` for m = ``mass(lse)``
+    (None when ``mass`` is None); ``columns(f)`` returns the log-sum-exps of the columns of f + s;
+    ``curvature(x, mass)`` returns :math:`\\sum_i \\mathrm{mass}_i p_{ij} \\sum_k p_{ik} x_k` at the g of the
+    last ``rows``. Without ``curvature``, "newton" and "accelerated" are refused, and "auto" does without.
+    ``symmetric = True`` says that s is symmetric. The result is a :class:`GivenBridge`.
 
     A masked kernel that cannot carry the marginals ends with status "infeasible"; one that can, but not
     on all of its entries (a causal mask with uniform marginals: only the diagonal), with "no total
@@ -129,7 +151,8 @@ def bridge(
 
     ``tol`` bounds the L1 error of both marginals as a share of the mass (default 1e-9, in float32 1e-5); the
     check of it at the end is made in more precision than the dtype's. ``max_iter`` bounds the visits of all
-    entries, those of inner solves included. ``penalty``: KL penalties on the marginals instead of constraints
+    entries, those of inner solves included; linear algebra on gathered entries counts as the visits that
+    would take as long. ``penalty``: KL penalties on the marginals instead of constraints
     (unbalanced), one weight or (rows, columns), in units of the kernel's own temperature; inf for a
     constraint. Their ``tol`` bounds the residual of the optimality conditions as a share of the plan's mass.
     ``on_fail``: what a solve that does not converge leads to, "warn" (a :class:`qkcore.ConvergenceWarning`
@@ -148,7 +171,7 @@ def bridge(
     """
     fails = on_fail_option(on_fail)
     if isinstance(kernel, Factored):
-        return bridge_factored(
+        return solve_factored(
             kernel,
             mu,
             nu,
@@ -172,49 +195,52 @@ def bridge(
             kernel, mu, nu, tol, max_iter, solver, penalty, init, max_memory, callback, progress
         )
         return settle(there, fails)
-    s = _scores_argument(kernel)
-    problem = _Problem(
-        s,
-        _marginal("mu", mu, s, 0),
-        _marginal("nu", nu, s, 1),
-        _TOL[s.dtype.itemsize] if tol is None else _checks.positive("tol", tol),
-        _at_least_one("max_iter", max_iter),
-        *_penalties(penalty),
-        _stored(s, max_memory),
-        resolve_threads(n_threads),
-    )
-    if solver not in _SOLVERS:
-        names = ", ".join(f'"{name}"' for name in _SOLVERS)
-        raise ValueError(f"solver: wanted one of {names}, got {solver!r}")
-    balanced = problem.balanced
-    if balanced:
-        _same_mass(problem)
-    symmetric = _is_symmetric(problem)
-    if solver == "symmetric" and not symmetric:
-        raise ValueError(
-            'solver: wanted symmetric scores and mu = nu for "symmetric", got a problem that is not '
-            'known to be symmetric; use "auto"'
+    if not isinstance(kernel, (Scores, MarkovOperator)) and is_given(kernel):
+        given = solve_given(
+            kernel,
+            mu,
+            nu,
+            tol=tol,
+            max_iter=max_iter,
+            solver=solver,
+            penalty=penalty,
+            init=init,
+            callback=callback,
+            progress=progress,
+            n_threads=n_threads,
         )
-    if not balanced and solver not in ("auto", "alternating"):
-        raise ValueError(f'solver: wanted "alternating" with penalties, got {solver!r}')
-    if solver == "auto":
-        solver = "alternating" if not balanced else "symmetric" if symmetric else "accelerated"
-        fall_backs = ("annealed", "newton", "relaxed") if solver == "accelerated" else ()
-    else:
-        fall_backs = ()
-    f, g = _start(init, s)
+        return settle(given, fails)
+    s = _scores_argument(kernel)
+    asked = ask(
+        ScoresKernel(s, _memory(max_memory)),
+        mu,
+        nu,
+        tol=tol,
+        max_iter=max_iter,
+        solver=solver,
+        penalty=penalty,
+        init=init,
+        n_threads=n_threads,
+    )
     if s._batch or s._offsets is not None:
-        if callback is not None or progress or solver == "annealed":
+        if callback is not None or progress:
             raise ValueError(
-                "kernel: wanted one problem for a callback, a progress bar or annealing, got a batch"
+                "kernel: wanted one problem for a callback or a progress bar, got a batch"
             )
-        return settle(solve_batch(problem, solver, fall_backs, f, g), fails)
-    report = _reporter(callback, progress, problem.tol)
-    try:
-        found = solve_one(problem, solver, fall_backs, f, g, report.call)
-    finally:
-        report.close()
-    return settle(found, fails)
+        return settle(solve_batch(asked), fails)
+    with reporter(callback, progress, asked.problem.tol) as report:
+        found = asked.solve(report)
+    one = SchrodingerBridge(
+        scores=s,
+        mu=asked.problem.mu,
+        nu=asked.problem.nu,
+        n_visits=found.n_visits,
+        tol=asked.problem.tol,
+        penalty=(asked.problem.row_penalty, asked.problem.col_penalty),
+        relaxation=found.relaxation,
+        **found.figures(),
+    )
+    return settle(one, fails)
 
 
 def sinkhorn(
@@ -310,19 +336,23 @@ def semi_relaxed(
         g = np.zeros(s.shape[-1], s.dtype)
     else:
         with np.errstate(divide="ignore"):
-            g = np.log(_marginal("reference", reference, s, 1))
+            g = _pieces.mapped(np.log, _marginal("reference", reference, s, 1))
     threads = resolve_threads(n_threads)
     rows = np.broadcast_to(rows, (*s._batch, s.shape[-2]))
     g = np.broadcast_to(g, (*s._batch, s.shape[-1]))
-    log_reference = g.astype(np.float64)
+    log_reference = _pieces.converted(g, np.float64)
     lse = widened(s).shift(columns=log_reference).logsumexp(1, n_threads=threads)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        f = np.where(np.isneginf(lse), -np.inf, np.log(rows.astype(np.float64)) - lse)
-    f = f.astype(s.dtype)
-    _, cols = wide_marginals(s, f.astype(np.float64), log_reference, threads)
+
+    def potential(lse: Any, weights: Any) -> Any:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            log = np.log(weights.astype(np.float64))
+            return np.where(np.isneginf(lse), -np.inf, log - lse).astype(s.dtype)
+
+    f = _pieces.mapped(potential, lse, rows)
+    _, cols = wide_marginals(s, _pieces.converted(f, np.float64), log_reference, threads)
     tol = _TOL[s.dtype.itemsize]
-    sides = Conditions(rows, math.inf), Conditions(cols.astype(s.dtype), 0.0)
-    unseen = (np.isneginf(lse) & (rows > 0)).astype(np.float64)
+    sides = Conditions(rows, math.inf), Conditions(_pieces.converted(cols, s.dtype), 0.0)
+    unseen = _pieces.mapped(lambda x, w: (np.isneginf(x) & (w > 0)).astype(np.float64), lse, rows)
     figures: dict[str, Any]
     if s._batch or s._offsets is not None:
         cuts = None if s._offsets is None else s._offsets[0]
@@ -383,10 +413,7 @@ def _bridge_on_device(
 ) -> SchrodingerBridge:
     from ._device._bridge import bridge as solve
 
-    if max_memory is not None and not (isinstance(max_memory, (int, float)) and max_memory >= 0):
-        raise ValueError(f"max_memory: wanted a number of bytes, 0 or more, got {max_memory!r}")
-    report = _reporter(callback, progress, tol)
-    try:
+    with reporter(callback, progress, tol) as report:
         found: Any = solve(
             kernel,
             mu,
@@ -396,33 +423,7 @@ def _bridge_on_device(
             solver=solver,
             penalty=_penalties(penalty),
             init=init,
-            max_memory=max_memory,
-            report=report.call,
+            max_memory=_memory(max_memory),
+            report=report,
         )
-    finally:
-        report.close()
     return found  # type: ignore[no-any-return]  # the same figures, with arrays on the device
-
-
-class _Reporter(NamedTuple):
-    call: Callback | None
-    close: Callable[[], object]
-
-
-def _reporter(callback: Callback | None, progress: bool, tol: float | None) -> _Reporter:
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback: wanted a function of (visits, error), got {callback!r}")
-    if not progress:
-        return _Reporter(callback, lambda: None)
-    from tqdm.auto import tqdm
-
-    bar = tqdm(desc="bridge", unit=" visits", total=None)
-
-    def show(visits: int, error: float) -> None:
-        bar.update(visits - bar.n)
-        wanted = "" if tol is None else f", wanted {tol:.0e}"
-        bar.set_postfix_str(f"error {error:.2e}{wanted}", refresh=False)
-        if callback is not None:
-            callback(visits, error)
-
-    return _Reporter(show, bar.close)

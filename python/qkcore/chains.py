@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _checks
-from ._bridge_check import largest_finite, rounding_slack, widened
-from ._bridge_problem import _TOL, _at_least_one, _equal_masses, _gauge, _marginal
-from ._config import resolve_threads
+from ._bridge_kernels import ChainKernel
+from ._bridge_report import Callback, reporter
+from ._bridge_solve import ask
 from ._convergence import WarnsOnUse, on_fail_option, settle
 from ._lazy_scores import Real, Scores
 from .operators import MarkovOperator, _scores_argument, softmax
@@ -33,23 +33,26 @@ class BridgeChain(WarnsOnUse):
     status: str
     converged: bool
     n_iter: int
+    n_visits: int
+    """visits of all kernels, each of which is gone through twice, including those of inner solves"""
     errors: npt.NDArray[np.float64] = field(repr=False)
     """after each iteration, the L1 error of the last marginal as a share of the mass"""
     error: float
     """L1 error of the worse end as a share of the mass, at the final check"""
+    worst: float
+    """largest relative error of a single entry of the end marginals at the final check"""
+    method: str
     tol: float
     on_fail: str = field(default="warn", repr=False)
     """what using the result does when it did not converge: "warn" or "ignore" """
 
-    @property
-    def n_visits(self) -> int:
-        """Iterations; each visits every kernel twice."""
-        return self.n_iter
-
     @cached_property
     def _backward_potentials(self) -> list[Real]:
         """h_k: log of what the kernels after time k and g make of every state; h_n = g."""
-        return _backward(self.scores, self.g, None)
+        h = [self.g]
+        for s in reversed(self.scores):
+            h.append(s.shift(columns=h[-1]).logsumexp(1))
+        return h[::-1]
 
     @cached_property
     def kernels(self) -> tuple[MarkovOperator, ...]:
@@ -83,15 +86,20 @@ def bridge_chain(
     *,
     tol: float | None = None,
     max_iter: int = 10_000,
-    init: BridgeChain | None = None,
+    solver: str = "auto",
+    penalty: float | tuple[float, float] | None = None,
+    init: Any = None,
+    callback: Callback | None = None,
+    progress: bool = False,
     on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> BridgeChain:
     """The Schrödinger bridge over several steps (DAC-7): the closest path measure with both ends.
 
     Kernels (N0, N1), (N1, N2), ... as scores; intermediate states need not be as many as the ends.
-    Solved by alternating updates of both ends, every kernel visited twice per iteration; products of
-    kernels are never formed. ``on_fail`` is that of :func:`bridge`.
+    Every kernel is gone through twice per visit; products of kernels are never formed. ``solver`` (any but
+    "symmetric" and "annealed"), ``penalty``, ``init``, ``callback``, ``progress`` and ``on_fail`` are those
+    of :func:`bridge`.
 
     >>> import numpy as np, qkcore as qk
     >>> s = qk.scores.distance(np.array([[0.0], [1.0], [2.0]]))
@@ -113,113 +121,26 @@ def bridge_chain(
                 f"kernels[{k}]: wanted {chain[k - 1].shape[1]} rows, the columns of kernels[{k - 1}], "
                 f"got shape {s.shape}"
             )
-    rows, cols = _marginal("mu", mu, chain[0], 0), _marginal("nu", nu, chain[-1], 1)
-    _equal_masses(rows, cols)
-    wanted = _TOL[rows.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
-    limit = _at_least_one("max_iter", max_iter)
-    threads = resolve_threads(n_threads)
-    g = np.where(cols > 0, 0.0, -np.inf)
-    if init is not None:
-        g = np.where(np.isneginf(init.g) & (cols > 0), 0.0, init.g.astype(np.float64))
-    errors: list[float] = []
-    attempts = [(chain, 0.5 * wanted), (chain, 0.05 * wanted)]
-    if rows.dtype == np.float32:  # whose own scores may be too coarse for the tolerance
-        attempts.append((tuple(map(widened, chain)), 0.05 * wanted))
-    for steps, inner in attempts:
-        f, g, status = _iterate(steps, rows, cols, g, inner, limit, errors, threads)
-        ends = [x.astype(rows.dtype) for x in _gauge(f, g, cols)]
-        error, met = _check(chain, rows, cols, ends[0], ends[1], wanted, threads)
-        if met or status == "infeasible" or len(errors) >= limit:
-            break
-    if met:
-        status = "converged"
-    elif status == "converged":
-        status = "stagnated"
-    found = BridgeChain(
-        chain,
-        rows,
-        cols,
-        ends[0],
-        ends[1],
-        status,
-        met,
-        len(errors),
-        np.array(errors),
-        error,
-        wanted,
+    kernel = ChainKernel(chain)
+    asked = ask(
+        kernel,
+        mu,
+        nu,
+        tol=tol,
+        max_iter=max_iter,
+        solver=solver,
+        penalty=penalty,
+        init=init,
+        n_threads=n_threads,
     )
-    return settle(found, fails)
-
-
-def _iterate(
-    chain: tuple[Scores, ...],
-    mu: Real,
-    nu: Real,
-    g: Real,
-    tol: float,
-    limit: int,
-    errors: list[float],
-    n_threads: int,
-) -> tuple[Real, Real, str]:
-    """Alternating updates of both ends; the errors, as shares of the mass, are appended to the list."""
-    dtype = chain[0].dtype
-    with np.errstate(divide="ignore"):
-        log_mu, log_nu = np.log(mu.astype(np.float64)), np.log(nu.astype(np.float64))
-    mass = _checks.total(mu)
-    best, best_at = math.inf, len(errors)
-    while True:
-        f = _minus(log_mu, _backward(chain, g.astype(dtype), n_threads)[0])
-        a = f.astype(dtype)
-        for s in chain:
-            a = s.shift(rows=a).logsumexp(0, n_threads=n_threads)
-        if np.any((mu > 0) & np.isneginf(f)) or np.any((nu > 0) & np.isneginf(a)):
-            errors.append(math.inf)
-            return f, g, "infeasible"
-        with np.errstate(invalid="ignore"):
-            reached = np.where(nu > 0, np.exp(a.astype(np.float64) + g), 0.0)
-        errors.append(float(np.abs(reached - nu).sum()) / mass)
-        if errors[-1] <= tol:
-            return f, g, "converged"
-        if len(errors) >= limit:
-            return f, g, "iteration limit"
-        # Far above the rounding of the potentials a constant error is a plateau, and it goes on.
-        floor = 16 * float(np.finfo(dtype).eps) * (32 + sum(largest_finite(x) for x in (f, g)))
-        if errors[-1] < 0.99 * best:
-            best, best_at = errors[-1], len(errors)
-        elif len(errors) - best_at > 100 and errors[-1] < floor:
-            return f, g, "stagnated"
-        g = _minus(log_nu, a)
-
-
-def _backward(chain: Sequence[Scores], g: Real, n_threads: int | None) -> list[Real]:
-    """h_0, ..., h_n = g: what the end's potential is, seen from each earlier time."""
-    h = [g]
-    for s in reversed(chain):
-        h.append(s.shift(columns=h[-1]).logsumexp(1, n_threads=n_threads))
-    return h[::-1]
-
-
-def _check(
-    chain: tuple[Scores, ...], mu: Real, nu: Real, f: Real, g: Real, tol: float, n_threads: int
-) -> tuple[float, bool]:
-    """The error of the worse end, and whether it is within tol, in more precision than the dtype's."""
-    wide = tuple(map(widened, chain))
-    f, g = f.astype(np.float64), g.astype(np.float64)
-    h = _backward(wide, g, n_threads)
-    a = [f]
-    for s in wide:
-        a.append(s.shift(rows=a[-1]).logsumexp(0, n_threads=n_threads))
-    error = 0.0
-    for weight, log in ((mu, f + h[0]), (nu, a[-1] + g)):
-        wanted = weight.astype(np.float64)
-        off = np.abs(np.exp(np.where(np.isnan(log), -np.inf, log)) - wanted)
-        error = max(error, _checks.total(off) / _checks.total(wanted))
-    slack = sum(rounding_slack(s, x, y) for s, x, y in zip(wide, a, h[1:], strict=False))
-    return error, error + slack <= tol
-
-
-def _minus(log_weight: Real, lse: Real) -> Real:
-    """log_weight - lse in float64, with weights of 0 staying out."""
-    with np.errstate(invalid="ignore"):
-        out: Real = np.where(np.isneginf(log_weight) | np.isneginf(lse), -np.inf, log_weight - lse)
-    return out
+    with reporter(callback, progress, asked.problem.tol) as report:
+        found = asked.solve(report)
+    bridge = BridgeChain(
+        scores=chain,
+        mu=asked.problem.mu,
+        nu=asked.problem.nu,
+        n_visits=found.n_visits,
+        tol=asked.problem.tol,
+        **found.figures(),
+    )
+    return settle(bridge, fails)

@@ -19,13 +19,16 @@ __all__ = ["ParticleFlow", "flow"]
 
 Field = AttentionField | Callable[[Real, float], npt.ArrayLike]
 
+_TABLEAUX = cpu.tableaux()
+_MOST_UNKNOWNS = 4000  # of implicit methods, which factor a matrix of that size at every step
 _RTOL = {4: 1e-4, 8: 1e-6}
 _ATOL = {4: 1e-6, 8: 1e-9}
 _MEANING = {
     "finished": "the end of t_span was reached",
     "blew up": "the particles left the radius or the range of the dtype; x[-1] is the last finite state",
     "clustered": "as few clusters as asked for; t[-1] is when",
-    "step limit": "max_steps were not enough; x[-1] is how far it came",
+    "step limit": "max_steps were not enough; x[-1] is how far it came; if the steps are short for "
+    "stability alone (a stiff flow), pass method='rodas4'",
     "step underflow": "the tolerance asks for steps below min_step; x[-1] is how far it came",
     "no convergence": "Sinkhorn's iteration missed sinkhorn_tol; x[-1] is the last state before",
 }
@@ -100,20 +103,27 @@ def flow(
 ) -> ParticleFlow:
     r"""Integrates :math:`\dot x_i = \Gamma_{t,X}(x_i)` from X0 (N, d) over ``t_span`` (TPDE-2, eq 1.1).
 
-    ``n_steps`` gives that many equal steps of "euler", "heun" (explicit trapezoid), "rk4" or "dopri5"
-    (orders 1, 2, 4, 5), and one more for each change of layer inside a step. Without it, "dopri5" adapts
-    its steps: the root mean square of the embedded error over ``atol + rtol |x|`` stays below 1 (PI control).
-    Defaults: rtol 1e-6 and atol 1e-9, float32 1e-4 and 1e-6.
+    ``n_steps`` gives that many equal steps of "euler", "heun" (explicit trapezoid), "rk4", "dopri5" or
+    "rodas4" (orders 1, 2, 4, 5, 4), and one more for each change of layer inside a step. Without it, "dopri5"
+    and "rodas4" adapt their steps: the root mean square of the embedded error over ``atol + rtol |x|`` stays
+    below 1 (PI control). Defaults: rtol 1e-6 and atol 1e-9, float32 1e-4 and 1e-6.
+
+    "rodas4" is implicit (an L-stable Rosenbrock method), for stiff flows: where some directions relax much
+    faster than the flow moves, explicit steps are short for stability alone, these are not. Each step costs
+    N d + 7 velocities, for the Jacobian by differences, and the factorisation of a matrix of that size: for
+    at most 4000 coordinates, on the CPU. It computes in float64 whatever the dtype of X0, and gives a Python
+    field float64.
 
     The loop runs in C++ without returning to Python, for constant parameters and for layers. Parameters
     that are callables of t are called once per stage; ``field`` may also be any function (X, t) -> (N, d).
 
     ``t_eval`` asks for states at given times instead of every step: by the continuous extension of dopri5
-    (order 4), by cubic Hermite interpolation for the others. ``blow_up=R`` ends the flow when a particle
-    is farther than R from 0, ``clusters=(m, r)`` when there are m clusters or fewer, particles nearer than
-    r being joined (single linkage); the time is found by bisection on the interpolant. Without ``blow_up``
-    a flow that leaves the range of the dtype, or that changes by its own size within 1000 of the smallest
-    steps that t can resolve (10 spacings each), has blown up. ``min_step`` is 10 spacings of t unless given.
+    (order 4) and, in fixed steps, rodas4 (order 3; its adaptive steps end at these times), by cubic
+    Hermite interpolation for the others. ``blow_up=R`` ends the flow when a particle is farther than R
+    from 0, ``clusters=(m, r)`` when there are m clusters or fewer, particles nearer than r being joined
+    (single linkage); the time is found by bisection on the interpolant. Without ``blow_up`` a flow that
+    leaves the range of the dtype, or that changes by its own size within 1000 of the smallest steps that
+    t can resolve (10 spacings each), has blown up. ``min_step`` is 10 spacings of t unless given.
 
     A field on the sphere has its rows scaled to norm 1 after each step.
 
@@ -140,6 +150,9 @@ def flow(
         )
     native: Any
     order = None
+    dtype = None
+    if _TABLEAUX[method]["gamma"] and callable(field):
+        X0, dtype = _in_double(field, X0)
     breaks = np.empty(0)
     if isinstance(field, AttentionField):
         X = field._particles("X0", X0)
@@ -153,7 +166,7 @@ def flow(
         raise TypeError(
             f"field: wanted an AttentionField or a function (X, t) -> velocity, got {field!r}"
         )
-    options = _steps(method, n_steps, rtol, atol, X.itemsize)
+    options = _steps(method, n_steps, rtol, atol, X.itemsize if dtype is None else dtype.itemsize)
     options |= {
         "method": code,
         "t0": span[0],
@@ -182,7 +195,24 @@ def flow(
         back = np.empty_like(x)
         back[:, order] = x
         x = back
+    if dtype is not None:
+        x = x.astype(dtype, copy=False)
     return ParticleFlow(t, x, cpu.FLOW_STATUS[status], method, steps, rejected, evaluations, field)
+
+
+def _in_double(field: Field, X0: npt.ArrayLike) -> tuple[Real, np.dtype[Any]]:
+    """The particles in the precision of implicit methods, and the dtype of the result."""
+    X = (
+        field._particles("X0", X0)
+        if isinstance(field, AttentionField)
+        else checks.one_cloud("X0", X0)
+    )
+    if X.size > _MOST_UNKNOWNS:
+        raise ValueError(
+            f"method: wanted an explicit one for {X.size} coordinates, got an implicit one, which factors a "
+            f"matrix of that size at every step; pass at most {_MOST_UNKNOWNS}, or method='dopri5'"
+        )
+    return X.astype(np.float64, copy=False), X.dtype
 
 
 def _flow_on_device(
@@ -198,6 +228,11 @@ def _flow_on_device(
 ) -> ParticleFlow:
     from ._device import _flow as device
 
+    if _TABLEAUX[method]["gamma"]:
+        raise ValueError(
+            f"method: wanted an explicit one for particles on a device, got {method!r}, which runs on the "
+            "CPU; pass NumPy arrays, or method='dopri5'"
+        )
     if not (isinstance(field, AttentionField) or callable(field)):
         raise TypeError(
             f"field: wanted an AttentionField or a function (X, t) -> velocity, got {field!r}"
@@ -248,7 +283,7 @@ def _steps(
                 "rtol, atol: wanted none beside n_steps, which fixes the steps; drop one of them"
             )
         return {"n_steps": count, "rtol": 1.0, "atol": 1.0}
-    if method != "dopri5":
+    if not _TABLEAUX[method]["adaptive"]:
         raise ValueError(
             f"n_steps: wanted for {method}, whose steps are fixed, got None; "
             "pass n_steps=100, or method='dopri5' with rtol and atol"

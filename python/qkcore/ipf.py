@@ -14,10 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, scores
+from ._bridge_kernels import ScoresKernel
 from ._bridge_problem import _at_least_one, _marginal
+from ._config import resolve_threads
 from ._convergence import WarnsOnUse, on_fail_option, settle
 from ._lazy_scores import Real, Scores
-from .chains import _minus
 
 __all__ = ["AdaptiveIPF", "adaptive_ipf"]
 
@@ -53,7 +54,7 @@ class AdaptiveIPF(WarnsOnUse):
 
     @property
     def n_visits(self) -> int:
-        """Iterations; each visits every entry three times."""
+        """Iterations; each visits every entry twice, and every fifth four times."""
         return self.n_iter
 
     @property
@@ -129,9 +130,12 @@ def adaptive_ipf(
         eps *= 1.5
         raises += 1
     s = unit / eps
+    visited, threads = ScoresKernel(s).native, resolve_threads(n_threads)
+    masses = rows.astype(np.float64), cols.astype(np.float64)
     with np.errstate(divide="ignore"):
-        log_mu, log_nu = np.log(rows), np.log(cols)
-    log_a, log_b = np.zeros_like(rows), np.zeros_like(cols)
+        log_mu, log_nu = (np.log(w) for w in masses)
+    log_a: Real = np.zeros(len(rows))
+    log_b: Real = np.zeros(len(cols))
     tv: list[float] = []
     change: list[float] = []
     dual: list[float] = []
@@ -140,15 +144,14 @@ def adaptive_ipf(
 
     def step(start: Real) -> tuple[Real, Real, float, float]:
         """b from a, a from b, the TV that is left, and the mass."""
-        b = _minus(log_nu, s.shift(rows=start).logsumexp(0, n_threads=n_threads))
-        lse = s.shift(columns=b).logsumexp(1, n_threads=n_threads)
-        new = _minus(log_mu, lse)
-        got = s.marginals(new, b, n_threads=n_threads)
+        b = _minus(log_nu, visited.column_sums(start, threads))
+        # A row update is known once the row has been visited, and with it what the columns get.
+        lse, reached = visited.rows(b, masses[0], threads)
+        met = np.where(np.isneginf(lse), 0.0, masses[0])
         off = sum(
-            0.5 * float(np.abs(sums.astype(np.float64) - w).sum())
-            for sums, w in zip(got, (rows, cols), strict=True)
+            0.5 * float(np.abs(x - w).sum()) for x, w in zip((met, reached), masses, strict=True)
         )
-        return new, b, off, float(got[0].sum(dtype=np.float64))
+        return _minus(log_mu, lse), b, off, float(met.sum())
 
     for k in range(1, limit + 1):
         start = log_a
@@ -165,15 +168,15 @@ def adaptive_ipf(
         live, seen = rows > 0, cols > 0
         dual.append(
             mass
-            - math.fsum((rows[live] * log_a[live]).astype(np.float64))
-            - math.fsum((cols[seen] * log_b[seen]).astype(np.float64))
+            - math.fsum(masses[0][live] * log_a[live])
+            - math.fsum(masses[1][seen] * log_b[seen])
         )
         if off < tolerance and change[-1] < tolerance:
             status = "converged"
             break
     found = AdaptiveIPF(
-        log_a,
-        log_b,
+        log_a.astype(rows.dtype),
+        log_b.astype(cols.dtype),
         s,
         eps,
         kappa,
@@ -198,6 +201,13 @@ def _condition(unit: Scores, kind: str) -> Callable[[float], float]:
         return lambda eps: math.exp(min((high - low) / eps, 700.0))
     Z = unit.to_numpy().astype(np.float64)
     return lambda eps: float(np.linalg.cond(np.exp(Z / eps)))
+
+
+def _minus(log_weight: Real, lse: Real) -> Real:
+    """log_weight - lse, with weights of 0 staying out."""
+    with np.errstate(invalid="ignore"):
+        out: Real = np.where(np.isneginf(log_weight) | np.isneginf(lse), -np.inf, log_weight - lse)
+    return out
 
 
 def _largest(x: Real) -> float:

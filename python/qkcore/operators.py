@@ -386,12 +386,20 @@ def _scores_argument(s: object) -> Scores:
     return s
 
 
+# log 2 in two parts: the first has 40 bits, so that its product with any exponent of a double is exact.
+_LN2_HIGH = float.fromhex("0x1.62e42fefa2p-1")
+_LN2_LOW = float.fromhex("0x1.9ef35793c7673p-41")
+
+
 def _log_relative(weights: Real) -> Real:
-    """log of w / max w along the last axis; a common factor of w costs no digits, as it would in log w."""
+    """log of w along the last axis, less that of the power of two just above max w, rounded once.
+
+    A common factor of w costs no digits, as it would in log w.
+    """
     fraction, exponent = np.frexp(weights)
     power = exponent - np.max(np.where(weights > 0, exponent, -(2**20)), axis=-1, keepdims=True)
     with np.errstate(divide="ignore"):
-        found: Real = np.log(fraction) + power * np.log(2)
+        found: Real = (np.log(fraction) + power * _LN2_LOW) + power * _LN2_HIGH
     return found.astype(weights.dtype)
 
 

@@ -26,7 +26,8 @@ BUILT = [
     if importlib.util.find_spec(f"qkcore._cpu_{level}")
 ]
 SUPPORTED = [level for level in SHIPPED if level <= _cpuid.level()]
-# tools/check_wheel.sh sets QKCORE_ALL_LEVELS: a wheel for users that lacks a level fails there and is not skipped.
+# tools/check_wheel.sh sets QKCORE_ALL_LEVELS: there a wheel for users that lacks a level fails, it is not
+# skipped.
 only_wheel = pytest.mark.skipif(
     len(BUILT) < len(SHIPPED) and not os.environ.get("QKCORE_ALL_LEVELS"),
     reason="a build for this machine alone (make dev, demo, test)",

@@ -15,6 +15,7 @@ enum class Status {
     ok,
     interrupted,
     overflow,  // a score or a result left the range of the type
+    negative,  // of sweeps: a sum of entries that has to be positive is not
 };
 
 // What to compute for each row i of one problem; null outputs are skipped.

@@ -4,30 +4,13 @@
 #include <functional>
 #include <vector>
 
-#include "steppers.hpp"
+#include "integration.hpp"
 #include "velocity.hpp"
 
 namespace qk {
 
-enum class FlowStatus {
-    finished,
-    blew_up,         // not finite, or beyond the radius that was given, or faster than the smallest step
-    clustered,       // as many clusters as asked for, or fewer
-    step_limit,      // max_steps taken
-    step_underflow,  // the tolerance asks for steps below min_step
-    no_convergence,  // of Sinkhorn's iteration inside the velocity
-    interrupted,
-};
-
-struct FlowOptions {
-    Method method = Method::rk4;
-    double t0 = 0, t1 = 1;
-    Index n_steps = 100;  // fixed steps; 0: adaptive
-    double rtol = 1e-6, atol = 1e-9;
-    double first_step = 0;       // 0: chosen
-    double min_step = 0;         // 0: ten times the spacing of numbers at t
-    double max_step = 0;         // 0: none
-    Index max_steps = 100000;    // accepted and rejected, adaptive
+struct FlowOptions : IntegrationOptions {
+    Index n_steps = 100;         // fixed steps; 0: adaptive
     std::vector<double> breaks;  // times at which the velocity jumps: no step crosses one
     std::vector<double> output;  // rising; empty: every step
     bool every_step = true;
@@ -46,6 +29,7 @@ struct FlowResult {
     Index n_steps = 0, n_rejected = 0, n_evaluations = 0;
 };
 
+// Implicit methods: double only.
 template <class T>
 FlowResult<T> integrate(Velocity<T>& velocity, Index n, Index d, const T* x0, const FlowOptions& options,
                         const Run& run);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <vector>
 
+#include "integration.hpp"
 #include "threads.hpp"
 
 namespace qk {
@@ -38,29 +39,24 @@ struct GaussianProblem {
     const T* cov = nullptr;   // (n, d, d), symmetric
 };
 
-enum class GaussianMethod { euler, heun, rk4, dopri5 };
+// min_step, max_step and first_step are not read: steps are as long as the tolerances allow.
+struct GaussianOptions : IntegrationOptions {
+    GaussianOptions() : IntegrationOptions{.method = Method::euler, .rtol = 1e-8, .atol = 1e-10} {}
 
-struct GaussianOptions {
-    GaussianMethod method = GaussianMethod::euler;
     // The covariance of what the method does to particles, P cov P^T, rather than the method applied to the ODE of
     // the covariance.
     bool pushforward = false;
-    double t0 = 0, t1 = 1;
-    Index n_steps = 1;      // steps, or, for dopri5, intervals between the times that may be stored
+    Index n_steps = 1;      // steps, or, for adaptive methods, intervals between the times that may be stored
     Index store_every = 1;  // the start and the end are always stored
-    double rtol = 1e-8, atol = 1e-10;
-    Index max_steps = 100000;  // of dopri5, for all intervals together
-    double max_growth = 1e8;   // a trajectory ends when its size has grown by this factor
-    bool judge_mean = false;   // size: |cov|, or the larger of |cov| and |mean|^2
+    double max_growth = 1e8;  // a trajectory blows up when its size has grown by this factor
+    bool judge_mean = false;  // size: |cov|, or the larger of |cov| and |mean|^2
     std::function<void(double)> report;
 };
-
-enum class GaussianEnd : std::int64_t { reached_t1, too_large, not_finite, step_underflow, step_limit };
 
 // How one trajectory ended. A mark is a state whose growth per step was still resolved (at most a tenth); `mark`
 // is the last, `earlier` one at half its size or less, `first` the first at twice the size of the start. growth = d log(size) / dt.
 struct GaussianOutcome {
-    GaussianEnd end = GaussianEnd::reached_t1;
+    FlowStatus end = FlowStatus::finished;
     double t = 0;  // of the last state, which is finite
     double start_size = 0, size = 0, growth = 0;
     double mark_t = 0, mark_size = 0, mark_growth = 0;
@@ -83,6 +79,8 @@ inline Index gaussian_stored(const GaussianOptions& o) {
     return 1 + (o.n_steps + o.store_every - 1) / o.store_every;
 }
 
+// Explicit methods as told; implicit ones in double precision alone, and for the covariance itself. From
+// `blas_dimensions` on matrices are multiplied by the library that use_blas was given (qk/blas.hpp), if there is one.
 template <class T>
 void gaussian_flow(const GaussianProblem<T>& problem, const GaussianOptions& options,
                    const GaussianResult<T>& result, const Run& run);

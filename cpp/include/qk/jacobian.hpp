@@ -1,12 +1,49 @@
-// The derivative of softmax attention and its transpose, tile by tile (MTA-3).
-//   y_i = sum_j p_ij v_j,   p_ij = exp(<R_i, C_j> + shift_j - normalizer_i)
-// All arrays are row-major and contiguous.
+// Derivatives of reductions of scores, and their transposes, tile by tile.
 #pragma once
 
-#include "threads.hpp"
+#include "engine.hpp"
 
 namespace qk {
 
+// The gradients of a function of the weights w_ij = exp(s_ij), pulled back to what the scores are made of. Each of them
+// is one matrix, G_ij = w_ij t_ij, in a product or a sum; t_ij = <u_i, v_j> + a_i + b_j is written as a problem of its own.
+template <class T>
+struct PullTask {
+    Problem<T> scores;                                 // s
+    Problem<T> cotangent;                              // t, of the same shape; finite
+    MatrixView<T> col_points, row_points, row_values;  // Y: n_cols x n_y, X: n_rows x n_x, U: n_rows x n_u
+    Index n_y = 0, n_x = 0, n_u = 0;
+
+    // Results, row-major; what is null, or has no columns, is not computed.
+    T* to_rows = nullptr;    // G Y,   n_rows x n_y
+    T* to_cols = nullptr;    // G^T X, n_cols x n_x
+    T* to_values = nullptr;  // w^T U, n_cols x n_u
+    T* row_sums = nullptr;   // G 1
+    T* col_sums = nullptr;   // G^T 1
+};
+
+// Tiles of blocks of entries of which none is kept are skipped: their G and w count as 0.
+struct KeptBlocks {
+    const unsigned char* keep = nullptr;  // [row block][column block]; null: everything is kept
+    Index rows = 1, cols = 1;             // of a block
+    Index n_cols = 0;                     // blocks side by side
+
+    bool any(Index first_row, Index end_row, Index first_col, Index end_col) const {
+        if (keep == nullptr) return true;
+        for (Index i = first_row / rows; i * rows < end_row; ++i)
+            for (Index j = first_col / cols; j * cols < end_col; ++j)
+                if (keep[i * n_cols + j] != 0) return true;
+        return false;
+    }
+};
+
+// The order of the sums over rows depends on run.n_threads, and on nothing else.
+template <class T>
+Status pull(const PullTask<T>& task, const KeptBlocks& kept, const Run& run);
+
+// The derivative of softmax attention (MTA-3).
+//   y_i = sum_j p_ij v_j,   p_ij = exp(<R_i, C_j> + shift_j - normalizer_i)
+// All arrays are row-major and contiguous.
 template <class T>
 struct AttentionFactors {
     const T* rows = nullptr;     // R, n_rows x rank
@@ -25,7 +62,6 @@ void attention_push(const AttentionFactors<T>& f, const T* left, const T* right,
 
 // For cotangents u (n_rows x n_values) and G_ij = p_ij <u_i, v_j - y_i>:
 //   to_rows = G C,  to_columns = G^T R,  to_values = P^T u
-// The order of the sums over rows depends on run.n_threads, and on nothing else.
 template <class T>
 void attention_pull(const AttentionFactors<T>& f, const T* u, T* to_rows, T* to_columns, T* to_values,
                     const Run& run);

@@ -3,14 +3,35 @@
 #pragma once
 
 #include <limits>
+#include <string>
 #include <vector>
 
 #include "sweep.hpp"
 
 namespace qk {
 
-enum class BridgeMethod { alternating, relaxed, anderson, newton, symmetric, accelerated };
-enum class BridgeStatus { converged, iteration_limit, stagnated, infeasible, interrupted, overflow };
+// The potential of weight 0, and the log-sum-exp of a row that sees nothing.
+constexpr double log_of_nothing = -std::numeric_limits<double>::infinity();
+
+enum class BridgeMethod {
+    alternating,
+    relaxed,
+    anderson,
+    newton,
+    symmetric,
+    accelerated,
+    annealed,
+    automatic
+};
+enum class BridgeStatus {
+    converged,
+    iteration_limit,
+    stagnated,
+    infeasible,
+    interrupted,
+    overflow,
+    negative_kernel  // K v or K^T u is not positive where there is mass
+};
 
 struct BridgeOptions {
     BridgeMethod method = BridgeMethod::alternating;
@@ -19,6 +40,8 @@ struct BridgeOptions {
     // Weights of KL penalties on the marginals; infinite: a constraint.
     double row_penalty = std::numeric_limits<double>::infinity();
     double col_penalty = std::numeric_limits<double>::infinity();
+    // Of the method "symmetric": exp(s_ij) is known to be positive semi-definite, so that momentum can be chosen.
+    bool positive_semidefinite = false;
     std::function<void(Index, double)> report;  // after each iteration: visits so far, error
 };
 
@@ -27,6 +50,7 @@ struct BridgeState {
     std::vector<double> errors;  // after each iteration
     Index n_visits = 0;
     double relaxation = 1.0;
+    std::vector<std::string> methods;  // what was done, in this order
     BridgeStatus status = BridgeStatus::iteration_limit;
 };
 

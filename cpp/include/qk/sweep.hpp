@@ -3,8 +3,11 @@
 // stored once and read again (one read each per visit, no exp).
 #pragma once
 
+#include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
+#include <vector>
 
 #include "engine.hpp"
 
@@ -12,6 +15,14 @@ namespace qk {
 
 // The mass m_i to give to row i, from lse_i = log sum_j exp(s_ij + g_j).
 using RowMass = std::function<double(Index, double)>;
+
+// The row softmax p_ij of a sweep without its small entries, row by row.
+struct SparseRows {
+    std::vector<Index>
+        start;  // of each row in the two below, and their length; empty when nothing was gathered
+    std::vector<std::int32_t> column;
+    std::vector<double> share;
+};
 
 class Sweep {
 public:
@@ -37,6 +48,19 @@ public:
     // is enough, where that is faster.
     virtual Status curvature(const double* x, const double* mass, double* out, bool rough,
                              const Run& run) = 0;
+
+    // The entries p_ij >= least at the g and lse of the last rows(), to the precision of the type. Where there are more
+    // than `most`, or the kernel has no entries to show, `out` stays empty.
+    virtual Status gather(double least, Index most, SparseRows& out, const Run& run);
+
+    // Whether curvature() can be asked for.
+    virtual bool curved() const { return true; }
+
+    // The spacing of numbers next to 1 in the type that scores are computed in.
+    virtual double epsilon() const { return std::numeric_limits<double>::epsilon(); }
+
+    // The same kernel with every score multiplied by a factor, computed on the fly; null where that is not possible.
+    virtual std::unique_ptr<Sweep> scaled(double factor, const Run& run) const;
 };
 
 template <class T>

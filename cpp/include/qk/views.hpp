@@ -39,19 +39,26 @@ bool column_major(const MatrixView<T>& m) {
     return m.row_stride == 1 && m.col_stride != 1;
 }
 
-// Memory aligned to a cache line; null when there is none. Large pieces ask for large pages, since a fault for every
-// 4 KB takes as long as filling them does.
-inline void* allocate_aligned(std::size_t bytes) {
-    constexpr std::size_t line = 64;
+// Asks for large pages for memory that nothing has been written to yet: a fault for every 4 KB takes as long as filling
+// it does, and giving such pages back takes 0.1 s for each GB. Advice only: small pages will do.
+inline void ask_for_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) {
 #if defined(__linux__)
-    constexpr std::size_t page = std::size_t{2} << 20;
+    constexpr std::size_t small = 4096, worthwhile = std::size_t{4} << 20;
+    if (bytes < worthwhile) return;
+    const std::size_t before = (small - reinterpret_cast<std::uintptr_t>(memory) % small) % small;
+    (void)madvise(static_cast<char*>(memory) + before, (bytes - before) / small * small, MADV_HUGEPAGE);
+#endif
+}
+
+// Memory aligned to a cache line, or to a large page where it has several; null when there is none.
+inline void* allocate_aligned(std::size_t bytes) {
+    constexpr std::size_t line = 64, page = std::size_t{2} << 20;
     if (bytes >= 2 * page) {
         const std::size_t whole = (bytes + page - 1) / page * page;
         void* memory = std::aligned_alloc(page, whole);
-        if (memory != nullptr) (void)madvise(memory, whole, MADV_HUGEPAGE);  // advice: small pages will do
+        if (memory != nullptr) ask_for_large_pages(memory, whole);
         return memory;
     }
-#endif
     return std::aligned_alloc(line, (bytes + line - 1) / line * line);
 }
 

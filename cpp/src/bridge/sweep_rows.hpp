@@ -5,14 +5,15 @@
 
 #include <type_traits>
 
+#include "engine/tuning.hpp"
 #include "qk/simd.hpp"
 #include "qk/threads.hpp"
 #include "qk/views.hpp"
 
 namespace qk {
 
-inline constexpr int sweep_rows = 4;        // rows that share one pass over the column sums
-inline constexpr Index sweep_chunk = 1024;  // longer sums go on in double
+using tuning::sweep_chunk;  // longer sums go on in double
+using tuning::sweep_rows;   // rows that share one pass over the column sums
 
 template <class T, class E>
 QK_INLINE Pack<T> load_entries(const E* w) {
@@ -124,7 +125,7 @@ public:
     }
     void added(int n_rows) {
         pending_rows_ += n_rows;
-        if (pending_rows_ < flush_rows) return;
+        if (pending_rows_ < tuning::flush_rows) return;
         flush(0, n_);
         pending_rows_ = 0;
     }
@@ -135,8 +136,6 @@ public:
     }
 
 private:
-    static constexpr int flush_rows = 128;
-
     void flush(Index first, Index end) {
         for (Index j = first; j < end; ++j) {
             total_[j] += static_cast<double>(pending_[j]);
@@ -149,5 +148,28 @@ private:
     Buffer<T> pending_;
     Buffer<double> total_;
 };
+
+// Rows may be so long that Ctrl-C has to be heard within them, every so many entries: a multiple of sweep_chunk.
+template <class T, class E>
+void add_long_rows(ColumnSums<T>& sums, int n_rows, const E* w, Index ld, const T* c, const E* ahead,
+                   const Run& run, int worker) {
+    for (Index j = 0; j < ld; j += tuning::poll_entries) {
+        if (j > 0 && should_stop(run, worker)) return;
+        sums.add(n_rows, w + j, ld, c, j, std::min(tuning::poll_entries, ld - j),
+                 ahead != nullptr ? ahead + j : ahead);
+    }
+    sums.added(n_rows);
+}
+
+template <class T, class E>
+void dot_long_rows(int n_rows, const E* w, Index ld, const T* z, double* dots, const Run& run, int worker) {
+    dot_some_rows(n_rows, w, ld, z, std::min(tuning::poll_entries, ld), dots);
+    for (Index j = tuning::poll_entries; j < ld; j += tuning::poll_entries) {
+        if (should_stop(run, worker)) return;
+        double more[sweep_rows];
+        dot_some_rows(n_rows, w + j, ld, z + j, std::min(tuning::poll_entries, ld - j), more);
+        for (int r = 0; r < n_rows; ++r) dots[r] += more[r];
+    }
+}
 
 }  // namespace qk

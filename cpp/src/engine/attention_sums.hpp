@@ -1,13 +1,13 @@
 // The weighted means sum_j w(x_i, x_j) x_j of a cloud of particles, for the kinds whose weight is a function
-// of the score alone. Works on buffers that it keeps: nothing is allocated from one step to the next.
+// of the score alone: a problem like others, with the particles as points and as values. It is packed into memory that is
+// kept: nothing is allocated from one step to the next.
 #pragma once
 
 #include <vector>
 
 #include <Eigen/Core>
 
-#include "engine/cloud_kernels.hpp"
-#include "engine/tile_kernels.hpp"
+#include "engine/walk.hpp"
 #include "qk/velocity.hpp"
 
 namespace qk {
@@ -15,6 +15,14 @@ namespace qk {
 struct Head {
     using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
     Matrix Q, K, V;
+};
+
+// What a thread keeps. The scores of a row may be shifted: `tops` are the largest so far, where they have to be.
+template <class T>
+struct ParticleLocal : WalkLocal<T> {
+    std::vector<double> masses, moments, tops, row;
+    std::vector<char> shifted;
+    Buffer<T> products;
 };
 
 template <class T>
@@ -27,48 +35,46 @@ public:
                         const Run& run);
 
 private:
-    struct Scratch {
-        Buffer<T> features, row_bias, scores, products;
-        std::vector<double> sums, moments, shifts, row;
-    };
+    template <class, class>
+    friend class ParticleReducer;
+    template <class, int, class, bool, bool>
+    friend class CloudReducer;
+    template <class, class>
+    friend class BlockReducer;
 
     bool exponential() const;
+    bool normalised() const;
     Index end(Index i) const {
         return spec_.ends.empty() ? spec_.n : spec_.ends[static_cast<std::size_t>(i)];
     }
-    void prepare(const Head& head, const T* x, const Run& run);
-    void pack_cloud(const T* x);
-    void pack_panels(const Head& head, const T* x);
-    void row_features(const T* x, Index i, double* sums, T* out) const;
-    // The shift that brings the scores of a row into the range of the type; NaN: only their maximum will do.
-    double safe_shift(const T* features) const;
+    void map_rows(const Head& head, const T* x);
+    void set_columns(const Head& head, const T* x);
+    void set_rows(const T* x, const Run& run);
+    // Whether the scores of a row might leave the range of the type.
+    bool needs_shift(const T* features) const;
     void finish(Index i, double shift, double mass, const double* moment, const double* factors,
                 double* means) const;
 
-    template <int D, class Weigh, bool Bias>
-    void few_rows(Index first, Index last, const T* x, const double* factors, double* means, const Run& run,
-                  int worker) const;
+    template <class Reducer>
+    VelocityStatus go(Reducer&& reducer, const Run& run);
     template <class Weigh>
-    void few_rows_of_dim(Index first, Index last, const T* x, const double* factors, double* means,
-                         const Run& run, int worker) const;
-    template <class Weigh>
-    void many_rows(Index first, Index last, const T* x, const double* factors, double* means,
-                   Scratch& scratch, const Run& run, int worker) const;
-    template <class Weigh>
-    VelocityStatus all_rows(const T* x, const double* factors, double* means, const Run& run);
+    VelocityStatus of_kind(const double* factors, double* means, const Run& run);
+    template <int D, class Weigh>
+    VelocityStatus of_dim(const double* factors, double* means, const Run& run);
 
     const AttentionSpec& spec_;
-    const bool few_;  // few dimensions: cloud_kernels.hpp
-    const Index n_padded_;
-    const Index n_packs_;  // of a row of products
-    Index dim_ = 0;        // of the features
-    bool own_keys_ = false;
+    const bool few_;                   // few dimensions: cloud_kernels.hpp
+    const bool own_keys_;              // keys K x and not x
+    const Index dim_;                  // of the features
     Head::Matrix row_map_;             // of a row's features, transposed
     Eigen::VectorXd offset_, centre_;  // row features: row_map x - offset; points and keys: x - centre
     double key_radius_ = 0, bias_bound_ = 0;
-    Buffer<T> points_;  // few: [coordinate][n_padded]; many: panels of the keys
-    Buffer<T> bias_, mass_, values_;
-    std::vector<Scratch> scratch_;
+    std::vector<double> log_mass_;  // log2 of the weights over the largest of them; empty without weights
+    Buffer<T> features_, keys_, values_, bias_;
+    Problem<T> problem_;
+    Walked<T> walked_;
+    std::vector<Piece> pieces_;
+    std::vector<ParticleLocal<T>> locals_;
 };
 
 }  // namespace qk

@@ -1,25 +1,25 @@
-// Sums over a cloud of points seen from one point: the inner loop of particle velocities in few dimensions.
-// Coordinates, the score bias and the masses lie in columns (one array per coordinate, padded with zeros to
-// whole strips), so that a strip of scores, its weights and what is summed from them stay in registers.
+// Sums over a cloud of points seen from one point: the micro-kernel of particle velocities in few dimensions. A strip of
+// scores, its weights and what is summed from them stay in registers.
 #pragma once
 
+#include "engine/packed.hpp"
 #include "qk/functors.hpp"
-#include "qk/simd.hpp"
 #include "qk/vector_math.hpp"
-#include "qk/views.hpp"
 
 namespace qk {
 
-inline constexpr Index cloud_max_dim = 4;
+using tuning::cloud_max_dim;
 
+// Columns of a tile.
 template <class T>
 struct Cloud {
-    static constexpr int packs = 4;
-    static constexpr Index strip = packs * SimdTraits<T>::width;
+    static constexpr Index panel = MicroTile<T>::cols;
+    static constexpr Index strip = tuning::cloud_packs * SimdTraits<T>::width;
+    static_assert(strip == 2 * panel);
 
-    const T* points = nullptr;  // [coordinate][n_padded]
-    const T* bias = nullptr;    // [n_padded]: added to the score, or null
-    const T* mass = nullptr;    // [n_padded]: multiplies the weight, or null
+    const T* points = nullptr;  // panels, [panel][coordinate][column]
+    const T* bias = nullptr;    // added to the score, or null
+    const T* values = nullptr;  // [coordinate][n_padded]: what is averaged, or null for the points themselves
     Index n_padded = 0;
 };
 
@@ -74,89 +74,91 @@ QK_INLINE typename SimdTraits<T>::Bits lanes_below(Index first, Index end) {
     return lane;
 }
 
-template <class T, int D, bool Bias>
+// Packs of columns from j on; a strip is one panel or two.
+template <class T, int D>
+QK_INLINE const T* point_pack(const Cloud<T>& cloud, Index j, int k, int h) {
+    constexpr int width = SimdTraits<T>::width, packs = MicroTile<T>::packs;
+    return cloud.points + j * D + (h / packs * D + k) * Cloud<T>::panel + h % packs * width;
+}
+
+template <class T, int D, bool Bias, int P>
 QK_INLINE void strip_scores(const Pack<T> (&x)[D], Pack<T> start, const Cloud<T>& cloud, Index j,
-                            Pack<T> (&s)[Cloud<T>::packs]) {
+                            Pack<T> (&s)[P]) {
     constexpr int width = SimdTraits<T>::width;
 #pragma GCC unroll 4
-    for (int h = 0; h < Cloud<T>::packs; ++h) s[h] = Bias ? load(cloud.bias + j + h * width) + start : start;
+    for (int h = 0; h < P; ++h) s[h] = Bias ? load(cloud.bias + j + h * width) + start : start;
 #pragma GCC unroll 4
     for (int k = 0; k < D; ++k)
 #pragma GCC unroll 4
-        for (int h = 0; h < Cloud<T>::packs; ++h)
-            s[h] = fma(x[k], load(cloud.points + k * cloud.n_padded + j + h * width), s[h]);
+        for (int h = 0; h < P; ++h) s[h] = fma(x[k], load(point_pack<T, D>(cloud, j, k, h)), s[h]);
+}
+
+template <class T, int D, bool Values, int P>
+QK_INLINE void add_strip(const Pack<T> (&w)[P], const Cloud<T>& cloud, Index j, Pack<T>& sum,
+                         Pack<T> (&moment)[D]) {
+    constexpr int width = SimdTraits<T>::width;
+#pragma GCC unroll 4
+    for (int h = 0; h < P; ++h) {
+        sum += w[h];
+#pragma GCC unroll 4
+        for (int k = 0; k < D; ++k) {
+            const T* y =
+                Values ? cloud.values + k * cloud.n_padded + j + h * width : point_pack<T, D>(cloud, j, k, h);
+            moment[k] = fma(w[h], load(y), moment[k]);
+        }
+    }
 }
 
 }  // namespace detail
 
-// Sums over columns [first, end), first a multiple of the strip. `x` has D scaled coordinates.
-template <class T, int D, class Weigh, bool Bias, bool Mass>
-void cloud_sums(const T* x, T shift, const Cloud<T>& cloud, Index end, CloudSums& out) {
+// Adds the first `seen` columns. `x` has D scaled coordinates.
+template <class T, int D, class Weigh, bool Bias, bool Values>
+void cloud_sums(const T* x, T shift, const Cloud<T>& cloud, Index seen, CloudSums& out) {
     constexpr int width = SimdTraits<T>::width;
-    constexpr int packs = Cloud<T>::packs;
-    constexpr Index strip = Cloud<T>::strip;
-    // Long rows are added up in double: one reduction per chunk.
-    constexpr Index chunk = 64 * strip;
+    constexpr int packs = tuning::cloud_packs;
     Pack<T> xs[D];
     for (int k = 0; k < D; ++k) xs[k] = broadcast(x[k]);
     const Pack<T> start = broadcast(-shift);
-    for (Index from = 0; from < end; from += chunk) {
-        const Index to = end - from < chunk ? end : from + chunk;
-        Pack<T> sum = {};
-        Pack<T> moment[D] = {};
-        const auto add = [&](Index j, const Pack<T>(&w)[packs]) {
-#pragma GCC unroll 4
-            for (int h = 0; h < packs; ++h) {
-                sum += w[h];
-#pragma GCC unroll 4
-                for (int k = 0; k < D; ++k)
-                    moment[k] = fma(w[h], load(cloud.points + k * cloud.n_padded + j + h * width), moment[k]);
-            }
-        };
+    Pack<T> sum = {};
+    Pack<T> moment[D] = {};
+    Index j = 0;
+    for (; j + Cloud<T>::strip <= seen; j += Cloud<T>::strip) {
         Pack<T> s[packs];
-        Index j = from;
-        for (; j + strip <= to; j += strip) {
-            detail::strip_scores<T, D, Bias>(xs, start, cloud, j, s);
-            Weigh::template of<T, packs>(s);
-            if constexpr (Mass)
-                for (int h = 0; h < packs; ++h) s[h] *= load(cloud.mass + j + h * width);
-            add(j, s);
-        }
-        if (j < to) {
-            detail::strip_scores<T, D, Bias>(xs, start, cloud, j, s);
-            Weigh::template of<T, packs>(s);
-            for (int h = 0; h < packs; ++h) {
-                if constexpr (Mass) s[h] *= load(cloud.mass + j + h * width);
-                s[h] = select(detail::lanes_below<T>(j + h * width, to), s[h], Pack<T>{});
-            }
-            add(j, s);
-        }
-        out.mass += static_cast<double>(reduce_add<T>(sum));
-        for (int k = 0; k < D; ++k) out.moment[k] += static_cast<double>(reduce_add<T>(moment[k]));
+        detail::strip_scores<T, D, Bias>(xs, start, cloud, j, s);
+        Weigh::template of<T, packs>(s);
+        detail::add_strip<T, D, Values>(s, cloud, j, sum, moment);
     }
+    for (; j < seen; j += Cloud<T>::panel) {
+        Pack<T> s[packs / 2];
+        detail::strip_scores<T, D, Bias>(xs, start, cloud, j, s);
+        Weigh::template of<T, packs / 2>(s);
+        for (int h = 0; h < packs / 2; ++h)
+            s[h] = select(detail::lanes_below<T>(j + h * width, seen), s[h], Pack<T>{});
+        detail::add_strip<T, D, Values>(s, cloud, j, sum, moment);
+    }
+    out.mass += static_cast<double>(reduce_add<T>(sum));
+    for (int k = 0; k < D; ++k) out.moment[k] += static_cast<double>(reduce_add<T>(moment[k]));
 }
 
-// The largest score of columns [0, end).
+// The largest score of the first `seen` columns.
 template <class T, int D, bool Bias>
-T cloud_max(const T* x, const Cloud<T>& cloud, Index end) {
+T cloud_max(const T* x, const Cloud<T>& cloud, Index seen) {
     constexpr int width = SimdTraits<T>::width;
-    constexpr int packs = Cloud<T>::packs;
     Pack<T> xs[D];
     for (int k = 0; k < D; ++k) xs[k] = broadcast(x[k]);
-    Pack<T> top[packs];
+    Pack<T> top[2];
     for (auto& t : top) t = -infinity<Pack<T>>();
-    for (Index j = 0; j < end; j += Cloud<T>::strip) {
-        Pack<T> s[packs];
+    for (Index j = 0; j < seen; j += Cloud<T>::panel) {
+        Pack<T> s[2];
         detail::strip_scores<T, D, Bias>(xs, Pack<T>{}, cloud, j, s);
-        for (int h = 0; h < packs; ++h) {
-            if (j + Cloud<T>::strip > end)
-                s[h] = select(detail::lanes_below<T>(j + h * width, end), s[h],
+        for (int h = 0; h < 2; ++h) {
+            if (j + Cloud<T>::panel > seen)
+                s[h] = select(detail::lanes_below<T>(j + h * width, seen), s[h],
                               in_register(-infinity<Pack<T>>()));
             top[h] = max(s[h], top[h]);
         }
     }
-    for (auto t : top) top[0] = max(t, top[0]);
-    return reduce_max<T>(top[0]);
+    return reduce_max<T>(max(top[0], top[1]));
 }
 
 }  // namespace qk

@@ -2,7 +2,7 @@
 // transpose of a (DAC eq 18), distances between operators otherwise.
 #include <cmath>
 
-#include "engine/tile_walk.hpp"
+#include "engine/walk.hpp"
 #include "qk/engine.hpp"
 #include "qk/vector_math.hpp"
 
@@ -35,49 +35,69 @@ TileComparison<T> compare_row(const T* a, T* b, Index n) {
             reduce_max<T>(top)};
 }
 
+template <class T>
+class Comparison {
+public:
+    static constexpr Keeps keeps = Keeps::row;
+    static constexpr bool pairs = true;
+    using Local = WalkLocal<T>;
+
+    Comparison(const std::vector<CompareTask<T>>& tasks, int n_workers)
+        : tasks_(tasks), locals_(static_cast<std::size_t>(n_workers)) {}
+
+    Local& local(const Piece&, int worker) { return locals_[static_cast<std::size_t>(worker)]; }
+
+    void start_block(Local&, const Block<T>& at) const {
+        for (Index r = 0; r < at.n_rows; ++r) rows_of(at)[at.first_row + r] = RowComparison{};
+    }
+
+    void row(Local&, const Block<T>& at, const Tile& tile, const Row<T>& row) {
+        T* diffs = row.beside;
+        const auto found = compare_row(row.s, diffs, row.padded);
+        RowComparison& sum = rows_of(at)[row.i];
+        sum.absolute += static_cast<double>(found.absolute);
+        sum.squares += static_cast<double>(found.squares);
+        sum.tilt += static_cast<double>(found.tilt);
+        sum.top = std::max(sum.top, static_cast<double>(found.top));
+        if (static_cast<double>(found.largest) > std::abs(sum.largest)) {
+            const T* at_largest =
+                std::find_if(diffs, diffs + row.padded, [&](T d) { return std::abs(d) == found.largest; });
+            sum.largest = static_cast<double>(*at_largest);
+            sum.where = tile.first_col + (at_largest - diffs);
+        }
+        if (!std::isfinite(found.absolute)) overflow_.store(true, std::memory_order_relaxed);
+    }
+
+    Status status() const { return overflow_.load() ? Status::overflow : Status::ok; }
+
+private:
+    RowComparison* rows_of(const Block<T>& at) const {
+        return tasks_[static_cast<std::size_t>(at.piece.problem)].rows;
+    }
+
+    const std::vector<CompareTask<T>>& tasks_;
+    std::vector<Local> locals_;
+    std::atomic<bool> overflow_{false};
+};
+
 }  // namespace
 
 template <class T>
 Status compare_rows(const std::vector<CompareTask<T>>& tasks, const Run& run) {
-    std::atomic<bool> overflow{false};
-    for (const CompareTask<T>& task : tasks) {
-        const Problem<T>& p = task.a;
-        const Run inner = scaled_run(run, 2 * operations(p, 0));
-        const PackedColumns<T> columns_a = pack_columns(task.a, MatrixView<T>{}, 0, inner);
-        const PackedColumns<T> columns_b = pack_columns(task.b, MatrixView<T>{}, 0, inner);
-        const Tiling t = whole_row_tiling(p);
-        std::vector<Piece> pieces;
-        cut(0, p.n_rows, p.n_cols, t, pieces);
-        std::vector<RowBlock<T>> blocks(2 * static_cast<std::size_t>(inner.n_threads));
-        parallel_for(inner, static_cast<Index>(pieces.size()), [&](Index i, int worker) {
-            RowBlock<T>& a = blocks[2 * static_cast<std::size_t>(worker)];
-            RowBlock<T>& b = blocks[2 * static_cast<std::size_t>(worker) + 1];
-            const Piece& piece = pieces[static_cast<std::size_t>(i)];
-            for (Index r = piece.first_row; r < piece.end_row; ++r) task.rows[r] = RowComparison{};
-            walk_pairs(task.a, columns_a, task.b, columns_b, piece.first_row, piece.end_row, t, a, b, inner,
-                       worker, [&](Index padded, Index j, Index, Index ld) {
-                           for (Index r = 0; r < a.n_rows; ++r) {
-                               T* diffs = b.scores.data() + r * ld;
-                               const auto found = compare_row(a.scores.data() + r * ld, diffs, padded);
-                               RowComparison& row = task.rows[a.first_row + r];
-                               row.absolute += static_cast<double>(found.absolute);
-                               row.squares += static_cast<double>(found.squares);
-                               row.tilt += static_cast<double>(found.tilt);
-                               row.top = std::max(row.top, static_cast<double>(found.top));
-                               if (static_cast<double>(found.largest) > std::abs(row.largest)) {
-                                   const T* at = std::find_if(diffs, diffs + padded, [&](T d) {
-                                       return std::abs(d) == found.largest;
-                                   });
-                                   row.largest = static_cast<double>(*at);
-                                   row.where = j + (at - diffs);
-                               }
-                               if (!std::isfinite(found.absolute)) overflow.store(true);
-                           }
-                       });
-        });
-        if (run.stop != nullptr && run.stop->stopped()) return Status::interrupted;
-    }
-    return overflow.load() ? Status::overflow : Status::ok;
+    double work = 0;
+    for (const auto& task : tasks) work += 2 * operations(task.a, 0);
+    const Run scaled = scaled_run(run, work);
+    const auto n = static_cast<Index>(tasks.size());
+    const auto problems = prepare_each<T>(n, scaled, [&](std::size_t at, const Run& inner) {
+        const CompareTask<T>& task = tasks[at];
+        Walked<T> w = prepare(task.a, whole_row_tiling(task.a, n), MatrixView<T>{}, 0, inner);
+        w.put_beside(task.b, MatrixView<T>{}, 0, inner);
+        // An entry may be in either.
+        w.band = {std::min(task.a.band.lo, task.b.band.lo), std::max(task.a.band.hi, task.b.band.hi)};
+        return w;
+    });
+    Comparison<T> reducer(tasks, scaled.n_threads);
+    return walk<T>(problems, cut_all(problems), reducer, scaled) ? reducer.status() : Status::interrupted;
 }
 
 template Status compare_rows(const std::vector<CompareTask<float>>&, const Run&);

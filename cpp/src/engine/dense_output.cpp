@@ -2,8 +2,7 @@
 #include <cmath>
 
 #include "engine/online_rows.hpp"
-#include "engine/row_kernels.hpp"
-#include "engine/tile_walk.hpp"
+#include "engine/walk.hpp"
 #include "qk/engine.hpp"
 
 namespace qk {
@@ -28,65 +27,82 @@ template <class T>
     return reduce_add<T>(sum[0] + sum[1]);
 }
 
-bool clear(double* sums, Index n, const Run& run, int worker) {
-    return in_pieces(run, worker, n, [&](Index from, Index to) { std::fill(sums + from, sums + to, 0.0); });
-}
-
-// False when it was stopped.
+// Column sums are those of shares of the rows, added in the order of the shares. A block of rows is summed by itself
+// first, so that long columns of like terms do not drift.
 template <class T>
-bool write_sums(const MarginalTask<T>& task, const std::vector<double>& rows,
-                const std::vector<Buffer<double>>& parts, const Run& run, bool& finite) {
-    const auto write = [&](T* out, Index at, double sum) {
-        out[at] = static_cast<T>(sum);
-        finite = finite && std::isfinite(out[at]);
-    };
-    return in_pieces(run, 0, task.problem.n_rows,
-                     [&](Index from, Index to) {
-                         for (Index i = from; i < to; ++i)
-                             write(task.rows, i, rows[static_cast<std::size_t>(i)]);
-                     }) &&
-           in_pieces(run, 0, task.problem.n_cols, [&](Index from, Index to) {
-               for (Index j = from; j < to; ++j) {
-                   double sum = 0;
-                   for (const auto& part : parts) sum += part[j];
-                   write(task.cols, j, sum);
-               }
-           });
-}
+struct ColumnSumsOfShare : WalkLocal<T> {
+    Buffer<double> total;
+    Buffer<T> in_tile;
+};
+
+template <class T>
+class Marginals {
+public:
+    static constexpr Keeps keeps = Keeps::row;
+    using Local = ColumnSumsOfShare<T>;
+
+    Marginals(const MarginalTask<T>& task, Index n_shares)
+        : task_(task),
+          rows_(static_cast<std::size_t>(task.problem.n_rows), 0.0),
+          shares_(static_cast<std::size_t>(n_shares)) {}
+
+    Local& local(const Piece& piece, int) { return shares_[static_cast<std::size_t>(piece.part)]; }
+
+    bool start_piece(Local& local, const Piece& piece, const Run& run, int worker) const {
+        const Index n = round_up(piece.end_col, MicroTile<T>::cols);
+        local.total.reserve(n);
+        local.in_tile.reserve(n);
+        return in_pieces(run, worker, n, [&](Index from, Index to) {
+            std::fill(local.total.data() + from, local.total.data() + to, 0.0);
+            std::fill(local.in_tile.data() + from, local.in_tile.data() + to, T(0));
+        });
+    }
+
+    void row(Local& local, const Block<T>&, const Tile&, const Row<T>& row) {
+        rows_[static_cast<std::size_t>(row.i)] +=
+            static_cast<double>(add_marginals(row.s, row.padded, local.in_tile.data(), row.ahead));
+    }
+
+    void end_tile(Local& local, const Block<T>&, const Tile& tile) const {
+        for (Index c = 0; c < tile.padded; ++c) {
+            local.total[tile.first_col + c] += static_cast<double>(local.in_tile[c]);
+            local.in_tile[c] = T(0);
+        }
+    }
+
+    // False when it was stopped.
+    bool write(const Run& run, bool& finite) const {
+        const auto put = [&](T* out, Index at, double sum) {
+            out[at] = static_cast<T>(sum);
+            finite = finite && std::isfinite(out[at]);
+        };
+        return in_pieces(run, 0, task_.problem.n_rows,
+                         [&](Index from, Index to) {
+                             for (Index i = from; i < to; ++i)
+                                 put(task_.rows, i, rows_[static_cast<std::size_t>(i)]);
+                         }) &&
+               in_pieces(run, 0, task_.problem.n_cols, [&](Index from, Index to) {
+                   for (Index j = from; j < to; ++j) {
+                       double sum = 0;
+                       for (const auto& share : shares_) sum += share.total[j];
+                       put(task_.cols, j, sum);
+                   }
+               });
+    }
+
+private:
+    const MarginalTask<T>& task_;
+    std::vector<double> rows_;
+    std::vector<Local> shares_;
+};
 
 template <class T>
 bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
     const Problem<T>& p = task.problem;
-    const PackedColumns<T> columns = pack_columns(p, MatrixView<T>{}, 0, run);
-    const Tiling t = choose_tiling(p, 0);
-    // Column sums: one partial per thread over a fixed range of rows, added in the order of the ranges. A
-    // block of rows is summed by itself first, so that long columns of like terms do not drift.
-    const Index n_blocks = (p.n_rows + t.block_rows - 1) / t.block_rows;
-    const Index n_parts = std::min<Index>(run.n_threads, n_blocks);
-    std::vector<double> rows(static_cast<std::size_t>(p.n_rows), 0.0);
-    std::vector<Buffer<double>> parts(static_cast<std::size_t>(n_parts));
-    std::vector<RowBlock<T>> blocks(static_cast<std::size_t>(n_parts));
-    std::atomic<bool> complete{true};
-    parallel_for(run, n_parts, [&](Index part, int worker) {
-        auto& cols = parts[static_cast<std::size_t>(part)];
-        cols.reserve(columns.n_padded);
-        if (!clear(cols.data(), columns.n_padded, run, worker)) return;
-        Buffer<T> in_block(std::min(t.tile_cols, columns.n_padded));
-        const Index first = part * n_blocks / n_parts * t.block_rows;
-        const Index end = std::min((part + 1) * n_blocks / n_parts * t.block_rows, p.n_rows);
-        RowBlock<T>& block = blocks[static_cast<std::size_t>(part)];
-        const bool done = walk_tiles(
-            p, columns, first, end, t, block, run, worker, [&](Index padded, Index j, Index, Index ld) {
-                std::fill(in_block.data(), in_block.data() + padded, T(0));
-                for (Index r = 0; r < block.n_rows; ++r)
-                    rows[static_cast<std::size_t>(block.first_row + r)] += static_cast<double>(add_marginals(
-                        block.scores.data() + r * ld, padded, in_block.data(), block.ahead.row(r)));
-                for (Index c = 0; c < padded; ++c) cols[j + c] += static_cast<double>(in_block[c]);
-            });
-        if (!done) complete.store(false);
-    });
-    if (!complete.load() || (run.stop != nullptr && run.stop->stopped())) return false;
-    return write_sums(task, rows, parts, run, finite);
+    const Walked<T> w = prepare(p, whole_row_tiling(p), MatrixView<T>{}, 0, run);
+    const auto shares = cut_shares(0, p.n_rows, p.n_cols, w.tiling.block_rows, run.n_threads);
+    Marginals<T> reducer(task, static_cast<Index>(shares.size()));
+    return walk<T>({&w, 1}, shares, reducer, run) && reducer.write(run, finite);
 }
 
 // Two packs of scores become weights.
@@ -127,62 +143,141 @@ bool write_row(const T* s, Index n, const Weigh& weigh, T* out) {
     return true;
 }
 
+// Writes the weights themselves, or the scores.
 template <class T>
-bool write_weights(const T* s, Index n, bool raw, Weight weight, T* out) {
-    if (raw) return write_row(s, n, Raw<T>{}, out);
-    switch (weight) {
-        case Weight::softmax:  // write_softmax
-            break;
-        case Weight::exp:
-            return write_row(s, n, Exponential<T>{}, out);
-        case Weight::linear:
-            return write_row(s, n, Unshifted<LinearWeight>{}, out);
-        case Weight::relu:
-            return write_row(s, n, Unshifted<ReluWeight>{}, out);
-        case Weight::sigmoid:
-            return write_row(s, n, Unshifted<SigmoidWeight>{}, out);
-    }
-    __builtin_unreachable();
-}
+class WeightOutput {
+public:
+    static constexpr Keeps keeps = Keeps::row;
+    using Local = WalkLocal<T>;
 
-// As many rows as the L2 cache keeps until their sums are known. Tall blocks stay: down the columns of a matrix they read
-// less often, which saves more than a visit of the weights in the L3 cache costs, and from points it is even.
+    WeightOutput(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weight, int n_workers)
+        : tasks_(tasks), raw_(raw), weight_(weight), locals_(static_cast<std::size_t>(n_workers)) {}
+
+    Local& local(const Piece&, int worker) { return locals_[static_cast<std::size_t>(worker)]; }
+
+    void row(Local&, const Block<T>& at, const Tile& tile, const Row<T>& row) {
+        if (!write(row.s, tile.n_cols, out_row(at, row.i) + tile.first_col))
+            overflow_.store(true, std::memory_order_relaxed);
+    }
+
+    void skipped(Local&, const Block<T>& at, Index first_col, Index end_col) const {
+        for (Index i = at.first_row; i < at.first_row + at.n_rows; ++i)
+            std::fill(out_row(at, i) + first_col, out_row(at, i) + end_col, raw_ ? -infinity<T>() : T(0));
+    }
+
+    Status status() const { return overflow_.load() ? Status::overflow : Status::ok; }
+
+private:
+    T* out_row(const Block<T>& at, Index i) const {
+        const DenseTask<T>& task = tasks_[static_cast<std::size_t>(at.piece.problem)];
+        return task.out + i * task.row_stride;
+    }
+
+    bool write(const T* s, Index n, T* out) const {
+        if (raw_) return write_row(s, n, Raw<T>{}, out);
+        switch (weight_) {
+            case Weight::softmax:  // SoftmaxOutput
+                break;
+            case Weight::exp:
+                return write_row(s, n, Exponential<T>{}, out);
+            case Weight::linear:
+                return write_row(s, n, Unshifted<LinearWeight>{}, out);
+            case Weight::relu:
+                return write_row(s, n, Unshifted<ReluWeight>{}, out);
+            case Weight::sigmoid:
+                return write_row(s, n, Unshifted<SigmoidWeight>{}, out);
+        }
+        __builtin_unreachable();
+    }
+
+    const std::vector<DenseTask<T>>& tasks_;
+    const bool raw_;
+    const Weight weight_;
+    std::vector<Local> locals_;
+    std::atomic<bool> overflow_{false};
+};
+
+// As many rows as the L2 cache keeps until their sums are known. Tall blocks are left tall: down the columns of a matrix
+// they read less often, which saves more than visiting the weights once more in the L3 cache costs.
 template <class T>
 Index softmax_block_rows(const Problem<T>& problem, const Tiling& t) {
-    if (t.block_rows > flat_block_rows) return t.block_rows;
-    constexpr Index l2_bytes = 256 << 10;
+    if (t.block_rows > tuning::flat_block_rows) return t.block_rows;
     const Index row_bytes = std::max<Index>(1, problem.n_cols) * static_cast<Index>(sizeof(T));
-    return std::clamp<Index>(l2_bytes / row_bytes, 1, t.block_rows);
+    return std::clamp<Index>(tuning::output_l2_bytes / row_bytes, 1, t.block_rows);
 }
 
-// The row softmax of a tile, with one exponential per entry, is written out, and put right after the last tile, while the
-// rows are in the cache. False when a sum is not finite.
 template <class T>
-bool write_softmax(RowBlock<T>& block, Index padded, Index j, Index n, Index ld, const DenseTask<T>& task,
-                   Index tile_cols, OnlineRows<T>& online, const Run& run, int worker) {
-    if (j == 0) online.start();
-    const auto row = [&](Index r) { return task.out + (block.first_row + r) * task.row_stride; };
-    for (Index r = 0; r < block.n_rows; ++r) {
-        T* s = block.scores.data() + r * ld;
-        online.weigh_into(r, j, n, padded, s, row_top(block, r, s, padded), block.ahead.row(r), row(r) + j);
+struct OnlineLocal : WalkLocal<T> {
+    OnlineRows<T> online;
+};
+
+// The row softmax is written out with one exponential per entry, relative to the largest score so far, and put right after
+// the last tile, while the rows are in the cache.
+template <class T>
+class SoftmaxOutput {
+public:
+    static constexpr Keeps keeps = Keeps::row;
+    using Local = OnlineLocal<T>;
+
+    SoftmaxOutput(const std::vector<DenseTask<T>>& tasks, int n_workers)
+        : tasks_(tasks), locals_(static_cast<std::size_t>(n_workers)) {}
+
+    Local& local(const Piece&, int worker) { return locals_[static_cast<std::size_t>(worker)]; }
+
+    bool start_piece(Local& local, const Piece& piece, const Run&, int) const {
+        const DenseTask<T>& task = tasks_[static_cast<std::size_t>(piece.problem)];
+        const Tiling t = tiling(task.problem);
+        local.online.reserve(t.block_rows, task.problem.n_cols, t.tile_cols);
+        return true;
     }
-    const Index n_cols = task.problem.n_cols;
-    if (j + n < n_cols) return true;
-    bool finite = true;
-    for (Index r = 0; r < block.n_rows; ++r) {
-        const auto& state = online.state(r);
-        if (state.empty()) continue;  // sees nothing, and is all zeros
-        finite = finite && std::isfinite(state.max) && std::isfinite(state.sum);
-        for (Index first = 0; first < n_cols; first += tile_cols) {
-            if (first > 0 && should_stop(run, worker)) return finite;
-            const auto factor = static_cast<T>(online.factor(r, first) / state.sum);
-            T* out = row(r) + first;
-            const Index count = std::min(tile_cols, n_cols - first);
-            for (Index k = 0; k < count; ++k) out[k] *= factor;
+
+    void start_block(Local& local, const Block<T>&) const { local.online.start(); }
+
+    void row(Local& local, const Block<T>& at, const Tile& tile, const Row<T>& row) const {
+        local.online.weigh_into(row.r, tile.first_col, tile.n_cols, row.padded, row.s, row.top(), row.ahead,
+                                out_row(at, row.i) + tile.first_col);
+    }
+
+    void skipped(Local&, const Block<T>& at, Index first_col, Index end_col) const {
+        for (Index i = at.first_row; i < at.first_row + at.n_rows; ++i)
+            std::fill(out_row(at, i) + first_col, out_row(at, i) + end_col, T(0));
+    }
+
+    void end_block(Local& local, const Block<T>& at, const Run& run, int worker) {
+        const Index n_cols = at.piece.end_col, tile_cols = at.walked.tiling.tile_cols;
+        for (Index r = 0; r < at.n_rows; ++r) {
+            const auto& state = local.online.state(r);
+            if (state.empty()) continue;  // sees nothing, and is all zeros
+            if (!std::isfinite(state.max) || !std::isfinite(state.sum))
+                overflow_.store(true, std::memory_order_relaxed);
+            T* out = out_row(at, at.first_row + r);
+            for (Index first = 0; first < n_cols; first += tile_cols) {
+                if (first > 0 && should_stop(run, worker)) return;
+                const auto factor = static_cast<T>(local.online.factor(r, first) / state.sum);
+                const Index end = std::min(first + tile_cols, n_cols);
+                for (Index k = first; k < end; ++k) out[k] *= factor;
+            }
         }
     }
-    return finite;
-}
+
+    Status status() const { return overflow_.load() ? Status::overflow : Status::ok; }
+
+    static Tiling tiling(const Problem<T>& problem) {
+        Tiling t = whole_row_tiling(problem);
+        t.block_rows = softmax_block_rows(problem, t);
+        return t;
+    }
+
+private:
+    T* out_row(const Block<T>& at, Index i) const {
+        const DenseTask<T>& task = tasks_[static_cast<std::size_t>(at.piece.problem)];
+        return task.out + i * task.row_stride;
+    }
+
+    const std::vector<DenseTask<T>>& tasks_;
+    std::vector<Local> locals_;
+    std::atomic<bool> overflow_{false};
+};
 
 }  // namespace
 
@@ -204,7 +299,7 @@ Status marginals(const std::vector<MarginalTask<T>>& tasks, const Run& run) {
             one(tasks[static_cast<std::size_t>(i)], alone(run, worker));
         });
     }
-    if (!complete.load() || (run.stop != nullptr && run.stop->stopped())) return Status::interrupted;
+    if (!complete.load() || stopped(run)) return Status::interrupted;
     return all_finite.load() ? Status::ok : Status::overflow;
 }
 
@@ -212,47 +307,22 @@ template <class T>
 Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weight, const Run& run) {
     const bool normalised = !raw && weight == Weight::softmax;
     double work = 0;
-    std::vector<Piece> pieces;
-    std::vector<PackedColumns<T>> columns(tasks.size());
-    std::vector<Tiling> tiling(tasks.size());
-    for (std::size_t at = 0; at < tasks.size(); ++at) {
-        const Problem<T>& p = tasks[at].problem;
-        work += operations(p, 0);
-        columns[at] = pack_columns(p, MatrixView<T>{}, 0, scaled_run(run, operations(p, 0)));
-        tiling[at] = choose_tiling(p, 0);
-        tiling[at].split_cols = p.n_cols;
-        if (normalised) tiling[at].block_rows = softmax_block_rows(p, tiling[at]);
-        cut(static_cast<Index>(at), p.n_rows, p.n_cols, tiling[at], pieces);
-    }
+    for (const auto& task : tasks) work += operations(task.problem, 0);
     const Run scaled = scaled_run(run, work);
-    std::vector<RowBlock<T>> blocks(static_cast<std::size_t>(scaled.n_threads));
-    std::vector<OnlineRows<T>> online(static_cast<std::size_t>(scaled.n_threads));
-    std::atomic<bool> overflow{false};
-    parallel_for(scaled, static_cast<Index>(pieces.size()), [&](Index i, int worker) {
-        const Piece& piece = pieces[static_cast<std::size_t>(i)];
-        const auto at = static_cast<std::size_t>(piece.problem);
-        const DenseTask<T>& task = tasks[at];
-        RowBlock<T>& block = blocks[static_cast<std::size_t>(worker)];
-        OnlineRows<T>& rows = online[static_cast<std::size_t>(worker)];
-        const Tiling& t = tiling[at];
-        if (normalised) rows.reserve(t.block_rows, task.problem.n_cols, t.tile_cols);
-        walk_tiles(
-            task.problem, columns[at], piece.first_row, piece.end_row, t, block, scaled, worker,
-            [&](Index padded, Index j, Index n, Index ld) {
-                bool finite = true;
-                if (normalised) {
-                    finite = write_softmax(block, padded, j, n, ld, task, t.tile_cols, rows, scaled, worker);
-                } else {
-                    for (Index r = 0; r < block.n_rows; ++r)
-                        finite = write_weights(block.scores.data() + r * ld, n, raw, weight,
-                                               task.out + (block.first_row + r) * task.row_stride + j) &&
-                                 finite;
-                }
-                if (!finite) overflow.store(true, std::memory_order_relaxed);
-            });
-    });
-    if (run.stop != nullptr && run.stop->stopped()) return Status::interrupted;
-    return overflow.load() ? Status::overflow : Status::ok;
+    const auto problems =
+        prepare_each<T>(static_cast<Index>(tasks.size()), scaled, [&](std::size_t at, const Run& inner) {
+            const Problem<T>& p = tasks[at].problem;
+            Tiling t = normalised ? SoftmaxOutput<T>::tiling(p) : whole_row_tiling(p);
+            // Without maxima to be found on the way blocks are as good, and better for short rows.
+            if (!normalised) t.row_by_row = false;
+            return prepare(p, t, MatrixView<T>{}, 0, inner);
+        });
+    if (stopped(run)) return Status::interrupted;
+    const auto write = [&](auto&& reducer) {
+        return walk<T>(problems, cut_all(problems), reducer, scaled) ? reducer.status() : Status::interrupted;
+    };
+    if (normalised) return write(SoftmaxOutput<T>(tasks, scaled.n_threads));
+    return write(WeightOutput<T>(tasks, raw, weight, scaled.n_threads));
 }
 
 #define QK_INSTANTIATE(T)                                                       \

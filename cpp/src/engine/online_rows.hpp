@@ -23,8 +23,11 @@ public:
         start();
     }
 
-    // Before every block.
-    void start() { std::ranges::fill(states_, SoftmaxState<double>{}); }
+    // Before every block. Tiles that nobody weighs count as masked.
+    void start() {
+        std::ranges::fill(states_, SoftmaxState<double>{});
+        std::ranges::fill(shifts_, -infinity<double>());
+    }
 
     // The scores of row r from column j on, `top` the largest of them, become weights. `ahead`: see weigh_row.
     QK_INLINE void weigh(Index r, Index j, Index padded, T* s, T top, const T* ahead) {

@@ -344,8 +344,16 @@ void apply_masks(const Problem<T>& problem, const RowBlock<T>& block, Index firs
 template <class T>
 PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values, const Run& run,
                               bool as_many) {
-    constexpr Index cols = MicroTile<T>::cols;
     PackedColumns<T> packed;
+    repack_columns(problem, values, n_values, run, as_many, packed);
+    return packed;
+}
+
+template <class T>
+void repack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values, const Run& run,
+                    bool as_many, PackedColumns<T>& packed) {
+    constexpr Index cols = MicroTile<T>::cols;
+    packed.dims = {};
     for (const auto& term : problem.distances) {
         packed.dims.distance += term.dim - term.n_negative;
         packed.dims.anti_distance += term.n_negative;
@@ -357,7 +365,8 @@ PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, I
     const Index d = packed.dims.total();
 
     packed.panels.reserve(packed.n_padded * d);
-    if (as_many || n_values > few_values)
+    packed.n_packs = 0;
+    if (as_many || n_values > tuning::few_values)
         packed.n_packs = round_up(n_values, SimdTraits<T>::width) / SimdTraits<T>::width;
     packed.values.reserve(packed.n_padded *
                           (packed.n_packs > 0 ? packed.n_packs * SimdTraits<T>::width : n_values));
@@ -369,16 +378,14 @@ PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, I
     }
 
     // Biases too in tasks of their own: one row may have so many columns that filling an array takes seconds.
-    constexpr Index panels_per_task = 64;
-    const Index n_tasks = (n_panels + panels_per_task - 1) / panels_per_task;
+    const Index n_tasks = (n_panels + tuning::panels_per_task - 1) / tuning::panels_per_task;
     parallel_for(n_tasks > 64 || d + n_values > 0 ? run : alone(run, 0), n_tasks, [&](Index task, int) {
-        const Index first = task * panels_per_task;
-        const Index end = std::min(n_panels, first + panels_per_task);
+        const Index first = task * tuning::panels_per_task;
+        const Index end = std::min(n_panels, first + tuning::panels_per_task);
         for (Index p = first; d > 0 && p < end; ++p) pack_panel(problem, p, d, packed.panels.data());
         if (n_values > 0) pack_values(values, problem.n_cols, n_values, first * cols, end * cols, packed);
         pack_biases(problem, first * cols, end * cols, packed);
     });
-    return packed;
 }
 
 template <class T>
@@ -449,6 +456,8 @@ Index score_block(const Problem<T>& problem, const PackedColumns<T>& columns, In
 
 #define QK_INSTANTIATE(T)                                                                              \
     template PackedColumns<T> pack_columns(const Problem<T>&, MatrixView<T>, Index, const Run&, bool); \
+    template void repack_columns(const Problem<T>&, MatrixView<T>, Index, const Run&, bool,            \
+                                 PackedColumns<T>&);                                                   \
     template void pack_rows(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&);   \
     template Index score_block(const Problem<T>&, const PackedColumns<T>&, Index, Index, RowBlock<T>&, \
                                Index, Index);

@@ -4,13 +4,11 @@
 
 #include "engine/row_kernels.hpp"
 #include "engine/tile_kernels.hpp"
+#include "engine/tuning.hpp"
 #include "qk/problem.hpp"
 #include "qk/threads.hpp"
 
 namespace qk {
-
-// Few right-hand sides are summed in registers from rows of values; more go through product_tile.
-inline constexpr Index few_values = 4;
 
 template <class T>
 struct PackedColumns {
@@ -32,6 +30,11 @@ struct PackedColumns {
 template <class T>
 PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values, const Run& run,
                               bool as_many = false);
+
+// The same into memory that is there, which nothing is allocated for unless the sizes have grown.
+template <class T>
+void repack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values, const Run& run,
+                    bool as_many, PackedColumns<T>& packed);
 
 // Entries of a matrix that the next tile will read: asked for while this one is weighed, they are there in time.
 template <class T>

@@ -2,7 +2,7 @@
 #include <atomic>
 #include <cmath>
 
-#include "engine/tile_walk.hpp"
+#include "engine/walk.hpp"
 #include "qk/engine.hpp"
 #include "qk/vector_math.hpp"
 #include "qk/vector_trig.hpp"
@@ -25,57 +25,81 @@ void polar_row(T* s, T* theta, Index n) {
 }
 
 template <class T>
-struct Scratch {
-    RowBlock<T> weights, phases;
+struct Sums : WalkLocal<T> {
     Buffer<T> sums;
+    Index ld = 0;
+};
+
+template <class T>
+class PhaseProduct {
+public:
+    static constexpr Keeps keeps = Keeps::tile;
+    static constexpr bool pairs = true;
+    using Local = Sums<T>;
+
+    PhaseProduct(const std::vector<PhaseTask<T>>& tasks, Index n_values, int n_workers)
+        : tasks_(tasks), n_values_(n_values), locals_(static_cast<std::size_t>(n_workers)) {}
+
+    Local& local(const Piece&, int worker) { return locals_[static_cast<std::size_t>(worker)]; }
+
+    void start_block(Local& local, const Block<T>& at) const {
+        local.ld = at.walked.columns.n_packs * SimdTraits<T>::width;
+        local.sums.reserve(at.n_rows * local.ld);
+        std::fill(local.sums.data(), local.sums.data() + at.n_rows * local.ld, T(0));
+    }
+
+    void row(Local&, const Block<T>&, const Tile&, const Row<T>& row) const {
+        polar_row(row.s, row.beside, row.padded);
+    }
+
+    void end_tile(Local& local, const Block<T>& at, const Tile& tile) const {
+        const auto add = [&](const Buffer<T>& weights, const PackedColumns<T>& columns) {
+            product_tile(weights.data(), tile.ld, at.n_rows, tile.padded, columns.values.data(),
+                         columns.n_padded, tile.first_col, columns.n_packs, local.sums.data(), local.ld);
+        };
+        add(local.block.scores, at.walked.columns);
+        add(local.beside.scores, at.walked.beside_columns);
+    }
+
+    void end_block(Local& local, const Block<T>& at, const Run&, int) {
+        T* out = tasks_[static_cast<std::size_t>(at.piece.problem)].out + at.first_row * n_values_;
+        bool finite = true;
+        for (Index r = 0; r < at.n_rows; ++r)
+            for (Index k = 0; k < n_values_; ++k) {
+                const T value = local.sums[r * local.ld + k];
+                finite = finite && std::isfinite(value);
+                out[r * n_values_ + k] = value;
+            }
+        if (!finite) overflow_.store(true, std::memory_order_relaxed);
+    }
+
+    Status status() const { return overflow_.load() ? Status::overflow : Status::ok; }
+
+private:
+    const std::vector<PhaseTask<T>>& tasks_;
+    const Index n_values_;
+    std::vector<Local> locals_;
+    std::atomic<bool> overflow_{false};
 };
 
 }  // namespace
 
 template <class T>
 Status apply_phases(const std::vector<PhaseTask<T>>& tasks, Index n_values, const Run& run) {
-    std::atomic<bool> overflow{false};
-    for (const PhaseTask<T>& task : tasks) {
-        const Problem<T>& p = task.problem;
-        const Run inner = scaled_run(run, 4 * operations(p, n_values));
-        // The layout for many right-hand sides, whatever their number: sines and cosines are the work.
-        const PackedColumns<T> columns = pack_columns(p, task.values, n_values, inner, true);
-        const PackedColumns<T> turned = pack_columns(task.phases, task.turned, n_values, inner, true);
-        const Tiling t = whole_row_tiling(p);
-        std::vector<Piece> pieces;
-        cut(0, p.n_rows, p.n_cols, t, pieces);
-        std::vector<Scratch<T>> scratch(static_cast<std::size_t>(inner.n_threads));
-        const Index ld_sums = columns.n_packs * SimdTraits<T>::width;
-        parallel_for(inner, static_cast<Index>(pieces.size()), [&](Index i, int worker) {
-            Scratch<T>& mine = scratch[static_cast<std::size_t>(worker)];
-            const Piece& piece = pieces[static_cast<std::size_t>(i)];
-            walk_pairs(p, columns, task.phases, turned, piece.first_row, piece.end_row, t, mine.weights,
-                       mine.phases, inner, worker, [&](Index padded, Index j, Index, Index ld) {
-                           const Index n_rows = mine.weights.n_rows;
-                           mine.sums.reserve(t.block_rows * ld_sums);
-                           if (j == 0) std::fill(mine.sums.data(), mine.sums.data() + n_rows * ld_sums, T(0));
-                           T* cosines = mine.weights.scores.data();
-                           T* sines = mine.phases.scores.data();
-                           for (Index r = 0; r < n_rows; ++r)
-                               polar_row(cosines + r * ld, sines + r * ld, padded);
-                           product_tile(cosines, ld, n_rows, padded, columns.values.data(), columns.n_padded,
-                                        j, columns.n_packs, mine.sums.data(), ld_sums);
-                           product_tile(sines, ld, n_rows, padded, turned.values.data(), turned.n_padded, j,
-                                        turned.n_packs, mine.sums.data(), ld_sums);
-                           if (j + t.tile_cols < p.n_cols) return;
-                           bool finite = true;
-                           for (Index r = 0; r < n_rows; ++r)
-                               for (Index k = 0; k < n_values; ++k) {
-                                   const T value = mine.sums[r * ld_sums + k];
-                                   finite = finite && std::isfinite(value);
-                                   task.out[(mine.weights.first_row + r) * n_values + k] = value;
-                               }
-                           if (!finite) overflow.store(true, std::memory_order_relaxed);
-                       });
-        });
-        if (run.stop != nullptr && run.stop->stopped()) return Status::interrupted;
-    }
-    return overflow.load() ? Status::overflow : Status::ok;
+    double work = 0;
+    for (const auto& task : tasks) work += 4 * operations(task.problem, n_values);
+    const Run scaled = scaled_run(run, work);
+    const auto n = static_cast<Index>(tasks.size());
+    // The layout for many right-hand sides, whatever their number: sines and cosines are the work.
+    const auto problems = prepare_each<T>(n, scaled, [&](std::size_t at, const Run& inner) {
+        const PhaseTask<T>& task = tasks[at];
+        Walked<T> w =
+            prepare(task.problem, whole_row_tiling(task.problem, n), task.values, n_values, inner, true);
+        w.put_beside(task.phases, task.turned, n_values, inner, true);
+        return w;
+    });
+    PhaseProduct<T> reducer(tasks, n_values, scaled.n_threads);
+    return walk<T>(problems, cut_all(problems), reducer, scaled) ? reducer.status() : Status::interrupted;
 }
 
 template Status apply_phases(const std::vector<PhaseTask<float>>&, Index, const Run&);

@@ -7,6 +7,7 @@
 
 #include "engine/packed.hpp"
 #include "engine/row_scores.hpp"
+#include "engine/tuning.hpp"
 
 namespace qk {
 
@@ -18,49 +19,56 @@ struct Tiling {
     bool row_by_row;   // points of few dimensions: see row_scores.hpp
 };
 
-// Rows of a block whose tile stays in the L1 cache between the score pass and the exp pass.
-constexpr Index flat_block_rows = 12;
-
+// `n_problems`: how many are walked together; together they have blocks enough for the threads.
 template <class T>
-Tiling choose_tiling(const Problem<T>& problem, Index n_values) {
+Tiling choose_tiling(const Problem<T>& problem, Index n_values, Index n_problems = 1) {
     const Index n_rows = problem.n_rows, n_cols = problem.n_cols;
     const Index feature_dim = problem.dot_dim() + problem.distance_dim();
     constexpr Index micro = MicroTile<T>::rows;
     // With matrix work per entry, tall blocks reuse the panels of the columns.
-    const bool matrix_work = n_values > few_values || feature_dim > 16;
-    Index block_rows = matrix_work ? 8 * micro : flat_block_rows;
+    const bool matrix_work = n_values > tuning::few_values || feature_dim > tuning::matrix_work_dim;
+    // Not as tall in a band: what a block leaves out is what none of its rows sees.
+    const Index micro_tiles =
+        problem.band.everything() ? tuning::matrix_micro_tiles : tuning::band_micro_tiles;
+    Index block_rows = matrix_work ? micro_tiles * micro : tuning::flat_block_rows;
     // A transposed dense matrix is read down its columns: in whole packs, and pieces of several cache lines.
     Index whole = micro;
     for (const auto& term : problem.dense)
         if (column_major(term.values)) {
-            block_rows = 96;
-            whole = 16;
+            block_rows = tuning::down_rows;
+            whole = tuning::down_whole;
         }
     Tiling t{};
     t.row_by_row =
-        feature_dim > 0 && feature_dim <= row_scores_max_dim && !matrix_work && problem.dense.empty();
-    // One row at a time may be long, and then spreads the work that is done once per row and tile.
-    t.tile_cols = t.row_by_row ? 1024 : 256;
-    // So may the rows of a matrix: long runs come faster from memory, and four of them fill the L1 cache. Not in a
-    // band, whose tiles at the edge are computed whole.
-    const bool reads_on = feature_dim == 0 && block_rows == flat_block_rows && problem.band.everything();
+        feature_dim > 0 && feature_dim <= tuning::row_scores_max_dim && !matrix_work && problem.dense.empty();
+    t.tile_cols = t.row_by_row ? tuning::row_tile_cols : tuning::tile_cols;
+    // Not in a band, whose tiles at the edge are computed whole.
+    const bool reads_on =
+        feature_dim == 0 && block_rows == tuning::flat_block_rows && problem.band.everything();
     if (reads_on) {
-        block_rows = 4;
-        t.tile_cols = 8192 / static_cast<Index>(sizeof(T));
+        block_rows = tuning::read_rows;
+        t.tile_cols = tuning::read_bytes / static_cast<Index>(sizeof(T));
     }
-    // At least sixteen blocks, so that threads share a small problem evenly.
-    t.block_rows = std::min(block_rows, round_up(std::max<Index>(1, (n_rows + 15) / 16), whole));
-    // Microseconds of work: enough to be worth handing out, little enough to share evenly.
-    Index entries_per_task = (1 << 17) / (feature_dim + n_values + 32);
+    const Index blocks = std::max<Index>(1, tuning::blocks_per_problem / n_problems);
+    t.block_rows = std::min(block_rows, round_up(std::max<Index>(1, (n_rows + blocks - 1) / blocks), whole));
+    Index entries_per_task = tuning::task_work / (feature_dim + n_values + 32);
     // A thread that reads on where it was finds there what it has asked for (Ahead, in packed.hpp).
     if (reads_on)
-        entries_per_task = std::max(entries_per_task, std::min<Index>(n_rows * n_cols / 64, 1 << 16));
+        entries_per_task = std::max(
+            entries_per_task, std::min<Index>(n_rows * n_cols / tuning::read_share, tuning::read_entries));
     const Index rows = std::max<Index>(1, entries_per_task / std::max<Index>(1, n_cols));
     t.task_rows = round_up(std::min(rows, n_rows), t.block_rows);
     // Few rows and many columns: cut the columns, and merge the states afterwards.
-    const Index min_split = 1 << 14;
     t.split_cols = n_cols;
-    if (n_rows <= 64 && n_cols >= 2 * min_split) t.split_cols = min_split;
+    if (n_rows <= tuning::few_rows && n_cols >= 2 * tuning::split_cols) t.split_cols = tuning::split_cols;
+    return t;
+}
+
+// The same with whole rows, for reductions that do not merge parts of rows.
+template <class T>
+Tiling whole_row_tiling(const Problem<T>& problem, Index n_problems = 1) {
+    Tiling t = choose_tiling(problem, 0, n_problems);
+    t.split_cols = problem.n_cols;
     return t;
 }
 
@@ -69,7 +77,7 @@ struct Piece {
     Index problem;
     Index first_row, end_row;
     Index first_col, end_col;
-    Index split;  // which cut of the columns
+    Index part;  // which cut of the columns, or which share of the rows
 };
 
 inline void cut(Index problem, Index n_rows, Index n_cols, const Tiling& t, std::vector<Piece>& pieces) {
@@ -81,6 +89,20 @@ inline void cut(Index problem, Index n_rows, Index n_cols, const Tiling& t, std:
             j += t.split_cols;
         } while (j < n_cols);
     }
+}
+
+// One range of rows for each of up to n_parts threads, in multiples of `granule` rows: for reductions with sums over rows,
+// which every share keeps for itself.
+inline std::vector<Piece> cut_shares(Index problem, Index n_rows, Index n_cols, Index granule,
+                                     Index n_parts) {
+    const Index granules = (n_rows + granule - 1) / granule;
+    n_parts = std::max<Index>(1, std::min(n_parts, granules));
+    std::vector<Piece> pieces;
+    pieces.reserve(static_cast<std::size_t>(n_parts));
+    for (Index part = 0; part < n_parts; ++part)
+        pieces.push_back({problem, part * granules / n_parts * granule,
+                          std::min(n_rows, (part + 1) * granules / n_parts * granule), 0, n_cols, part});
+    return pieces;
 }
 
 // Columns that the band lets any row of [first_row, end_row) see, within [first_col, end_col).
@@ -98,14 +120,15 @@ inline bool band_keeps_all(const Band& band, Index first_row, Index end_row, Ind
 // Waking another thread costs microseconds: below this many (rough) operations one thread does it all.
 inline Run scaled_run(const Run& run, double operations) {
     Run scaled = run;
-    if (operations < 2e5) scaled.n_threads = 1;
+    if (operations < tuning::alone_operations) scaled.n_threads = 1;
     return scaled;
 }
 
 template <class T>
 double operations(const Problem<T>& p, Index n_values) {
     return static_cast<double>(p.n_rows) * static_cast<double>(p.n_cols) *
-           (20.0 + static_cast<double>(p.dot_dim() + p.distance_dim() + n_values)) / SimdTraits<T>::width;
+           (tuning::entry_operations + static_cast<double>(p.dot_dim() + p.distance_dim() + n_values)) /
+           SimdTraits<T>::width;
 }
 
 }  // namespace qk

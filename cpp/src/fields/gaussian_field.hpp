@@ -2,11 +2,26 @@
 #pragma once
 
 #include <algorithm>
+#include <memory>
 
 #include "fields/pack_matrices.hpp"
 #include "qk/gaussian.hpp"
 
 namespace qk {
+
+// Where mean and covariance are, in packs. Of several laws every number is a pack, a lane for each law; of a single law
+// the numbers follow one another, the mean and the covariance each from the start of a pack (zeros fill the last one).
+template <class T>
+struct LawLayout {
+    static constexpr int width = SimdTraits<T>::width;
+    int d = 0;
+    bool single = false;
+
+    Index square() const { return Index{d} * d; }
+    Index mean() const { return single ? (d + width - 1) / width : d; }
+    Index cov() const { return single ? (square() + width - 1) / width : square(); }
+    Index length() const { return mean() + cov(); }
+};
 
 // What a stepper asks for, whatever the dimension: it is compiled once, only what follows for each of them.
 template <class T>
@@ -183,12 +198,68 @@ private:
         for (int e = 0; e < n() * n(); ++e) matrix_[e] += one_[e];
     }
 
-    const GaussianProblem<T>& problem_;
+    const GaussianProblem<T> problem_;
     int d_;
     Buffer<T> memory_;
     const P *score_ = nullptr, *value_ = nullptr, *query_ = nullptr;
     P *one_ = nullptr, *two_ = nullptr, *three_ = nullptr, *matrix_ = nullptr;
     P *u_ = nullptr, *w_ = nullptr;
+};
+
+// One law by the rates of packs, whose lanes are all that law.
+template <class T>
+class RatesOfOneLaw final : public RatesOfLaws<T> {
+public:
+    using P = Pack<T>;
+
+    RatesOfOneLaw(int d, std::unique_ptr<RatesOfLaws<T>> packed)
+        : at_{d, true}, packed_(std::move(packed)), memory_(4 * at_.square() * width + 2 * d * width) {
+        auto* p = reinterpret_cast<P*>(memory_.data());
+        one_ = p;
+        two_ = one_ + d + at_.square();
+        three_ = two_ + d + at_.square();
+        four_ = three_ + at_.square();
+        matrix_.reserve(at_.cov() * width);
+    }
+
+    void operator()(const P* state, P* rate) override {
+        spread(state, at_.d, one_);
+        spread(state + at_.mean(), at_.square(), one_ + at_.d);
+        (*packed_)(one_, two_);
+        collect(two_, at_.d, rate);
+        collect(two_ + at_.d, at_.square(), rate + at_.mean());
+        collect(packed_->matrix(), at_.square(), reinterpret_cast<P*>(matrix_.data()));
+    }
+    const P* matrix() const override { return reinterpret_cast<const P*>(matrix_.data()); }
+    void multiply(const P* a, const P* b, P* out) const override {
+        spread(a, at_.square(), one_);
+        spread(b, at_.square(), two_);
+        packed_->multiply(one_, two_, three_);
+        collect(three_, at_.square(), out);
+    }
+    void congruence(const P* a, const P* cov, P*, P* out) const override {
+        spread(a, at_.square(), one_);
+        spread(cov, at_.square(), two_);
+        packed_->congruence(one_, two_, three_, four_);
+        collect(four_, at_.square(), out);
+    }
+
+private:
+    static constexpr int width = SimdTraits<T>::width;
+
+    static void spread(const P* from, Index n, P* to) {
+        const auto* numbers = reinterpret_cast<const T*>(from);
+        for (Index e = 0; e < n; ++e) to[e] = broadcast(numbers[e]);
+    }
+    static void collect(const P* from, Index n, P* to) {
+        auto* numbers = reinterpret_cast<T*>(to);
+        for (Index e = 0; e < n; ++e) numbers[e] = from[e][0];
+    }
+
+    LawLayout<T> at_;
+    std::unique_ptr<RatesOfLaws<T>> packed_;
+    Buffer<T> memory_, matrix_;
+    P *one_ = nullptr, *two_ = nullptr, *three_ = nullptr, *four_ = nullptr;
 };
 
 }  // namespace qk

@@ -95,9 +95,9 @@ QK_INLINE void multiply_vector(int d, const Pack<T>* left, const Pack<T>* x, Pac
 
 // sum_i x_i y_i, in four chains that do not wait for each other
 template <class T>
-QK_INLINE Pack<T> dot(int n, const Pack<T>* x, const Pack<T>* y) {
+QK_INLINE Pack<T> dot(Index n, const Pack<T>* x, const Pack<T>* y) {
     Pack<T> sum[4] = {};
-    int i = 0;
+    Index i = 0;
     for (; i + 4 <= n; i += 4)
         for (int c = 0; c < 4; ++c) sum[c] = fma(x[i + c], y[i + c], sum[c]);
     for (; i < n; ++i) sum[0] = fma(x[i], y[i], sum[0]);

@@ -88,6 +88,7 @@ private:
         }
         BridgeOptions options;
         options.method = symmetric ? BridgeMethod::symmetric : BridgeMethod::relaxed;
+        options.positive_semidefinite = symmetric && !dots_;  // squared distances: a Gaussian kernel
         options.tol = spec_.sinkhorn_tol;
         options.max_visits = spec_.sinkhorn_visits;
         if (symmetric && state.g.size() == mu.size())

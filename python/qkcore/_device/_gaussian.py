@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._native import cpu
+from .._ode import METHODS
 from ._arrays import Context
-from ._steps import METHODS
 
 __all__ = ["LawsOnDevice", "Steps"]
 

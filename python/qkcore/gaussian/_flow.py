@@ -13,17 +13,19 @@ from .. import _checks, _device
 from .._config import resolve_threads
 from .._lazy_scores import Real
 from .._native import cpu
+from ._blas import bring_blas
 from ._closed_forms import CommutingBatch, commuting_batch
 from ._parameters import Parameters, check_law, check_parameters
 from ._result import GaussianFlow
 
 __all__ = ["flow"]
 
-_METHODS = {name: code for code, name in enumerate(cpu.GAUSSIAN_METHODS)}
+_METHODS = {name: code for code, name in enumerate(cpu.FLOW_METHODS)}
+_IMPLICIT = tuple(name for name, t in cpu.tableaux().items() if t["gamma"])
 _FORMS = ("covariance", "pushforward")
 _JUDGES = ("covariance", "law")
+_MOST_UNKNOWNS = 4000  # of implicit methods
 _RTOL = {4: 1e-5, 8: 1e-8}
-_ENDS = ("reached", "too large", "not finite", "step underflow", "step limit")
 # An eigenvalue below this fraction of the size is not rounding or the error of a step, but a step too long.
 _POSITIVITY = 1e-3
 
@@ -69,13 +71,16 @@ def flow(
     under its own. ``heads`` > 1: Q and K are the heads' matrices stacked by rows (eq 2.9), V is (d, d)
     for all heads or (..., heads, d, d).
 
-    ``method``: "euler", "heun", "rk4" with ``n_steps`` equal steps; "dopri5" with steps of its own for
-    every trajectory, to ``rtol`` (1e-8, in float32 1e-5) and ``atol`` (a hundredth of it), and
-    ``n_steps`` intervals between stored times. ``form``: "covariance" applies the method to the ODE
-    of the covariance (as the paper does, the default but for dopri5; too long a step can leave the cone
-    of covariances, see status "indefinite"), "pushforward" gives the exact law of the particles that the
-    method moves, :math:`P\\Sigma P^\\top`: always positive semidefinite, rank kept, small eigenvalues as
-    exact as large ones.
+    ``method``: "euler", "heun", "rk4" with ``n_steps`` equal steps; "dopri5" and "rodas4" with steps of
+    their own for every trajectory, to ``rtol`` (1e-8, in float32 1e-5) and ``atol`` (a hundredth of it),
+    and ``n_steps`` intervals between stored times. "rodas4" is implicit, for stiff flows, in which fast
+    directions that have long settled keep explicit steps short (one start takes dopri5 230 000 steps,
+    rodas4 500); it factors a matrix of size d + d(d+1)/2 at every step, in float64, for at most 4000
+    unknowns. ``form``: "covariance" applies the method to the ODE of the covariance (as the paper does,
+    the default but for dopri5; too long a step can leave the cone of covariances, see status
+    "indefinite"), "pushforward" gives the exact law of the particles that the method moves,
+    :math:`P\\Sigma P^\\top`: always positive semidefinite, rank kept, small eigenvalues as exact as large
+    ones.
 
     ``store``: "all" times, every k-th (an integer), or "final" (the start and the end); more than
     ``max_memory`` bytes of states is refused.
@@ -118,6 +123,16 @@ def flow(
         if value not in names:
             known = ", ".join(f'"{n}"' for n in names)
             raise ValueError(f"{name}: wanted one of {known}, got {_checks.shown(value)}")
+    if method in _IMPLICIT and shape == "pushforward":
+        raise ValueError(
+            f'form: wanted "covariance" with method="{method}", whose steps are no maps of particles, got '
+            '"pushforward"; leave form out, or pass method="dopri5"'
+        )
+    if method in _IMPLICIT and d + d * (d + 1) // 2 > _MOST_UNKNOWNS:
+        raise ValueError(
+            f"method: wanted an explicit one in {d} dimensions, got {method!r}, which factors a matrix of "
+            f'size d + d(d+1)/2 at every step; pass at most {_MOST_UNKNOWNS} unknowns, or method="dopri5"'
+        )
     every = _store_every(store, steps)
     settings: dict[str, Any] = {
         "settle_tol": _checks.positive("settle_tol", settle_tol),
@@ -142,6 +157,11 @@ def flow(
         )
     threads = resolve_threads(n_threads)
     arrays = _native_arrays(p, alpha, sigma, batch)
+    if method in _IMPLICIT:
+        mean64, cov64, *matrices = (x.astype(np.float64) for x in arrays)
+        arrays = mean64, cov64, matrices[0], matrices[1], matrices[2]
+    if d >= cpu.BLAS_DIMENSIONS:
+        bring_blas()
     if laws is not None:
         laws.check(p.kind, method, shape, d)
     with _bar(progress) as report:
@@ -163,7 +183,8 @@ def flow(
             threads,
         )
         if laws is None:
-            means, covs, mean_rate, cov_rate, figures, counts = cpu.gaussian_flow(*given)
+            *found, figures, counts = cpu.gaussian_flow(*given)
+            means, covs, mean_rate, cov_rate = (x.astype(dtype, copy=False) for x in found)
             last = means[-1], covs[-1]
         else:
             means, covs, last, (mean_rate, cov_rate), figures, counts = laws.flow(
@@ -221,12 +242,19 @@ def _store_every(store: int | str, steps: int) -> int:
     return min(_at_least_one("store", store), steps)
 
 
+def _as_one_head(p: Parameters) -> bool:
+    """Heads with one V, in fields that are linear in A: one head with the sum of their A does the same."""
+    equal = p.heads > 1 and p.kind in ("softmax", "linear", "linear_epsilon")
+    return equal and bool((p.V[..., :1, :, :] == p.V).all())
+
+
 def _native_field(p: Parameters) -> tuple[int, float, bool, float]:
     """(field, gain, raw moment, epsilon) as the C++ side names them."""
+    means = float(p.heads) if _as_one_head(p) else 1.0  # each head adds V mean
     return {
-        "softmax": (0, 1.0, False, 1.0),
+        "softmax": (0, means, False, 1.0),
         "linear": (0, 0.0, True, 1.0),
-        "linear_epsilon": (0, 1 / p.epsilon, False, 1.0),
+        "linear_epsilon": (0, means / p.epsilon, False, 1.0),
         "l2": (1, 1.0, False, 1.0),
         "sinkhorn": (2, 1.0, False, p.epsilon),
     }[p.kind]
@@ -243,14 +271,18 @@ def _native_arrays(
         return np.ascontiguousarray(full.reshape(-1, *core), dtype)
 
     def stack(array: Real) -> Real:
-        core = (p.heads, d, d)
+        core = (array.shape[-3], d, d)
         lead = array.shape[:-3]
         if math.prod(lead) == 1:  # one field for all trajectories
             return np.ascontiguousarray(array.reshape(1, *core), dtype)
         return rows(array, core)
 
     query, key = p.square() if p.kind == "l2" else (p.A, p.A)
-    return rows(alpha, (d,)), rows(sigma, (d, d)), stack(key), stack(query), stack(p.V)
+    value = p.V
+    if _as_one_head(p):
+        query = key = key.sum(axis=-3, keepdims=True)
+        value = value[..., :1, :, :]
+    return rows(alpha, (d,)), rows(sigma, (d, d)), stack(key), stack(query), stack(value)
 
 
 def _bar(progress: bool) -> Any:
@@ -301,10 +333,8 @@ def _own_times(
     One over a bound of the rate from norms of the parameters at the start; inf where nothing can move. A
     span much shorter than that says nothing about rest.
     """
-    q, k, a, v = (
-        np.linalg.norm(x.astype(np.float64), 2, axis=(-2, -1)) for x in (p.Q, p.K, p.A, p.V)
-    )  # (..., heads)
-    size = np.linalg.norm(sigma.astype(np.float64), 2, axis=(-2, -1))[..., None]
+    q, k, a, v = (_spectral_norm(x) for x in (p.Q, p.K, p.A, p.V))  # (..., heads)
+    size = _spectral_norm(sigma)[..., None]
     mean = np.linalg.norm(alpha.astype(np.float64), axis=-1)[..., None]
     gain: float | Real = 1.0
     if p.kind == "l2":  # |Sigma K^T (1 + 2 K Sigma K^T)^-1| is at most both of these
@@ -318,6 +348,16 @@ def _own_times(
     rates = (2 * v * slope).sum(axis=-1), (v * (gain + slope)).sum(axis=-1)
     with np.errstate(divide="ignore"):
         return np.stack([1 / np.broadcast_to(rate, batch).ravel() for rate in rates])
+
+
+def _spectral_norm(x: Real) -> npt.NDArray[np.float64]:
+    """The largest singular values of matrices (..., k, d), from the eigenvalues of their squares."""
+    x = x.astype(np.float64)
+    size = np.abs(x).max(axis=(-2, -1), keepdims=True)  # taken out, for squares not to overflow
+    size[size == 0] = 1.0
+    scaled = x / size
+    values = np.linalg.eigvalsh(scaled.swapaxes(-1, -2) @ scaled)
+    return np.asarray(size[..., 0, 0] * np.sqrt(np.maximum(values[..., -1], 0.0)))
 
 
 def _known(p: Parameters, sigma: Real, batch: tuple[int, ...]) -> CommutingBatch:
@@ -362,10 +402,10 @@ def _judge(
     values, vectors = np.linalg.eigh(cov.astype(np.float64))
     elapsed = t_end - t0
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-        slopes = np.einsum("nji,njk,nki->ni", vectors, cov_rate.astype(np.float64), vectors)
+        slopes = (vectors * (cov_rate.astype(np.float64) @ vectors)).sum(axis=-2)
         decay = elapsed[:, None] * slopes / values
     decay = np.where((values > 0) & np.isfinite(decay), decay, 0.0)
-    top = np.linalg.norm(cov0.astype(np.float64), 2, axis=(-2, -1))
+    top = _spectral_norm(cov0)
     kept = (values > settings["rank_tol"] * top[:, None]) & (decay > -0.5)
 
     # Where the limit is known: how far is it? Elsewhere: how far would as much time again carry the law, or
@@ -384,7 +424,7 @@ def _judge(
         settled &= drift <= settings["settle_tol"] * first
     status = np.where(settled, "converged", "not settled").astype("<U12")
 
-    gone = np.isin(end, [_ENDS.index(x) for x in ("too large", "not finite", "step underflow")])
+    gone = end == cpu.FLOW_STATUS.index("blew up")
     # Where growth ~ size^q with q > 0 is possible, a blow-up like (T - t)^(-1/q) is. The rate of the last
     # doubling over the rate since the first one: 1 for an exponential, less for a power of t, about
     # (r^q - 1) / (q log r) for a blow-up that has grown r-fold; their geometric mean divides the two.
@@ -412,7 +452,7 @@ def _judge(
     passed = known.applies & (exact_time <= t_end)
     status[passed | (gone & known.applies & np.isfinite(exact_time))] = "blew up"
     status[gone & known.applies & np.isinf(exact_time)] = "diverged"
-    status[end == _ENDS.index("step limit")] = "step limit"
+    status[end == cpu.FLOW_STATUS.index("step limit")] = "step limit"
     # Steps that no longer resolve a blow-up may leave the cone, so there the resolved states count, and the
     # sign of what blew up.
     scale = np.maximum(np.abs(values).max(axis=-1), top)

@@ -39,7 +39,8 @@ class GaussianFlow:
     norm grew by the factor ``max_growth``, at a rate that does not point to a finite time; "blew up": the
     same, at a rate that does (``blow_up_time``), or the closed form has a blow-up before the end, which
     steps that are too long pass by; "indefinite": the steps were too long for it to stay
-    positive semidefinite; "step limit": ``max_steps`` used up"""
+    positive semidefinite; "step limit": ``max_steps`` used up (of a stiff flow, which ``method="rodas4"`` is
+    for, as printing says)"""
     t_end: Any
     """the time of the last state; less than the last time where a trajectory ended early"""
     blow_up_time: Any
@@ -108,6 +109,8 @@ class GaussianFlow:
                 text += f"  (at t = {blow_up[at].min():.4g} to {blow_up[at].max():.4g})"
             elif name in ("diverged", "indefinite", "step limit"):
                 text += f"  (stopped at t = {t_end[at].min():.4g} to {t_end[at].max():.4g})"
+            if name == "step limit" and self.method != "rodas4":
+                text += '; if the steps are short for stability alone, pass method="rodas4"'
             lines.append(text)
         if _device.on_device(self.cov):
             lines.append(f"  on {_device.place(self.cov)}")

@@ -11,7 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._bridge_check import Conditions, residual, widened
+from .._bridge_kernels import ScoresKernel
+from .._bridge_problem import _TOL, _memory, _Problem
+from .._bridge_solve import solve_one
 from .._config import resolve_threads
 from .._convergence import WarnsOnUse, on_fail_option, settle
 from .._lazy_scores import Real, Scores
@@ -21,10 +23,7 @@ from ..scores import distance
 
 __all__ = ["BarycentricMap", "barycentric"]
 
-_TOL = {4: 1e-5, 8: 1e-9}
 _SOFTMAX = cpu.WEIGHTS.index("softmax")
-# The triangle of a symmetric kernel is stored up to this many bytes.
-_STORED_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, eq=False)
@@ -185,13 +184,9 @@ def solver_options(
     tol = _TOL[x.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
     if _checks.integer("max_iter", max_iter) < 1:
         raise ValueError(f"max_iter: wanted at least 1, got {max_iter}")
-    limit: float = _STORED_BYTES
-    if max_memory is not None:
-        if not (isinstance(max_memory, (int, float)) and max_memory >= 0):
-            raise ValueError(f"max_memory: wanted a number of bytes, 0 or more, got {max_memory!r}")
-        limit = max_memory
-    size = cpu.triangle_size(len(x), x.dtype.itemsize == 4)
-    scratch = np.empty(size, x.dtype) if size * x.dtype.itemsize <= limit else None
+    limit = _memory(max_memory)
+    size = cpu.triangle_scratch(len(x), x.dtype.itemsize == 4, -1.0 if limit is None else limit)
+    scratch = np.empty(size, x.dtype) if size else None
     return Options(tol, int(max_iter), scratch, resolve_threads(n_threads))
 
 
@@ -255,35 +250,16 @@ def solve(
 ) -> BarycentricMap:
     """Solves from checked arguments; the final check is made in more precision than the dtype's."""
     s = _scores(x, epsilon)
-    errors: list[npt.NDArray[np.float64]] = []
-    used = 0
-    attempts = [(s, 0.5 * options.tol), (s, 0.05 * options.tol)]
-    if x.dtype == np.float32:  # whose own scores may be too coarse for the tolerance
-        attempts.append((widened(s), 0.05 * options.tol))
-    for scores, inner in attempts:
-        scratch = options.scratch if scores is s else None
-        g, new, visits, code = cpu.solve_self_bridge(
-            scores._spec, w, g, inner, options.max_iter - used, scratch, options.n_threads
-        )
-        errors.append(new)
-        used += visits
-        status = cpu.BRIDGE_STATUS[code]
-        if status == "overflow":
-            raise OverflowError("X: scores overflow while solving; scale the points or use float64")
-        side = Conditions(w, math.inf)
-        error, _, converged = residual(s, side, side, g, g, options.tol, options.n_threads)
-        stuck = status == "stagnated" and (scores is not s or x.dtype == np.float64)
-        if (
-            converged
-            or status not in ("converged", "stagnated")
-            or stuck
-            or used >= options.max_iter
-        ):
-            break
-    if converged:
-        status = "converged"
-    elif status == "converged":
-        status = "stagnated"
+    kernel = ScoresKernel(
+        s,
+        0 if options.scratch is None else math.inf,
+        potentials=np.float64,
+        scratch=options.scratch,
+        name="X",
+    )
+    problem = _Problem(kernel, w, w, options.tol, options.max_iter, n_threads=options.n_threads)
+    found = solve_one(problem, "symmetric", g, g, None)
+    g = (found.f + found.g) / 2
     columns = s.shift(columns=g.astype(x.dtype))
     _, means, _, _ = cpu.reduce_rows(columns._spec, _SOFTMAX, x, False, False, options.n_threads)
     assert means is not None
@@ -294,11 +270,11 @@ def solve(
         epsilon=epsilon,
         values=values,
         potential=g,
-        status=status,
-        converged=converged,
-        n_iter=used,
-        errors=np.concatenate(errors),
-        error=error,
+        status=found.status,
+        converged=found.converged,
+        n_iter=found.n_visits,
+        errors=found.errors,
+        error=found.error,
         tol=options.tol,
         method="on the fly" if options.scratch is None else "stored",
         n_threads=options.n_threads,

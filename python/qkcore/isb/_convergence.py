@@ -80,7 +80,8 @@ def fit_rate(epsilons: npt.ArrayLike, errors: npt.ArrayLike) -> Rate:
     a_mean, spread = a.mean(), float(((a - a.mean()) ** 2).sum())
     if spread == 0:
         raise ValueError("epsilons: wanted different ones, got one value only")
-    slope = float(((a - a_mean) * b).sum()) / spread
+    # Both centred: the rounding of one mean would otherwise be multiplied by the other.
+    slope = float(((a - a_mean) * (b - b.mean())).sum()) / spread
     off = b - b.mean() - slope * (a - a_mean)
     error = math.sqrt(float(off @ off) / (e.size - 2) / spread) if e.size > 2 else math.nan
     return Rate(e, x, slope, error, math.exp(float(b.mean() - slope * a_mean)))

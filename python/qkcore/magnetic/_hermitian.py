@@ -103,7 +103,14 @@ def right_vectors(
     both divided by lambda. It is taken where that is less.
     """
     gone = np.isneginf(log_law)
-    scale = np.exp(-0.5 * np.where(gone, 0.0, log_law)).astype(values.dtype)
+    with np.errstate(over="ignore"):
+        scale = np.exp(-0.5 * np.where(gone, 0.0, log_law)).astype(values.dtype)
+    if not np.isfinite(scale).all():
+        raise OverflowError(
+            f"spectrum: wanted a stationary law whose roots are within the range of {values.dtype}, got one "
+            f"down to e^{log_law[~gone].min():.0f}; the vectors divide by them: lower beta"
+            + (", or use float64" if values.dtype == np.float32 else "")
+        )
     scale[gone] = 1
     out: Complex = vectors * scale[:, None]
     error = op.magnitude.apply(scale[:, None], n_threads=n_threads)

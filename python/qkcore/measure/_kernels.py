@@ -43,7 +43,15 @@ def boltzmann_gibbs(
             f"g: wanted a potential that is positive everywhere, got {values.min():.3g} at index "
             f"{int(values.argmin())}"
         )
-    w = values / values.max() * measure.weights
+    # Products of fractions, and sums of exponents: what underflows unnormalised may be large afterwards.
+    part, exponent = np.frexp(values)
+    weight, more = np.frexp(measure.weights.astype(np.float64))
+    exponent = exponent + more
+    live = weight > 0
+    w = np.zeros_like(part)
+    w[live] = np.ldexp(
+        part[live] * weight[live], exponent[live] - exponent[live].max(initial=-(2**30))
+    )
     total = w.sum()
     if not total > 0:
         raise ValueError(

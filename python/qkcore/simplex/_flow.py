@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from . import _dopri
+from .._ode import METHODS, Integrator, Overflow, State
 from ._drifts import Drift, FittedDrift, Piece, pieces_of, time_span
 from ._mobility import mobility_product
 from ._softmax import plain_entropy, plain_softmax
@@ -25,9 +25,9 @@ LOGIT_SLACK = 1000.0
 
 _MESSAGES = {
     "finished": "the end of t_span was reached",
-    "max_steps": "max_steps ran out; raise it, or loosen rtol and atol",
-    "step_too_small": "the step shrank to nothing: the drift is too rough or blows up here",
-    "drift_not_finite": "the drift gives NaN or inf from here on",
+    "step limit": "max_steps ran out; raise it, or loosen rtol and atol",
+    "step underflow": "the step shrank to nothing: the drift is too rough here",
+    "blew up": "the drift gives NaN or inf from here on, or moves p faster than any step",
 }
 
 
@@ -135,51 +135,54 @@ def project_to_simplex(y: Double) -> Double:
     return out
 
 
-_SHORT = 1e-6  # of a piece: the first step where the size of the drift cannot be explored
-
-
-class _NotFinite(Exception):
-    pass
-
-
-class _Integration:
-    """State and counters of one integration; y is p, or the logits."""
+class _Path(State):
+    """One integration: the state x is p, or the logits; what is kept of it, and the guards."""
 
     def __init__(
         self,
         p0: Double,
         t0: float,
-        tau: float,
-        rtol: float,
-        atol: float,
+        settings: tuple[float, float, float],
         logits: bool,
         of_logits: bool,
+        wanted: Double | None,
     ) -> None:
-        self.tau, self.rtol, self.atol = tau, rtol, atol
+        self.tau, self.rtol, self.atol = settings
         self.logits, self.of_logits = logits, of_logits
         with np.errstate(divide="ignore"):
-            self.y = tau * np.log(p0) if logits else p0
-        self.t = t0
-        self.n_drift = self.n_steps = self.n_rejected = 0
+            self.z = self.tau * np.log(p0)  # the logits that the drift adds up to
+        super().__init__(METHODS["dopri5"], t0, self.z if logits else p0)
+        n_stages = len(self.k)
+        self.drifts: list[Double] = [
+            p0
+        ] * n_stages  # of the stages, and the states at which they are taken
+        self.states: list[Double] = [p0] * n_stages
+        self.piece: Piece
+        self.bar: Any = None
+        self.wanted = [] if wanted is None else wanted.tolist()[::-1]
+        self.every_step = wanted is None
+        self.times: list[float] = []
+        self.path: list[Double] = []
+        if wanted is None or wanted[0] == t0:
+            self.times, self.path = [t0], [p0]
+            self.wanted[-1:] = []
+        self.n_drift = 0
         self.max_mass_error = self.most_negative = self.entropy_residual = 0.0
         self.n_renormalized = self.n_projected = 0
-        with np.errstate(divide="ignore"):
-            self.z = tau * np.log(p0)  # the logits that the drift adds up to
-        self.drifts: list[Double] = []  # of the stages of a trial step, in coordinates p
         self.logit_residual = 0.0
         self.start_entropy = plain_entropy(p0)
         self.flux = np.zeros(p0.shape[:-1])
 
     def probabilities(self, y: Double) -> Double:
-        return plain_softmax(y, self.tau) if self.logits else y
+        return np.asarray(plain_softmax(y, self.tau)) if self.logits else y
 
-    def drift(self, piece: Piece, t: float, p: Double) -> Double:
+    def drift(self, t: float, p: Double) -> Double:
         self.n_drift += 1
         state = p
         if self.of_logits:
             with np.errstate(divide="ignore", invalid="ignore"):
                 state = self.tau * np.log(p)
-        b = np.asarray(piece.drift(state, t), dtype=np.float64)
+        b = np.asarray(self.piece.drift(state, t), dtype=np.float64)
         if b.shape != p.shape:
             try:
                 b = np.broadcast_to(b, p.shape)
@@ -189,52 +192,97 @@ class _Integration:
                     "return one number per entry"
                 ) from None
         if not np.isfinite(b).all():
-            raise _NotFinite
+            raise Overflow
         return b
 
-    def field(self, piece: Piece, t: float, y: Double) -> Double:
-        p = self.probabilities(y)
-        b = self.drift(piece, t, p)
+    # ---- what the integrator asks for ----------------------------------------------------------
+
+    def slope(self, t: float, x: Double, s: int) -> Double:
+        p = self.probabilities(x)
+        b = self.drift(t, p)
+        self.states[s], self.drifts[s] = x, b
         if self.logits:
             return b
-        self.drifts.append(b)
         with np.errstate(over="ignore", invalid="ignore"):
-            return mobility_product(p, b, self.tau)
+            velocity: Double = mobility_product(p, b, self.tau)
+        return velocity
 
-    def error(self, step: _dopri.Step) -> float:
-        """The scaled error of a trial step: 1 is what the tolerances allow.
+    def combine(self, weights: tuple[float, ...], h: float, *, is_next: bool = False) -> Double:
+        return self._move(self.x, weights, h)
 
-        An entry below -atol is off by more than that, whatever the estimate says.
-        """
+    def _move(self, x: Double, weights: tuple[float, ...], h: float) -> Double:
+        """What overflows makes the error inf or NaN, and the step shorter."""
+        with np.errstate(over="ignore", invalid="ignore"):
+            out: Double = x + h * sum(w * k for w, k in zip(weights, self.k, strict=False) if w)
+        return out
+
+    def error(self, h: float) -> float:
+        """An entry below -atol is off by more than that, whatever the estimate says."""
+        off = self._move(np.zeros_like(self.x), self.method.error, h)
         if self.logits:  # an error of log p is a relative error of p
-            return _dopri.norm(step.error / (self.tau * self.rtol))
-        size = np.maximum(np.abs(step.states[0]), np.abs(step.states[-1]))
-        below = -float(step.states[-1].min()) / self.atol
-        return max(_dopri.norm(step.error / (self.atol + self.rtol * size)), below)
+            return _norm(off / (self.tau * self.rtol))
+        size = np.maximum(np.abs(self.x), np.abs(self.next))
+        below = -float(self.next.min()) / self.atol
+        return max(_norm(off / (self.atol + self.rtol * size)), below)
 
-    def scale(self) -> Double:
+    def _scale(self) -> Double:
         if self.logits:
-            return np.full(self.y.shape, self.tau * self.rtol)
-        return self.atol + self.rtol * np.abs(self.y)
+            return np.full(self.x.shape, self.tau * self.rtol)
+        scale: Double = self.atol + self.rtol * np.abs(self.x)
+        return scale
 
-    def accept(self, step: _dopri.Step, h: float) -> bool:
-        """Take a step, monitor and repair it; True when the state was repaired."""
-        for weight, y, slope in zip(_dopri.WEIGHTS, step.states, step.slopes, strict=True):
+    def sizes(self) -> tuple[float, float]:
+        finite = np.where(np.isfinite(self.x), self.x, 0.0)  # logits of entries that are 0
+        return _norm(finite / self._scale()), _norm(self.k[0] / self._scale())
+
+    def change(self, h: float) -> float:
+        after = self.slope(self.t + h, self._move(self.x, (1.0,), h), 1)
+        return _norm((after - self.k[0]) / self._scale())
+
+    def escaping(self, resolution: float) -> bool:
+        return False  # p is bounded: a step that is too small is one that is too rough
+
+    def take(self, to: float) -> str:
+        """Monitors a step and repairs its end; keeps what is wanted."""
+        h, end = to - self.t, self.next
+        repaired = self._accept(h)
+        if self.disagrees:
+            return "disagrees"
+        while self.wanted and self.wanted[-1] <= to:
+            at = self.wanted.pop()
+            inside = self.combine(self.method.at((at - self.t) / h), h) if at < to else self.next
+            self._keep(at, inside)
+        if self.every_step:
+            self._keep(to, self.next)
+        if self.bar is not None:
+            self.bar.update(h)
+        self.move(to, self.next, same_slope=not repaired)
+        self.states[0], self.states[-1] = end, self.states[0]
+        self.drifts[0], self.drifts[-1] = self.drifts[-1], self.drifts[0]
+        return ""
+
+    def _keep(self, t: float, x: Double) -> None:
+        """Interpolated states keep their mass but may dip below 0 by the interpolation error."""
+        p = self.probabilities(x)
+        self.times.append(t)
+        self.path.append(project_to_simplex(p) if p.min() < 0 else p)
+
+    def _accept(self, h: float) -> bool:
+        """True when the state at the end of the step was repaired."""
+        for weight, x, slope in zip(self.method.b, self.states, self.k, strict=True):
             if weight:
-                p = self.probabilities(y)
+                p = self.probabilities(x)
                 velocity = mobility_product(p, slope, self.tau) if self.logits else slope
                 self.flux += h * weight * _rate(np.maximum(p, 0.0), velocity)
-        self.y = step.states[-1]
-        self.n_steps += 1
         repaired = False
         if not self.logits:
-            for weight, b in zip(_dopri.WEIGHTS, self.drifts, strict=True):
+            for weight, b in zip(self.method.b, self.drifts, strict=True):
                 self.z = self.z + h * weight * b
             repaired = self._repair()
             summed = plain_softmax(self.z, self.tau)
-            off = float(np.abs(summed - self.y).sum(axis=-1).max()) / 2
+            off = float(np.abs(summed - self.next).sum(axis=-1).max()) / 2
             self.logit_residual = max(self.logit_residual, off)
-        residual = plain_entropy(self.probabilities(self.y)) - self.start_entropy - self.flux
+        residual = plain_entropy(self.probabilities(self.next)) - self.start_entropy - self.flux
         self.entropy_residual = max(self.entropy_residual, float(np.abs(residual).max()))
         return repaired
 
@@ -244,20 +292,26 @@ class _Integration:
         return self.logit_residual > min(0.1, LOGIT_SLACK * (self.rtol + self.atol))
 
     def _repair(self) -> bool:
-        smallest = float(self.y.min())
+        smallest = float(self.next.min())
         if negative := smallest < 0:
             self.most_negative = min(self.most_negative, smallest)
             self.n_projected += 1
-            rows = self.y.min(axis=-1) < 0
-            self.y = self.y.copy()
-            self.y[rows] = project_to_simplex(self.y[rows])
-        mass = self.y.sum(axis=-1, keepdims=True)
+            rows = self.next.min(axis=-1) < 0
+            self.next = self.next.copy()
+            self.next[rows] = project_to_simplex(self.next[rows])
+        mass = self.next.sum(axis=-1, keepdims=True)
         off = float(np.abs(mass - 1).max())
         self.max_mass_error = max(self.max_mass_error, off)
         if heavy := off > MASS_TOLERANCE:
             self.n_renormalized += 1
-            self.y = self.y / mass
+            self.next = self.next / mass
         return negative or heavy
+
+
+def _norm(x: Double) -> float:
+    """The largest root mean square of a row: every row of a batch keeps the tolerance."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.sqrt(np.mean(x * x, axis=-1)).max())
 
 
 def pf_ode(
@@ -318,38 +372,38 @@ def pf_ode(
     times = None if t_eval is None else _times(t_eval, t0, t1)
     pieces = pieces_of(drift, p.shape, t0, t1)
 
-    def integrate(in_logits: bool) -> tuple[_Integration, str, list[float], list[Double]]:
-        run = _Integration(p, t0, *settings, in_logits, of_logits)
-        out_t, out_p = ([t0], [p]) if times is None or times[0] == t0 else ([], [])
-        wanted = times if times is None else times[times > t0]
-        status = "finished"
-        bar = _progress_bar(t1 - t0) if progress else None
+    def integrate(in_logits: bool) -> tuple[_Path, Integrator]:
+        run = _Path(p, t0, settings, in_logits, of_logits, times)
+        steps = Integrator(run, max_steps=limit, elementary=True)
+        run.bar = _progress_bar(t1 - t0) if progress else None
         try:
             for piece in pieces:
-                status = _run_piece(run, piece, limit, wanted, out_t, out_p, bar)
-                if status != "finished":
+                run.piece = piece
+                steps.restart()
+                if not steps.advance(piece.stop):
                     break
         finally:
-            if bar is not None:
-                bar.close()
-        return run, status, out_t, out_p
+            if run.bar is not None:
+                run.bar.close()
+        return run, steps
 
-    run, status, out_t, out_p = integrate(in_logits)
+    run, steps = integrate(in_logits)
     residual = run.logit_residual
     if run.disagrees:
         in_logits, spent = True, run.n_drift
-        run, status, out_t, out_p = integrate(True)
+        run, steps = integrate(True)
         run.n_drift += spent
-    path = np.stack(out_p) if out_p else np.zeros((0, *p.shape))
+    path = np.stack(run.path) if run.path else np.zeros((0, *p.shape))
+    status = steps.status or "finished"
     return PFSolution(
-        t=np.array(out_t),
+        t=np.array(run.times),
         p=path.astype(start.dtype),
         entropy=plain_entropy(path),
         status=status,
         message=_MESSAGES[status],
         t_reached=run.t,
-        n_steps=run.n_steps,
-        n_rejected=run.n_rejected,
+        n_steps=steps.n_steps,
+        n_rejected=steps.n_rejected,
         n_drift=run.n_drift,
         max_mass_error=run.max_mass_error,
         n_renormalized=run.n_renormalized,
@@ -361,92 +415,10 @@ def pf_ode(
     )
 
 
-def _run_piece(
-    run: _Integration,
-    piece: Piece,
-    limit: int,
-    wanted: Double | None,
-    out_t: list[float],
-    out_p: list[Double],
-    bar: Any,
-) -> str:
-    """Integrate one smooth piece of the drift; the status it ends with."""
-
-    def field(t: float, y: Double) -> Double:
-        return run.field(piece, t, y)
-
-    t = piece.start
-    try:
-        slope = field(t, run.y)
-    except _NotFinite:
-        return "drift_not_finite"
-    try:
-        h = _dopri.first_step(field, t, run.y, slope, run.scale(), piece.stop - t)
-    except _NotFinite:
-        h = _SHORT * (piece.stop - t)
-    run.drifts[1:] = []
-    not_finite = False
-    while t < piece.stop:
-        if run.n_steps + run.n_rejected >= limit:
-            return "max_steps"
-        h = min(h, piece.stop - t)
-        if t + h == t:
-            return "drift_not_finite" if not_finite else "step_too_small"
-        try:
-            step = _dopri.trial(field, t, run.y, slope, h)
-        except _NotFinite:
-            # The step reached into where the drift has no value: a shorter one may not.
-            run.n_rejected += 1
-            not_finite = True
-            h *= _dopri.SHRINK
-            run.drifts[1:] = []
-            continue
-        error = run.error(step)
-        if not error <= 1:
-            run.n_rejected += 1
-            not_finite = False
-            h *= _dopri.factor(error) if np.isfinite(error) else _dopri.SHRINK
-            run.drifts[1:] = []
-            continue
-        before, end = run.y, piece.stop if t + h >= piece.stop else t + h
-        repaired = run.accept(step, h)
-        if run.disagrees:
-            return "disagrees"
-        for x in [] if wanted is None else wanted[(wanted > t) & (wanted <= end)]:
-            inside = _dopri.dense(before, step.slopes, h, (x - t) / h) if x < end else run.y
-            out_t.append(float(x))
-            out_p.append(_inside(run, inside))
-        if wanted is None:
-            out_t.append(end)
-            out_p.append(run.probabilities(run.y))
-        if bar is not None:
-            bar.update(end - t)
-        t = run.t = end
-        slope = step.slopes[-1]
-        run.drifts[:-1] = []
-        if repaired:
-            run.drifts.clear()
-            try:
-                slope = field(t, run.y)
-            except _NotFinite:
-                return "drift_not_finite"
-        # Next to where the drift has no value, a longer step would only be refused again.
-        h *= min(1.0, _dopri.factor(error)) if not_finite else _dopri.factor(error)
-        not_finite = False
-    run.drifts.clear()
-    return "finished"
-
-
 def _progress_bar(length: float) -> Any:
     from tqdm.auto import tqdm
 
     return tqdm(total=length, desc="pf_ode", unit=" t")
-
-
-def _inside(run: _Integration, y: Double) -> Double:
-    """Interpolated states keep their mass but may dip below 0 by the interpolation error."""
-    p = run.probabilities(y)
-    return project_to_simplex(p) if p.min() < 0 else p
 
 
 def _choice(name: str, value: object) -> str:

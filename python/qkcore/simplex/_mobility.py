@@ -80,7 +80,8 @@ class Mobility:
         """J v for every row: v (..., V) broadcasts against p, in p's dtype.
 
         The value at each row's largest probability is subtracted from v first. J does not see the
-        difference, and near a vertex, where J is tiny, every entry keeps its relative accuracy.
+        difference, and near a vertex, where J is tiny, every entry keeps its relative accuracy. The
+        error is thus that of differences d = v - v_top: a few V eps p (|d| + sum p |d|) / tau.
         """
         values = _checks.real_array("v", v)
         _checks.same_dtype("v", values, self.p.dtype, "p")
@@ -111,7 +112,9 @@ class Mobility:
 
     @cached_property
     def _norms(self) -> Double:
-        return _rows(self.p, 1)
+        away, factor = _away_from_vertex(self.p)
+        norms: Double = _rows(away, 1)[..., _NORM] * factor
+        return norms
 
     @property
     def tail(self) -> Any:
@@ -133,15 +136,16 @@ class Mobility:
         :math:`m = p_{max}`, :math:`t = 1 - m` and moments :math:`s_2, s_3`, the same number is
         :math:`m^2 t^2 + 2 m^2 s_2 + s_2 + s_2^2 - 2 s_3`, which does not.
         """
-        m = self._moments
+        away, factor = _away_from_vertex(self.p)
+        m = _rows(away, 0)
         top, tail, s2, s3 = (m[..., k] for k in (_LARGEST, _TAIL, _SECOND, _THIRD))
         square = (top * tail) ** 2 + 2 * top**2 * s2 + s2 + s2**2 - 2 * s3
-        return _scalar(np.sqrt(square) / self.tau)
+        return _scalar(np.sqrt(square) * factor / self.tau)
 
     @property
     def operator_norm(self) -> Any:
         """Largest eigenvalue, from the secular equation; :math:`2p(1-p)/\\tau` for two tokens (L.3)."""
-        return _scalar(self._norms[..., _NORM] / self.tau)
+        return _scalar(self._norms / self.tau)
 
     @property
     def mass_norm(self) -> Any:
@@ -161,7 +165,7 @@ class Mobility:
         At most :math:`1/(2 p_{min})`, over the support. That is a bound, not an asymptote (J.3 3.):
         at :math:`(1-2\\epsilon, \\epsilon, \\epsilon)` it tends to 3.
         """
-        rows = _rows(self.p, 2)
+        rows = _rows(_away_from_vertex(self.p)[0], 2)
         out = np.full(rows.shape[:-1], np.inf)
         np.divide(rows[..., _NORM], rows[..., _LEAST], out=out, where=rows[..., _LEAST] > 0)
         return _scalar(out)
@@ -183,7 +187,12 @@ class Mobility:
         """
         threads = _config.resolve_threads(n_threads)
         p = self.p.reshape(-1, self.p.shape[-1])
-        out = np.stack([_row_eigenvalues(row.astype(np.float64), threads) for row in p]) / self.tau
+        away, factors = _away_from_vertex(p.astype(np.float64))
+        found = [
+            _row_eigenvalues(row, threads) * factor
+            for row, factor in zip(away, factors, strict=True)
+        ]
+        out = np.stack(found) / self.tau
         return out.reshape(self.p.shape).astype(self.p.dtype)
 
 
@@ -207,6 +216,27 @@ def _rows(p: Real, extremes: int) -> Double:
     """The engine's six figures of every row; ``extremes`` of the two eigenvalues are computed."""
     flat = p.reshape(-1, p.shape[-1])
     return cpu.mobility_rows(flat, extremes, _config.get_num_threads()).reshape(*p.shape[:-1], 6)
+
+
+# At a tail below this J is the tail times a matrix of its proportions, to as many digits; squares of the
+# tail itself, and the smallest numbers of the solver, would leave the range of a double.
+_VERTEX = 1e-60
+
+
+def _away_from_vertex(p: Real) -> tuple[Real, Double]:
+    """Rows with tiny tails given larger ones of the same proportions, and what J is to be multiplied by."""
+    at = np.expand_dims(p.argmax(axis=-1), -1)
+    rest = np.array(p, np.float64)
+    np.put_along_axis(rest, at, 0.0, axis=-1)
+    tail = rest.sum(axis=-1)
+    near = (tail > 0) & (tail < _VERTEX)
+    factor = np.where(near, tail / _VERTEX, 1.0)
+    if p.dtype != np.float64 or not near.any():
+        return p, np.ones_like(factor)
+    # The tail first, which may be subnormal, to a size of its own.
+    rest = rest / np.where(near, tail, 1.0)[..., None] * _VERTEX
+    np.put_along_axis(rest, at, np.take_along_axis(p, at, axis=-1), axis=-1)
+    return np.where(near[..., None], rest, p), factor
 
 
 def _row_eigenvalues(p: Double, n_threads: int) -> Double:

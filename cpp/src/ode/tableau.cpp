@@ -1,4 +1,4 @@
-#include "qk/steppers.hpp"
+#include "qk/tableau.hpp"
 
 namespace qk {
 namespace {
@@ -53,8 +53,7 @@ Tableau dopri5() {
     t.last_is_next = true;
     t.adaptive = true;
     t.has_dense = true;
-    // theta (b_s theta + (1 - theta)(1_{s=1} - 1_{s=7} theta) + ...) multiplied out, with the last
-    // coefficients d_s of the interpolant: see dense_from below.
+    // The last coefficients of the interpolant.
     const double d[max_stages] = {-12715105075.0 / 11282082432,  0.0,
                                   87487479700.0 / 32700410799,   -10690763975.0 / 1880347072,
                                   701980252875.0 / 199316789632, -1453857185.0 / 822651844,
@@ -70,10 +69,46 @@ Tableau dopri5() {
     return t;
 }
 
+// RODAS, a Rosenbrock method of order 4 with an embedded one of order 3: L-stable, both of them stiffly accurate, dense
+// output of order 3 (Hairer and Wanner, Solving Ordinary Differential Equations II, IV.7).
+Tableau rodas4() {
+    Tableau t;
+    t.name = "rodas4";
+    t.order = 4;
+    t.n_stages = 6;
+    t.gamma = 0.25;
+    t.a[1] = {1.544};
+    t.a[2] = {0.9466785280815826, 0.2557011698983284};
+    t.a[3] = {3.314825187068521, 2.896124015972201, 0.9986419139977817};
+    t.a[4] = {1.221224509226641, 6.019134481288629, 12.53708332932087, -0.687886036105895};
+    t.a[5] = t.a[4];
+    t.a[5][4] = 1.0;
+    t.coupling[1] = {-5.6688};
+    t.coupling[2] = {-2.430093356833875, -0.2063599157091915};
+    t.coupling[3] = {-0.1073529058151375, -9.594562251023355, -20.47028614809616};
+    t.coupling[4] = {7.496443313967647, -10.24680431464352, -33.99990352819905, 11.7089089320616};
+    t.coupling[5] = {8.083246795921522, -7.981132988064893, -31.52159432874371, 16.31930543123136,
+                     -6.058818238834054};
+    t.b = t.a[5];
+    t.b[5] = 1.0;
+    t.c = {0.0, 0.386, 0.21, 0.63, 1.0, 1.0};
+    t.rate = {0.25, -0.1043, 0.1035, -0.0362};
+    t.error[5] = 1.0;
+    t.adaptive = true;
+    t.has_dense = true;
+    // x + theta (y - x) + theta (1 - theta) sum_s (p_s + theta q_s) k_s, y the end of the step; powers of theta collected.
+    const double p[max_stages] = {10.12623508344586, -7.487995877610167, -34.80091861555747,
+                                  -7.992771707568823, 1.025137723295662};
+    const double q[max_stages] = {-0.6762803392801253, 6.087714651680015, 16.43084320892478,
+                                  24.76722511418386, -6.594389125716872};
+    for (int s = 0; s < max_stages; ++s) t.dense[s] = {t.b[s] + p[s], q[s] - p[s], -q[s], 0.0};
+    return t;
+}
+
 }  // namespace
 
 const Tableau& tableau(Method method) {
-    static const Tableau all[] = {euler(), heun(), rk4(), dopri5()};
+    static const Tableau all[n_methods] = {euler(), heun(), rk4(), dopri5(), rodas4()};
     return all[static_cast<int>(method)];
 }
 

@@ -1,17 +1,17 @@
-#include "qk/self_bridge.hpp"
-
 #include <algorithm>
 #include <cmath>
-#include <memory>
+#include <cstdint>
+#include <vector>
 
 #include "bridge/sweep_rows.hpp"
 #include "engine/flush_subnormals.hpp"
 #include "engine/tiling.hpp"
+#include "qk/bridge_kernels.hpp"
+#include "qk/scalar_math.hpp"
 
 namespace qk {
 namespace {
 
-constexpr double none = -std::numeric_limits<double>::infinity();
 constexpr Index block_rows = 64;  // a multiple of every row padding, so that blocks start on whole packs
 
 template <class T>
@@ -49,37 +49,19 @@ QK_INLINE void both_ways(const T* w, Index ld, const T* z, const T* c, Index n, 
     }
 }
 
-// lse_i = log sum_j exp(s_ij + g_j).
-class RowSums {
-public:
-    virtual ~RowSums() = default;
-    RowSums() = default;
-    RowSums(const RowSums&) = delete;
-    RowSums& operator=(const RowSums&) = delete;
-
-    virtual Status operator()(const std::vector<double>& g, std::vector<double>& lse, const Run& run) = 0;
-};
-
+// Keeps U with U + U^T = exp(s_ij + h_i + h_j), in blocks of rows: zero below the diagonal, half on it. A product with
+// the kernel reads every entry of U once and uses it twice. This serves the averaged update of symmetric problems, which
+// asks for row sums alone; all else is left to a sweep that computes entries on the fly.
 template <class T>
-class OnTheFlySums final : public RowSums {
+class Triangle final : public Sweep {
 public:
-    OnTheFlySums(const Problem<T>& problem, const Run& run) : sweep_(sweep_on_the_fly(problem, run)) {}
-
-    Status operator()(const std::vector<double>& g, std::vector<double>& lse, const Run& run) override {
-        return sweep_->rows(g.data(), [](Index, double) { return 0.0; }, lse.data(), nullptr, run);
-    }
-
-private:
-    std::unique_ptr<Sweep> sweep_;
-};
-
-// Keeps U with U + U^T = exp(s_ij + h_i + h_j), in blocks of rows: zero below the diagonal, half on it.
-template <class T>
-class TriangleSums final : public RowSums {
-public:
-    TriangleSums(const Problem<T>& problem, T* scratch)
+    Triangle(const Problem<T>& problem, T* scratch)
         : problem_(problem), n_(problem.n_rows), h_(static_cast<std::size_t>(n_)), z_(padded<T>(n_)) {
-        // The scratch comes from elsewhere: start it on a cache line.
+        if (scratch == nullptr) {
+            own_.reserve(triangle_size<T>(n_));
+            scratch = own_.data();
+        }
+        // Scratch that comes from elsewhere is used from its first whole cache line on.
         const auto address = reinterpret_cast<std::uintptr_t>(scratch);
         T* at = scratch + (round_up(static_cast<Index>(address), 64) - static_cast<Index>(address)) /
                               static_cast<Index>(sizeof(T));
@@ -89,19 +71,40 @@ public:
         }
     }
 
-    Status operator()(const std::vector<double>& g, std::vector<double>& lse, const Run& run) override {
+    // Points with g = -inf have no weight in a symmetric problem, and lse = -inf.
+    Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
+        if (columns != nullptr || vanished_) return exact(run).rows(g, mass, lse, columns, run);
         if (!taken_ || too_far(g)) {
             const Status status = take(g, run);
+            vanished_ = status == Status::overflow;
+            if (vanished_) return exact(run).rows(g, mass, lse, columns, run);
             if (status != Status::ok) return status;
         }
         for (Index j = 0; j < padded<T>(n_); ++j) {
             const auto at = static_cast<std::size_t>(j);
-            z_[j] = j < n_ && g[at] != none ? static_cast<T>(std::exp(g[at] - h_[at])) : T(0);
+            z_[j] = j < n_ && g[j] != log_of_nothing ? static_cast<T>(std::exp(g[j] - h_[at])) : T(0);
         }
         if (!multiply(run)) return Status::interrupted;
-        for (std::size_t i = 0; i < lse.size(); ++i)
-            lse[i] = total_[i] > 0 && h_[i] != none ? std::log(total_[i]) - h_[i] : none;
+        for (Index i = 0; i < n_; ++i) {
+            const auto at = static_cast<std::size_t>(i);
+            const bool live = g[i] != log_of_nothing;
+            const bool in_range = total_[at] > 0 && std::isfinite(total_[at]);
+            if (live && !in_range) {
+                // Entries that have left the range of the type need the log domain, from here on.
+                vanished_ = true;
+                return exact(run).rows(g, mass, lse, columns, run);
+            }
+            lse[i] = live ? std::log(total_[at]) - h_[at] : log_of_nothing;
+        }
         return Status::ok;
+    }
+
+    Status columns(const double* f, double* lse, const Run& run) override {
+        return exact(run).columns(f, lse, run);
+    }
+
+    Status curvature(const double* x, const double* mass, double* out, bool rough, const Run& run) override {
+        return exact(run).curvature(x, mass, out, rough, run);
     }
 
 private:
@@ -113,18 +116,24 @@ private:
     // Beyond this, factors exp(g - h) times entries would leave the range in which sums are exact.
     static constexpr double reach = sizeof(T) == 4 ? 8.0 : 60.0;
 
-    bool too_far(const std::vector<double>& g) const {
-        for (std::size_t j = 0; j < g.size(); ++j)
-            if (g[j] != none && !(std::abs(g[j] - h_[j]) <= reach)) return true;
+    bool too_far(const double* g) const {
+        for (Index j = 0; j < n_; ++j)
+            if (g[j] != log_of_nothing && !(std::abs(g[j] - h_[static_cast<std::size_t>(j)]) <= reach))
+                return true;
         return false;
     }
 
     Index rows_of(Index block) const { return std::min(block_rows, n_ - block * block_rows); }
     Index width_of(Index block) const { return padded<T>(n_ - block * block_rows); }
 
-    Status take(const std::vector<double>& g, const Run& run) {
-        std::vector<T> bias(g.size());
-        for (std::size_t j = 0; j < g.size(); ++j) bias[j] = static_cast<T>(g[j]);
+    Sweep& exact(const Run& run) {
+        if (!exact_) exact_ = sweep_on_the_fly(problem_, run);
+        return *exact_;
+    }
+
+    Status take(const double* g, const Run& run) {
+        std::vector<T> bias(h_.size());
+        for (std::size_t j = 0; j < bias.size(); ++j) bias[j] = static_cast<T>(g[j]);
         Problem<T> whole = problem_;
         whole.row_bias.push_back({bias.data(), 1});
         whole.col_bias.push_back({bias.data(), 1});
@@ -147,7 +156,7 @@ private:
                 std::fill(row + live, row + ld, T(0));
             }
         }
-        for (std::size_t j = 0; j < g.size(); ++j) h_[j] = static_cast<double>(bias[j]);
+        for (std::size_t j = 0; j < bias.size(); ++j) h_[j] = static_cast<double>(bias[j]);
         taken_ = status == Status::ok;
         return status;
     }
@@ -209,79 +218,14 @@ private:
 
     Problem<T> problem_;
     Index n_;
+    Buffer<T> own_;
     std::vector<T*> blocks_;
     std::vector<double> h_, total_;
     Buffer<T> z_;
     std::vector<Part> parts_;
     bool taken_ = false;
-};
-
-// With r = log mu - lse - g, small errors e of g give r = -(1 + P) e, P the stochastic kernel of the solution,
-// whose eigenvalues lie in [0, 1]. Heavy-ball steps for the spectrum [1, 2] reduce e by 0.17 per visit, where
-// the averaged update (a step of one half, no momentum) reduces it by 0.5 at worst.
-class Iteration {
-public:
-    Iteration(const std::vector<double>& mu, const SelfBridgeOptions& options, BridgeState& state)
-        : mu_(mu), options_(options), state_(state), lse_(mu.size()), before_(state.g) {}
-
-    // True when the entries have vanished in the type of the sums, and need the log domain.
-    bool solve(RowSums& sums, const Run& run) {
-        constexpr double step = 0.6862915010152397;      // (2 / (1 + sqrt 2))^2
-        constexpr double momentum = 0.0294372515228595;  // ((sqrt 2 - 1) / (sqrt 2 + 1))^2
-        constexpr double near = 0.5;                     // an error from which the linear picture holds
-        auto best = infinity<double>();
-        Index since_best = 0;
-        bool cautious = false;
-        for (;;) {
-            ++state_.n_visits;
-            const Status status = sums(state_.g, lse_, run);
-            if (status != Status::ok) {
-                state_.status =
-                    status == Status::overflow ? BridgeStatus::overflow : BridgeStatus::interrupted;
-                return false;
-            }
-            double error = 0;
-            for (std::size_t i = 0; i < mu_.size(); ++i) {
-                if (mu_[i] == 0) continue;
-                if (lse_[i] == none) {
-                    state_.status = BridgeStatus::infeasible;
-                    return true;
-                }
-                error += std::abs(std::exp(state_.g[i] + lse_[i]) - mu_[i]);
-            }
-            state_.errors.push_back(error);
-            state_.status = BridgeStatus::converged;
-            if (error <= options_.tol) return false;
-            state_.status = BridgeStatus::iteration_limit;
-            if (state_.n_visits >= options_.max_visits) return false;
-            cautious = cautious || error > 2 * best || !std::isfinite(error);
-            since_best = error < 0.99 * best ? 0 : since_best + 1;
-            best = std::min(best, error);
-            state_.status = BridgeStatus::stagnated;
-            if (since_best > patience) return false;
-            if (cautious || error > near)
-                move(0.5, 0.0);
-            else
-                move(step, momentum);
-        }
-    }
-
-private:
-    static constexpr Index patience = 30;
-
-    void move(double step, double momentum) {
-        for (std::size_t i = 0; i < mu_.size(); ++i) {
-            if (mu_[i] == 0) continue;
-            const double now = state_.g[i];
-            state_.g[i] += step * (std::log(mu_[i]) - lse_[i] - now) + momentum * (now - before_[i]);
-            before_[i] = now;
-        }
-    }
-
-    const std::vector<double>& mu_;
-    const SelfBridgeOptions& options_;
-    BridgeState& state_;
-    std::vector<double> lse_, before_;
+    std::unique_ptr<Sweep> exact_;
+    bool vanished_ = false;
 };
 
 }  // namespace
@@ -295,26 +239,13 @@ Index triangle_size(Index n) {
 }
 
 template <class T>
-void solve_self_bridge(const Problem<T>& problem, const std::vector<double>& mu,
-                       const SelfBridgeOptions& options, T* scratch, BridgeState& state, const Run& run) {
-    for (std::size_t i = 0; i < mu.size(); ++i)
-        if (mu[i] == 0) state.g[i] = none;
-    Iteration iteration(mu, options, state);
-    bool vanished = true;
-    if (scratch != nullptr) {
-        TriangleSums<T> sums(problem, scratch);
-        vanished = iteration.solve(sums, run);
-    }
-    if (vanished) {
-        OnTheFlySums<T> sums(problem, run);
-        iteration.solve(sums, run);
-    }
+std::unique_ptr<Sweep> sweep_triangle(const Problem<T>& problem, T* scratch) {
+    return std::make_unique<Triangle<T>>(problem, scratch);
 }
 
-#define QK_INSTANTIATE(T)                                                                                    \
-    template Index triangle_size<T>(Index);                                                                  \
-    template void solve_self_bridge(const Problem<T>&, const std::vector<double>&, const SelfBridgeOptions&, \
-                                    T*, BridgeState&, const Run&);
+#define QK_INSTANTIATE(T)                   \
+    template Index triangle_size<T>(Index); \
+    template std::unique_ptr<Sweep> sweep_triangle(const Problem<T>&, T*);
 QK_INSTANTIATE(float)
 QK_INSTANTIATE(double)
 

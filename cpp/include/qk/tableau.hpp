@@ -1,5 +1,9 @@
-// Explicit Runge-Kutta methods as data. A step from (t, x) of size h takes
+// One-step methods as data. An explicit Runge-Kutta step from (t, x) of size h takes
 //     k_s = f(t + c_s h, x + h sum_r a_sr k_r),   x + h sum_s b_s k_s.
+// A Rosenbrock step (gamma > 0) solves one linear system per stage, all with the same matrix:
+//     (1 / (gamma h) - J) k_s = f(t + c_s h, x + sum_r a_sr k_r) + sum_r coupling_sr k_r / h + rate_s h df/dt,
+//     x + sum_s b_s k_s,
+// with the Jacobian J = df/dx at (t, x); its k_s are increments, so what multiplies them has no factor h.
 #pragma once
 
 #include <array>
@@ -23,9 +27,18 @@ struct Tableau {
     // Dense output: x + h sum_s (sum_p dense[s][p] theta^(p+1)) k_s; cubic Hermite when there is none.
     bool has_dense = false;
     std::array<std::array<double, 4>, max_stages> dense{};
+    // Rosenbrock methods only.
+    double gamma = 0;
+    std::array<std::array<double, max_stages>, max_stages> coupling{};
+    std::array<double, max_stages> rate{};
+
+    bool implicit() const { return gamma > 0; }
+    // What multiplies the stages in a step of size h.
+    double scale(double h) const { return implicit() ? 1.0 : h; }
 };
 
-enum class Method { euler, heun, rk4, dopri5 };
+enum class Method { euler, heun, rk4, dopri5, rodas4 };
+inline constexpr int n_methods = 5;
 
 const Tableau& tableau(Method method);
 

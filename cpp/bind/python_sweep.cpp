@@ -1,0 +1,150 @@
+#include "python_sweep.hpp"
+
+#include <cmath>
+#include <string>
+
+#include "qk/scalar_math.hpp"
+
+namespace qk::bind {
+namespace {
+
+std::string shape_of(const py::array& a) { return py::str(a.attr("shape")).cast<std::string>(); }
+
+// One vector that a method of the kernel gave back, or gave to `mass`: float64 or float32, of the right length, no NaN.
+void take(const py::handle& given, const char* method, const char* what, Index n, double* out) {
+    const std::string name = std::string("kernel.") + method + ": ";
+    const std::string wanted =
+        "wanted " + std::string(what) + " as a float64 array of shape (" + std::to_string(n) + ",)";
+    if (!py::isinstance<py::array>(given))
+        throw py::type_error(name + wanted + ", got " +
+                             std::string(py::str(py::type::handle_of(given).attr("__name__"))));
+    const auto array = py::reinterpret_borrow<py::array>(given);
+    const int number = array.dtype().num();
+    if (number != py::dtype::num_of<double>() && number != py::dtype::num_of<float>())
+        throw py::type_error(name + wanted + ", got dtype " + std::string(py::str(array.dtype())));
+    if (array.ndim() != 1 || array.shape(0) != n)
+        throw py::value_error(name + wanted + ", got shape " + shape_of(array));
+    const Doubles values = Doubles::ensure(array);
+    if (!values) throw py::error_already_set();
+    const double* data = values.data();
+    for (Index i = 0; i < n; ++i) {
+        if (std::isnan(data[i]) || data[i] == infinity<double>())
+            throw py::value_error(name + "wanted " + what + " without NaN or +inf, got " +
+                                  (std::isnan(data[i]) ? "NaN" : "+inf") + " at index " + std::to_string(i));
+        out[i] = data[i];
+    }
+}
+
+py::array_t<double> vector_of(const double* data, Index n) {
+    return py::array_t<double>(static_cast<py::ssize_t>(n), data);
+}
+
+// What a kernel's `rows` gets as `mass`: called once, with the log-sum-exps of all rows, it gives their masses.
+class Masses {
+public:
+    explicit Masses(Index n_rows) : n_rows_(n_rows) {}
+
+    py::array_t<double> operator()(const py::object& lse) {
+        if (mass_ == nullptr)
+            throw py::value_error(
+                "kernel.rows: wanted mass to be called once, within rows; keep its result, not mass");
+        const RowMass& mass = *mass_;
+        mass_ = nullptr;
+        take(lse, "rows", "lse, for mass(lse),", n_rows_, lse_);
+        py::array_t<double> out(static_cast<py::ssize_t>(n_rows_));
+        double* to = out.mutable_data();
+        for (Index i = 0; i < n_rows_; ++i) to[i] = lse_[i] == log_of_nothing ? 0.0 : mass(i, lse_[i]);
+        return out;
+    }
+
+    // For one visit: `lse` is where the log-sum-exps go.
+    void open(const RowMass& mass, double* lse) {
+        mass_ = &mass;
+        lse_ = lse;
+    }
+    bool called() const { return mass_ == nullptr; }
+    void close() { mass_ = nullptr; }
+
+private:
+    Index n_rows_;
+    const RowMass* mass_ = nullptr;
+    double* lse_ = nullptr;
+};
+
+class PythonSweep final : public Sweep {
+public:
+    PythonSweep(py::object kernel, Index n_rows, Index n_cols)
+        : kernel_(std::move(kernel)), n_rows_(n_rows), n_cols_(n_cols), masses_(py::cast(Masses(n_rows))) {}
+
+    Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
+        if (should_stop(run, 0)) return Status::interrupted;
+        const py::gil_scoped_acquire gil;
+        const py::object rows = kernel_.attr("rows");
+        if (columns == nullptr) {
+            take(first_of_two(rows(vector_of(g, n_cols_), py::none())), "rows", "lse", n_rows_, lse);
+            return Status::ok;
+        }
+        auto& masses = masses_.cast<Masses&>();
+        masses.open(mass, lse);
+        const struct Close {
+            Masses& masses;
+            ~Close() { masses.close(); }
+        } close{masses};
+        const py::object found = rows(vector_of(g, n_cols_), masses_);
+        if (!masses.called())
+            throw py::value_error(
+                "kernel.rows: wanted mass(lse) to be called, once, for the masses of the rows");
+        (void)first_of_two(found);  // what mass was called with is what counts
+        take(py::reinterpret_borrow<py::tuple>(found)[1], "rows", "columns", n_cols_, columns);
+        bool negative = false;
+        for (Index j = 0; j < n_cols_; ++j) {
+            if (g[j] == log_of_nothing) columns[j] = 0;
+            negative = negative || columns[j] < 0;
+        }
+        return negative ? Status::negative : Status::ok;
+    }
+
+    Status columns(const double* f, double* lse, const Run& run) override {
+        if (should_stop(run, 0)) return Status::interrupted;
+        const py::gil_scoped_acquire gil;
+        take(kernel_.attr("columns")(vector_of(f, n_rows_)), "columns", "lse", n_cols_, lse);
+        return Status::ok;
+    }
+
+    Status curvature(const double* x, const double* mass, double* out, bool, const Run& run) override {
+        if (should_stop(run, 0)) return Status::interrupted;
+        const py::gil_scoped_acquire gil;
+        take(kernel_.attr("curvature")(vector_of(x, n_cols_), vector_of(mass, n_rows_)), "curvature", "out",
+             n_cols_, out);
+        return Status::ok;
+    }
+
+    bool curved() const override {
+        const py::gil_scoped_acquire gil;
+        return py::hasattr(kernel_, "curvature");
+    }
+
+private:
+    static py::object first_of_two(const py::object& found) {
+        if (!py::isinstance<py::tuple>(found) || py::len(found) != 2)
+            throw py::type_error("kernel.rows: wanted a pair (lse, columns), got " +
+                                 std::string(py::str(py::type::handle_of(found).attr("__name__"))));
+        return py::reinterpret_borrow<py::tuple>(found)[0];
+    }
+
+    py::object kernel_;
+    Index n_rows_, n_cols_;
+    py::object masses_;
+};
+
+}  // namespace
+
+std::unique_ptr<Sweep> sweep_of_python(const py::object& kernel, Index n_rows, Index n_cols) {
+    return std::make_unique<PythonSweep>(kernel, n_rows, n_cols);
+}
+
+void register_python_sweep(py::module_& m) {
+    py::class_<Masses>(m, "RowMasses").def("__call__", &Masses::operator(), py::arg("lse"));
+}
+
+}  // namespace qk::bind

@@ -1,0 +1,84 @@
+#include "bridge/extrapolation.hpp"
+#include "bridge/iterate.hpp"
+#include "bridge/long_vectors.hpp"
+#include "qk/scalar_math.hpp"
+
+namespace qk {
+namespace {
+
+// Whether, at the rate of the last iterations, too many more would be needed: then each product of Newton's method is
+// better spent.
+bool slow(const std::vector<double>& errors, double tol) {
+    constexpr std::size_t window = 5, early = 10;
+    constexpr double many = 15;
+    if (errors.size() < early) return false;
+    const double gain = std::log(errors[errors.size() - 1 - window] / errors.back()) / window;
+    return !(gain > 0) || std::log(errors.back() / tol) > many * gain;
+}
+
+}  // namespace
+
+bool anderson(Iterate& at, bool may_give_up) {
+    using Vector = Iterate::Vector;
+    const Run& run = at.run;
+    Extrapolation extrapolation(at.nu, run);
+    Vector best_g, step = room_for(at.nu.size()), plain;  // plain: Sinkhorn's own step from the point before
+    set(run, best_g, at.g);
+    double dual_before = -infinity<double>(), error_before = infinity<double>();
+    auto best = infinity<double>();
+    Index since_best = 0;
+    while (at.visit(1.0)) {
+        const bool vanish = at.columns_vanish();
+        if (vanish && extrapolation.empty()) {
+            if (!at.recover_columns()) return false;
+            continue;
+        }
+        const double error = vanish ? infinity<double>() : at.column_error();
+        at.note(error);
+        if (error <= at.options.tol) return at.end(BridgeStatus::converged);
+        if (at.out_of_visits()) return false;
+        // A bad extrapolation: go back, and forget what led to it. The error of a plan of far too much mass is 1 whatever
+        // its excess, so it says nothing.
+        if (error > 2 * best && (at.balanced || best < 0.5)) {
+            set(run, at.g, best_g);
+            extrapolation.forget();
+            best = infinity<double>();
+            dual_before = -infinity<double>();
+            continue;
+        }
+        // So is one that lowers the dual, which Sinkhorn's own step never does: it may lie on a plateau far out, where
+        // the error says nothing. Rounding hides changes close to the solution; there the error decides.
+        const double dual_here = at.dual();
+        const double rounding = 1e-12 * (1 + std::abs(dual_here));
+        if (!(dual_here >= dual_before - rounding) && !(error < 0.5 * error_before)) {
+            set(run, at.g, plain);
+            extrapolation.forget();
+            dual_before = -infinity<double>();
+            continue;
+        }
+        dual_before = dual_here;
+        error_before = error;
+        if (error < best) {
+            if (error < 0.99 * best) since_best = 0;
+            best = error;
+            set(run, best_g, at.g);
+        }
+        if (may_give_up && slow(at.state.errors, at.options.tol)) {
+            set(run, at.g, best_g);
+            return true;
+        }
+        if (++since_best > Iterate::patience) return at.end(BridgeStatus::stagnated);
+        at.find_step(step);
+        set(run, plain, at.g + step);
+        // A penalised plan of the wrong mass is far out, where steps say nothing of the next.
+        const bool wild = !at.balanced && !(error < 2);
+        if (wild)
+            set(run, at.g, plain);
+        else
+            at.g = extrapolation.next(at.g, step);
+        if (at.rescale()) dual_before = -infinity<double>();
+    }
+    return false;
+}
+
+}  // namespace qk

@@ -1,0 +1,98 @@
+#include "bridge/extrapolation.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "bridge/long_vectors.hpp"
+
+namespace qk {
+
+Extrapolation::Extrapolation(const Vector& weights, const Run& run) : run_(run) {
+    make_room(changes_, weights.size(), most);
+    make_room(moves_, weights.size(), most);
+    set(run_, weight_, weights.cwiseSqrt());
+}
+
+void Extrapolation::forget() {
+    n_seen_ = 0;
+    if (++n_failed_ > 2 && memory_ > 0) --memory_;
+}
+
+Eigen::VectorXd Extrapolation::next(const Vector& point, const Vector& step) {
+    if (n_seen_ > 0 && memory_ > 0) {
+        const Index k = (n_seen_ - 1) % memory_;  // the oldest is replaced
+        each(run_, step.size(), [&](Index j) {
+            const double change = step[j] - last_step_[j];
+            changes_(j, k) = weight_[j] * change;
+            moves_(j, k) = weight_[j] > 0 ? point[j] - last_point_[j] + change : 0.0;
+        });
+    }
+    set(run_, last_point_, point);
+    set(run_, last_step_, step);
+    Vector to;
+    set(run_, to, point + step);
+    const Index m = std::min(n_seen_++, memory_);
+    if (m > 0) {
+        const Coefficients gamma = fit(m, step);
+        Vector move = room_for(step.size());
+        in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
+            move.segment(from, end - from).noalias() =
+                moves_.middleRows(from, end - from).leftCols(m) * gamma;
+        });
+        // Nearly dependent steps give arbitrarily large moves: an iteration whose limit is farther away than this is
+        // too slow for extrapolation to be trusted.
+        constexpr double farthest = 1e4;
+        if (all_finite(run_, move) && max_size(run_, move) <= farthest * max_size(run_, step))
+            set(run_, to, to - move);
+    }
+    return to;
+}
+
+// The combination of the first m changes nearest to the weighted step, by Gram and Schmidt's method in its modified
+// form with the step as a last column, which is as stable as reflections (Björck), and for a handful of columns much
+// less to do. The longest column goes first; those that hardly add a direction get nothing.
+Extrapolation::Coefficients Extrapolation::fit(Index m, const Vector& step) {
+    constexpr double dependent = 1e-14;
+    make_room(rest_, step.size(), m);
+    in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
+        rest_.middleRows(from, end - from) = changes_.middleRows(from, end - from).leftCols(m);
+    });
+    set(run_, target_, step.cwiseProduct(weight_));
+    double r[most][most], onto[most], longest = 0;
+    Index order[most], rank = 0;
+    for (Index k = 0; k < m; ++k) order[k] = k;
+    for (; rank < m; ++rank) {
+        Index pick = rank;
+        double size = 0;
+        for (Index k = rank; k < m; ++k) {
+            const double length = norm(run_, rest_.col(order[k]));
+            if (length > size) {
+                size = length;
+                pick = k;
+            }
+        }
+        longest = std::max(longest, size);
+        if (!(size > dependent * longest)) break;
+        std::swap(order[rank], order[pick]);
+        for (Index k = 0; k < rank; ++k) std::swap(r[k][rank], r[k][pick]);
+        auto unit = rest_.col(order[rank]);
+        set(run_, unit, unit / size);
+        r[rank][rank] = size;
+        for (Index k = rank + 1; k < m; ++k) {
+            auto other = rest_.col(order[k]);
+            r[rank][k] = dot(run_, unit, other);
+            set(run_, other, other - r[rank][k] * unit);
+        }
+        onto[rank] = dot(run_, unit, target_);
+        set(run_, target_, target_ - onto[rank] * unit);
+    }
+    Coefficients gamma = Coefficients::Zero(m);
+    for (Index k = rank - 1; k >= 0; --k) {
+        double value = onto[k];
+        for (Index l = k + 1; l < rank; ++l) value -= r[k][l] * gamma[order[l]];
+        gamma[order[k]] = value / r[k][k];
+    }
+    return gamma;
+}
+
+}  // namespace qk

@@ -1,0 +1,44 @@
+// Anderson's extrapolation: from the last steps of a fixed-point iteration, the point at which a linear iteration
+// would have no step left.
+#pragma once
+
+#include <Eigen/Core>
+
+#include "qk/threads.hpp"
+#include "qk/views.hpp"
+
+namespace qk {
+
+class Extrapolation {
+public:
+    using Vector = Eigen::VectorXd;
+
+    // Coordinates of weight 0 stay where they are.
+    Extrapolation(const Vector& weights, const Run& run);
+
+    // Whether it remembers no step yet.
+    bool empty() const { return n_seen_ == 0; }
+
+    // After a point that turned out worse: drops the remembered steps, which would lead there again. After repeated
+    // failures the memory shrinks, and with memory 0 this is the plain iteration.
+    void forget();
+
+    // The next point, where the plain iteration would step from `point` by `step`.
+    Vector next(const Vector& point, const Vector& step);
+
+private:
+    static constexpr Index most = 5;
+    using Coefficients = Eigen::Matrix<double, Eigen::Dynamic, 1, 0, most, 1>;
+
+    Coefficients fit(Index m, const Vector& step);
+
+    const Run& run_;
+    Vector weight_, last_point_, last_step_;
+    Eigen::MatrixXd changes_, moves_;  // of the step, weighted; of the point that it leads to
+    Eigen::MatrixXd rest_;             // of fit()
+    Vector target_;
+    Index n_seen_ = 0, n_failed_ = 0;
+    Index memory_ = most;
+};
+
+}  // namespace qk

@@ -1,0 +1,124 @@
+#include <algorithm>
+#include <cmath>
+
+#include "qk/bridge_kernels.hpp"
+#include "qk/scalar_math.hpp"
+
+namespace qk {
+namespace {
+
+class Factored final : public FactoredSweep {
+public:
+    Factored(const FactorSide<double>& left, const FactorSide<double>& right, Signs signs)
+        : left_(left),
+          right_(right),
+          signs_(signs),
+          z_(size(right)),
+          row_sums_(size(left)),
+          w_(size(left)),
+          column_sums_(size(right)) {
+        if (signs_ != Signs::followed) return;
+        row_signs_.assign(size(left), 1.0);
+        column_signs_.assign(size(right), 1.0);
+    }
+
+    Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
+        // Only ratios of the scalings matter: the largest one is 1.
+        const double top = scaling(g, column_signs_, z_);
+        if (!multiply(left_, right_, z_, row_sums_, run)) return Status::interrupted;
+        for (std::size_t i = 0; i < w_.size(); ++i) {
+            const double sum = row_sums_[i];
+            if (!std::isfinite(sum)) return Status::overflow;
+            const double size = signs_ == Signs::followed ? std::abs(sum) : sum;
+            lse[i] = size > 0 ? std::log(size) + top : log_of_nothing;
+            // A row whose sum is not positive must have no mass; before anything is done with the others.
+            if (size > 0 || signs_ == Signs::nonnegative) continue;
+            if (columns == nullptr || mass(static_cast<Index>(i), std::nan("")) != 0) return Status::negative;
+        }
+        for (std::size_t i = 0; i < w_.size(); ++i) {
+            if (!row_signs_.empty()) row_signs_[i] = row_sums_[i] < 0 ? -1.0 : 1.0;
+            const double m =
+                columns == nullptr || lse[i] == log_of_nothing ? 0.0 : mass(static_cast<Index>(i), lse[i]);
+            w_[i] = m == 0 ? 0.0 : m / row_sums_[i];
+        }
+        if (columns == nullptr) return Status::ok;
+        if (!multiply(right_, left_, w_, column_sums_, run)) return Status::interrupted;
+        for (std::size_t j = 0; j < z_.size(); ++j) {
+            const bool live = g[j] != log_of_nothing;
+            if (live && signs_ == Signs::guarded && !(column_sums_[j] > 0)) return Status::negative;
+            columns[j] = z_[j] * column_sums_[j];
+        }
+        live_.assign(g, g + z_.size());
+        return Status::ok;
+    }
+
+    Status columns(const double* f, double* lse, const Run& run) override {
+        const double top = scaling(f, row_signs_, w_);
+        if (!multiply(right_, left_, w_, column_sums_, run)) return Status::interrupted;
+        for (std::size_t j = 0; j < z_.size(); ++j) {
+            const double sum = column_sums_[j];
+            if (!std::isfinite(sum)) return Status::overflow;
+            const bool lost = signs_ == Signs::guarded ? !(sum > 0) : signs_ == Signs::followed && sum == 0;
+            if (lost && (live_.empty() || live_[j] != log_of_nothing)) return Status::negative;
+            if (signs_ == Signs::followed) column_signs_[j] = sum < 0 ? -1.0 : 1.0;
+            const double size = signs_ == Signs::followed ? std::abs(sum) : sum;
+            lse[j] = size > 0 ? std::log(size) + top : log_of_nothing;
+        }
+        return Status::ok;
+    }
+
+    Status curvature(const double* x, const double* mass, double* out, bool, const Run& run) override {
+        std::vector<double> moved(z_), turned(w_.size());
+        for (std::size_t j = 0; j < moved.size(); ++j) moved[j] *= x[j];
+        if (!multiply(left_, right_, moved, turned, run)) return Status::interrupted;
+        for (std::size_t i = 0; i < turned.size(); ++i) {
+            const double sum = row_sums_[i];
+            turned[i] = sum == 0 || mass[i] == 0 ? 0.0 : mass[i] * (turned[i] / sum) / sum;
+        }
+        if (!multiply(right_, left_, turned, moved, run)) return Status::interrupted;
+        for (std::size_t j = 0; j < moved.size(); ++j) out[j] = z_[j] * moved[j];
+        return Status::ok;
+    }
+
+    const std::vector<double>& row_signs() const override { return row_signs_; }
+    const std::vector<double>& column_signs() const override { return column_signs_; }
+
+private:
+    static std::size_t size(const FactorSide<double>& side) {
+        return static_cast<std::size_t>(side.n_points);
+    }
+
+    // out = signs exp(potential - its maximum), which is returned.
+    static double scaling(const double* potential, const std::vector<double>& signs,
+                          std::vector<double>& out) {
+        double top = log_of_nothing;
+        for (std::size_t j = 0; j < out.size(); ++j) top = std::max(top, potential[j]);
+        for (std::size_t j = 0; j < out.size(); ++j) {
+            out[j] = potential[j] == log_of_nothing ? 0.0 : std::exp(potential[j] - top);
+            if (!signs.empty()) out[j] *= signs[j];
+        }
+        return top;
+    }
+
+    static bool multiply(const FactorSide<double>& left, const FactorSide<double>& right,
+                         const std::vector<double>& z, std::vector<double>& out, const Run& run) {
+        factored_product(left, right, z.data(), 1, out.data(), run);
+        return !should_stop(run, 0);
+    }
+
+    FactorSide<double> left_, right_;
+    Signs signs_;
+    std::vector<double> z_, row_sums_;     // v and K v at the last visit, up to one factor
+    std::vector<double> w_, column_sums_;  // u and K^T u
+    std::vector<double> live_;             // the potentials of the last visit
+    std::vector<double> row_signs_, column_signs_;
+};
+
+}  // namespace
+
+std::unique_ptr<FactoredSweep> sweep_factored(const FactorSide<double>& left, const FactorSide<double>& right,
+                                              Signs signs) {
+    return std::make_unique<Factored>(left, right, signs);
+}
+
+}  // namespace qk

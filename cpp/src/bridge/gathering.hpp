@@ -1,0 +1,76 @@
+// Collects the large entries of a kernel, rows cut among threads.
+#pragma once
+
+#include <algorithm>
+#include <atomic>
+#include <vector>
+
+#include "engine/tiling.hpp"
+#include "qk/sweep.hpp"
+
+namespace qk {
+
+class Gathering {
+public:
+    Gathering(Index n_rows, Index most, double work, const Run& run)
+        : n_rows_(n_rows), most_(most), run_(scaled_run(run, work)) {}
+
+    // visit(first, end, found, run, worker) calls found(i, j, share) in the order of the rows, and of the columns in each.
+    template <class Visit>
+    Status operator()(SparseRows& out, const Visit& visit) {
+        const Index n_parts = std::clamp<Index>(run_.n_threads, 1, std::max<Index>(1, n_rows_));
+        std::vector<Part> parts(static_cast<std::size_t>(n_parts));
+        std::atomic<Index> total{0};
+        std::atomic<bool> too_many{false};
+        parallel_for(run_, n_parts, [&](Index k, int worker) {
+            const Index first = k * n_rows_ / n_parts, end = (k + 1) * n_rows_ / n_parts;
+            Part& part = parts[static_cast<std::size_t>(k)];
+            part.counts.resize(static_cast<std::size_t>(end - first), 0);
+            // Pieces of rows: a kernel with too many entries is noticed early, from the share of its rows seen so far.
+            for (Index row = first; row < end;) {
+                const Index stop = std::min(end, row + piece);
+                const std::size_t before = part.share.size();
+                visit(
+                    row, stop,
+                    [&](Index i, Index j, double share) {
+                        ++part.counts[static_cast<std::size_t>(i - first)];
+                        part.column.push_back(static_cast<std::int32_t>(j));
+                        part.share.push_back(share);
+                    },
+                    run_, worker);
+                total.fetch_add(static_cast<Index>(part.share.size() - before), std::memory_order_relaxed);
+                row = stop;
+                const double allowed = 2.0 * static_cast<double>(most_) * static_cast<double>(row - first) /
+                                       static_cast<double>(n_rows_);
+                if (static_cast<double>(part.share.size()) > allowed) too_many.store(true);
+                if (too_many.load(std::memory_order_relaxed) || should_stop(run_, worker)) return;
+            }
+        });
+        out = {};
+        if (run_.stop != nullptr && run_.stop->stopped()) return Status::interrupted;
+        if (too_many.load() || total.load() > most_) return Status::ok;
+        out.start.reserve(static_cast<std::size_t>(n_rows_) + 1);
+        out.start.push_back(0);
+        out.column.reserve(static_cast<std::size_t>(total.load()));
+        out.share.reserve(static_cast<std::size_t>(total.load()));
+        for (const Part& part : parts) {
+            for (const Index count : part.counts) out.start.push_back(out.start.back() + count);
+            out.column.insert(out.column.end(), part.column.begin(), part.column.end());
+            out.share.insert(out.share.end(), part.share.begin(), part.share.end());
+        }
+        return Status::ok;
+    }
+
+private:
+    struct Part {
+        std::vector<Index> counts;
+        std::vector<std::int32_t> column;
+        std::vector<double> share;
+    };
+    static constexpr Index piece = 64;
+
+    Index n_rows_, most_;
+    Run run_;
+};
+
+}  // namespace qk

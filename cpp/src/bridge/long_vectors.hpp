@@ -1,0 +1,95 @@
+// Vector arithmetic of the bridge solvers in pieces: a row may have so many columns that one expression over all of
+// them takes longer than Ctrl-C may wait. Where the run is stopped, what is left of a result is undefined; the next
+// visit of the kernel then ends the solve. Up to one piece the results are those of Eigen, to the last bit; sums are
+// of Eigen's own vectors, for the order of additions over other memory depends on its alignment.
+#pragma once
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+#include <Eigen/Core>
+
+#include "qk/threads.hpp"
+#include "qk/views.hpp"
+
+namespace qk {
+
+// Room for n entries, or for a matrix, in pages that are soon got and given back; what was there is lost.
+inline void make_room(Eigen::VectorXd& v, Index n) {
+    if (v.size() == n) return;
+    v.resize(n);
+    ask_for_large_pages(v.data(), static_cast<std::size_t>(n) * sizeof(double));
+}
+inline void make_room(Eigen::MatrixXd& m, Index rows, Index cols) {
+    if (m.rows() == rows && m.cols() == cols) return;
+    m.resize(rows, cols);
+    ask_for_large_pages(m.data(), static_cast<std::size_t>(rows * cols) * sizeof(double));
+}
+template <class Part>
+void make_room([[maybe_unused]] const Part& column, [[maybe_unused]] Index n) {  // of a matrix, which has it
+    assert(column.size() == n);
+}
+inline Eigen::VectorXd room_for(Index n) {
+    Eigen::VectorXd out;
+    make_room(out, n);
+    return out;
+}
+
+// to = expression, entry by entry; `to` may be part of the expression.
+template <class To, class Expression>
+void set(const Run& run, To& to, const Expression& expression) {
+    make_room(to, expression.size());
+    in_pieces(run, 0, expression.size(), [&](Index from, Index end) {
+        to.segment(from, end - from) = expression.segment(from, end - from);
+    });
+}
+
+template <class Expression>
+double sum(const Run& run, const Expression& expression) {
+    double found = 0;
+    in_pieces(run, 0, expression.size(),
+              [&](Index from, Index end) { found += expression.segment(from, end - from).sum(); });
+    return found;
+}
+
+template <class A, class B>
+double dot(const Run& run, const A& a, const B& b) {
+    double found = 0;
+    in_pieces(run, 0, a.size(), [&](Index from, Index end) {
+        found += a.segment(from, end - from).dot(b.segment(from, end - from));
+    });
+    return found;
+}
+
+template <class A>
+double norm(const Run& run, const A& a) {
+    return std::sqrt(dot(run, a, a));
+}
+
+template <class A>
+double max_size(const Run& run, const A& a) {
+    double found = 0;
+    in_pieces(run, 0, a.size(), [&](Index from, Index end) {
+        found = std::max(found, a.segment(from, end - from).cwiseAbs().maxCoeff());
+    });
+    return found;
+}
+
+template <class A>
+bool all_finite(const Run& run, const A& a) {
+    bool found = true;
+    in_pieces(run, 0, a.size(),
+              [&](Index from, Index end) { found = found && a.segment(from, end - from).allFinite(); });
+    return found;
+}
+
+// body(j) for every j in [0, n)
+template <class Body>
+void each(const Run& run, Index n, const Body& body) {
+    in_pieces(run, 0, n, [&](Index from, Index end) {
+        for (Index j = from; j < end; ++j) body(j);
+    });
+}
+
+}  // namespace qk

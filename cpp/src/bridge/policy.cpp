@@ -1,0 +1,48 @@
+// What "auto" tries, in which order, and when it changes its mind.
+#include <algorithm>
+
+#include "bridge/iterate.hpp"
+
+namespace qk {
+namespace {
+
+bool may_go_on(const Iterate& at) {
+    const BridgeStatus status = at.state.status;
+    return (status == BridgeStatus::stagnated || status == BridgeStatus::overflow) && !at.out_of_visits();
+}
+
+// The error that rounding of potentials and scores leaves: below it no method makes progress.
+double precision(const Iterate& at) {
+    double largest = 32;
+    for (const auto* potential : {&at.f, &at.g})
+        for (const double x : *potential)
+            if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+    return 16 * at.sweep.epsilon() * 2 * largest;
+}
+
+}  // namespace
+
+void automatic(Iterate& at) {
+    // Beyond this error annealing finds the way in fewer visits than Newton's method.
+    constexpr double far = 0.3;
+    const Iterate::Vector start = at.g;
+    at.state.methods.emplace_back("anderson");
+    if (!at.sweep.curved()) {
+        anderson(at, false);
+        return;
+    }
+    const bool slow = anderson(at, true);
+    if (!slow && !may_go_on(at)) return;
+    if (slow && at.state.errors.back() < far) {
+        at.state.methods.emplace_back("newton");
+        const bool gave_up = newton(at, true);
+        if (!gave_up && (!may_go_on(at) || at.column_error() < precision(at))) return;
+    }
+    if (at.state.status == BridgeStatus::overflow) at.g = start;
+    at.state.methods.emplace_back("annealed");
+    if (!anneal(at)) return;
+    at.state.methods.back() = "newton";
+    newton(at, false);
+}
+
+}  // namespace qk

@@ -1,0 +1,401 @@
+// Sweeps that store their entries, scaled to the potentials at which they were taken.
+#include <atomic>
+#include <numeric>
+#include <tuple>
+
+#include "bridge/gathering.hpp"
+#include "bridge/long_vectors.hpp"
+#include "bridge/sweep_walk.hpp"
+
+namespace qk {
+namespace {
+
+// How much the sums over entries that were rounded to single precision are off, from one exact visit.
+class Corrections {
+public:
+    bool known() const { return known_; }
+    void forget() { known_ = false; }
+    double row(Index i) const { return known_ ? rows_[static_cast<std::size_t>(i)] : 1.0; }
+    double column(Index j) const { return known_ ? columns_[static_cast<std::size_t>(j)] : 1.0; }
+
+    void measured(std::vector<double> rows, std::vector<double> columns, std::vector<double> row_factors,
+                  std::vector<double> column_factors) {
+        rows_ = std::move(rows);
+        columns_ = std::move(columns);
+        row_factors_ = std::move(row_factors);
+        column_factors_ = std::move(column_factors);
+        known_ = true;
+    }
+
+    // The sums of a row are off by an average of its entries' errors, with weights that change by as much as
+    // the factors of the columns have since (a common factor does not matter); so for columns.
+    double doubt(const std::vector<double>& row_factors, const std::vector<double>& masses,
+                 const std::vector<double>& column_factors, const double* columns, const Run& run) const {
+        constexpr double rounding = 1.0 / (1 << 23);  // twice the half unit of an entry
+        if (!known_) return 2 * rounding * std::accumulate(masses.begin(), masses.end(), 0.0);
+        return rounding * (moved(row_factors, row_factors_, masses.data(), run) +
+                           moved(column_factors, column_factors_, columns, run));
+    }
+
+private:
+    // sum_k weight_k |now_k / (before_k scale) - 1|, at most 1 each
+    static double moved(const std::vector<double>& now, const std::vector<double>& before,
+                        const double* weights, const Run& run) {
+        double total = 0, scale = 0, sum = 0;
+        const std::size_t n = before.size();  // `now` may be padded
+        each(run, static_cast<Index>(n), [&](Index at) {
+            const auto k = static_cast<std::size_t>(at);
+            if (!(before[k] > 0)) return;
+            total += weights[k];
+            scale += weights[k] * (now[k] / before[k]);
+        });
+        if (!(scale > 0)) return std::accumulate(weights, weights + n, 0.0);
+        scale /= total;
+        each(run, static_cast<Index>(n), [&](Index at) {
+            const auto k = static_cast<std::size_t>(at);
+            sum += weights[k] *
+                   (before[k] > 0 ? std::min(1.0, std::abs(now[k] / (before[k] * scale) - 1)) : 1.0);
+        });
+        return sum;
+    }
+
+    std::vector<double> rows_, columns_, row_factors_, column_factors_;
+    bool known_ = false;
+};
+
+template <class T = double>
+std::vector<T> zeros(Index n, const Run& run) {
+    std::vector<T> out;
+    out.reserve(static_cast<std::size_t>(n));
+    ask_for_large_pages(out.data(), static_cast<std::size_t>(n) * sizeof(T));
+    in_pieces(run, 0, n,
+              [&](Index from, Index to) { out.resize(out.size() + static_cast<std::size_t>(to - from)); });
+    return out;
+}
+
+// Entries of type E for a problem of type T.
+template <class T, class E>
+class Stored final : public Sweep {
+    static constexpr bool rounded = sizeof(E) < sizeof(T);
+
+public:
+    Stored(const Problem<T>& problem, const Run& run)
+        : scores_(problem, run),
+          ld_(round_up(problem.n_cols, 2 * SimdTraits<E>::width)),
+          entries_(problem.n_rows * ld_),
+          scaled_(zeros<T>(ld_, run)),
+          at_g_(zeros(problem.n_cols, run)),
+          tops_(zeros(problem.n_rows, run)),
+          sums_(zeros(problem.n_rows, run)) {
+        if (rounded) {
+            factors_ = zeros(problem.n_rows, run);
+            masses_ = zeros(problem.n_rows, run);
+        }
+    }
+
+    Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
+        if (wants_full_ && !full_) store_in_full(run);
+        if (full_) return full_->rows(g, mass, lse, columns, run);
+        if (!taken_ || too_far(g, run) || (refine_ && columns != nullptr)) {
+            // In double the entries are taken at g itself, and this is the visit as well.
+            const bool at_once = sizeof(T) == sizeof(double) && columns != nullptr;
+            const Status status = take(g, mass, lse, at_once ? columns : nullptr, run);
+            if (status != Status::ok) return status;
+            if (at_once) return rounded ? measure(lse, columns, run) : status;
+        }
+        if (!in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
+                for (Index j = from; j < to; ++j) scaled_[static_cast<std::size_t>(j)] = factor(g, j);
+            }))
+            return Status::interrupted;
+        const Status status = visit(entries_, ld_, scaled_.data(), columns, run, [&](Index i, double found) {
+            const auto at = static_cast<std::size_t>(i);
+            const double dot = rounded ? found * corrections_.row(i) : found;
+            sums_[at] = dot;
+            lse[i] = dot > 0 ? tops_[at] + std::log(dot) : -infinity<double>();
+            const double m = columns != nullptr && dot > 0 ? mass(i, lse[i]) : 0.0;
+            const double c = m == 0 ? 0.0 : m / dot;
+            if constexpr (rounded) {
+                masses_[at] = m;
+                factors_[at] = c;
+            }
+            return c;
+        });
+        if (columns == nullptr || status != Status::ok) return status;
+        const bool done = in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
+            for (Index j = from; j < to; ++j) {
+                columns[j] *= static_cast<double>(scaled_[static_cast<std::size_t>(j)]);
+                if (rounded) columns[j] *= corrections_.column(j);
+            }
+        });
+        if constexpr (rounded) uncertainty_ = corrections_.doubt(factors_, masses_, scaled_, columns, run);
+        return done ? Status::ok : Status::interrupted;
+    }
+
+    double uncertainty() const override { return full_ ? 0.0 : uncertainty_; }
+
+    // Where exact visits are asked for again and again the entries are better stored as they are.
+    void refine() override {
+        constexpr int most = 5;
+        if (++n_refined_ > most)
+            wants_full_ = true;
+        else
+            refine_ = true;
+    }
+
+    Status columns(const double* f, double* lse, const Run& run) override {
+        return scores_.columns(f, lse, run);
+    }
+
+    Status curvature(const double* x, const double* mass, double* out, bool rough, const Run& run) override {
+        if (full_) return full_->curvature(x, mass, out, rough, run);
+        if constexpr (rounded) {
+            if (rough) return curvature_of(entries_, ld_, x, mass, out, run);
+            // Visits that follow are exact, this one's sums come from the last.
+            Buffer<double> g(problem().n_cols);
+            std::vector<double> lse(sums_.size());
+            each(run, problem().n_cols, [&](Index j) {
+                const auto at = static_cast<std::size_t>(j);
+                g[j] = at_g_[at] + std::log(scaled_[at]);
+            });
+            store_in_full(run);
+            const Status status =
+                full_->rows(g.data(), [](Index, double) { return 0.0; }, lse.data(), nullptr, run);
+            return status == Status::ok ? full_->curvature(x, mass, out, rough, run) : status;
+        } else {
+            if (!rough || sizeof(T) == sizeof(float)) return curvature_of(entries_, ld_, x, mass, out, run);
+            if (!halved_) halve(run);
+            return curvature_of(single_, ld_single(), x, mass, out, run);
+        }
+    }
+
+    Status gather(double least, Index most, SparseRows& out, const Run& run) override {
+        if (full_) return full_->gather(least, most, out, run);
+        Gathering gathering(problem().n_rows, most, scores_.work() / 5, run);
+        return gathering(out, [&](Index first, Index end, const auto& found, const Run& inner, int worker) {
+            for (Index i = first; i < end; ++i) {
+                if ((i - first) % tuning::poll_rows == 0 && should_stop(inner, worker)) return;
+                const double sum = sums_[static_cast<std::size_t>(i)];
+                if (!(sum > 0)) continue;
+                const E* w = entries_.data() + i * ld_;
+                for (Index j = 0; j < problem().n_cols; ++j) {
+                    const double share = static_cast<double>(w[j]) *
+                                         static_cast<double>(scaled_[static_cast<std::size_t>(j)]) / sum;
+                    if (share >= least) found(i, j, share);
+                }
+            }
+        });
+    }
+
+    double epsilon() const override { return static_cast<double>(std::numeric_limits<T>::epsilon()); }
+
+    std::unique_ptr<Sweep> scaled(double factor, const Run& run) const override {
+        return sweep_scaled(problem(), factor, run);
+    }
+
+private:
+    const Problem<T>& problem() const { return scores_.problem(); }
+
+    void store_in_full(const Run& run) {
+        full_ = std::make_unique<Stored<T, T>>(problem(), run);
+        entries_ = Buffer<E>();
+    }
+
+    // After an exact visit: what the stored entries say at the same potentials.
+    Status measure(const double* lse, const double* columns, const Run& run) {
+        std::vector<double> row_ratios(sums_.size(), 1.0), ratios = zeros(problem().n_cols, run);
+        if (should_stop(run, 0)) return Status::interrupted;
+        const Status status =
+            visit(entries_, ld_, scaled_.data(), ratios.data(), run, [&](Index i, double dot) {
+                const auto at = static_cast<std::size_t>(i);
+                if (dot > 0 && sums_[at] > 0) row_ratios[at] = sums_[at] / dot;
+                masses_[at] = factors_[at] * sums_[at];
+                return lse[i] == -infinity<double>() ? 0.0 : factors_[at];
+            });
+        std::vector<double> scaled;
+        scaled.reserve(ratios.size());
+        const bool done = in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
+            for (Index j = from; j < to; ++j) {
+                double& ratio = ratios[static_cast<std::size_t>(j)];
+                ratio = ratio > 0 && columns[j] > 0 ? columns[j] / ratio : 1.0;
+            }
+            scaled.insert(scaled.end(), scaled_.data() + from, scaled_.data() + to);
+        });
+        if (!done) return Status::interrupted;
+        corrections_.measured(std::move(row_ratios), std::move(ratios), factors_, std::move(scaled));
+        uncertainty_ = 0;
+        return status;
+    }
+
+    template <class A>
+    Status curvature_of(const Buffer<A>& entries, Index ld, const double* x, const double* mass, double* out,
+                        const Run& run) {
+        Buffer<A> direction(ld);
+        each(run, ld, [&](Index j) {
+            direction[j] =
+                j < problem().n_cols
+                    ? static_cast<A>(static_cast<double>(scaled_[static_cast<std::size_t>(j)]) * x[j])
+                    : A(0);
+        });
+        const Status status = visit(entries, ld, direction.data(), out, run, [&](Index i, double dot) {
+            const double sum = sums_[static_cast<std::size_t>(i)];
+            return sum > 0 ? mass[i] * dot / (sum * sum) : 0.0;
+        });
+        each(run, problem().n_cols,
+             [&](Index j) { out[j] *= static_cast<double>(scaled_[static_cast<std::size_t>(j)]); });
+        return status;
+    }
+
+    Index ld_single() const { return round_up(problem().n_cols, 2 * SimdTraits<float>::width); }
+
+    // A copy of the entries in single precision: half to read.
+    void halve(const Run& run) {
+        const Index ld = ld_single();
+        single_.reserve(problem().n_rows * ld);
+        parallel_for(run, problem().n_rows, [&](Index i, int worker) {
+            float* to = single_.data() + i * ld;
+            in_pieces(run, worker, problem().n_cols, [&](Index first, Index end) {
+                for (Index j = first; j < end; ++j) to[j] = static_cast<float>(entries_[i * ld_ + j]);
+            });
+            std::fill(to + problem().n_cols, to + ld, 0.0F);
+        });
+        halved_ = true;
+    }
+
+    T factor(const double* g, Index j) const {
+        if (g[j] == -infinity<double>()) return T(0);
+        return static_cast<T>(std::exp(g[j] - at_g_[static_cast<std::size_t>(j)]));
+    }
+    bool too_far(const double* g, const Run& run) const {
+        bool found = false;
+        each(run, problem().n_cols, [&](Index j) {
+            const double from = at_g_[static_cast<std::size_t>(j)];
+            found = found ||
+                    (g[j] != -infinity<double>() && !(std::abs(g[j] - from) <= tuning::stored_reach<E, T>));
+        });
+        return found;
+    }
+
+    // Takes the entries exp(s_ij + g_j - max_k (s_ik + g_k)) anew; with `columns`, as a visit.
+    Status take(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) {
+        taken_ = halved_ = refine_ = false;
+        corrections_.forget();
+        scores_.set_potential(g, run);
+        const Shares<T> shares(problem().n_rows, problem().n_cols, run, scores_.work(), sums_of<T>());
+        std::vector<SweepLocal<T>> locals;
+        std::atomic<bool> overflow{false};
+        const auto finish = [&](const SweepLocal<T>& local, Index r, Index i,
+                                const SoftmaxState<double>& state, const Run& inner, int worker) {
+            const auto at = static_cast<std::size_t>(i);
+            if (!std::isfinite(state.sum)) overflow.store(true, std::memory_order_relaxed);
+            sums_[at] = state.sum;
+            tops_[at] = state.empty() ? 0.0 : state.max;
+            store_row(i, r, local, inner, worker);
+            if (columns == nullptr) return 0.0;
+            lse[i] = state.log_sum_exp();
+            const double factor = state.sum > 0 ? mass(i, lse[i]) / state.sum : 0.0;
+            if constexpr (rounded) factors_[at] = factor;
+            return factor;
+        };
+        WeighedRows<T, decltype(finish)> rows(scores_, shares, locals, columns != nullptr, finish);
+        if (!scores_.walk_shares(shares, rows, columns)) return Status::interrupted;
+        if (overflow.load()) return Status::overflow;
+        taken_ = in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
+            for (Index j = from; j < to; ++j) {
+                const auto at = static_cast<std::size_t>(j);
+                at_g_[at] =
+                    static_cast<double>(static_cast<T>(g[j]));  // exactly what the entries were taken at
+                scaled_[at] = factor(g, j);
+            }
+        });
+        return taken_ ? Status::ok : Status::interrupted;
+    }
+
+    // Row r of the block, which is row i; a row that sees nothing has weights 0.
+    void store_row(Index i, Index r, const SweepLocal<T>& local, const Run& run, int worker) {
+        E* to = entries_.data() + i * ld_;
+        const T* from = local.block.scores.data() + r * scores_.width();
+        for (Index j = 0; j < problem().n_cols; j += scores_.tile()) {
+            if (j > 0 && should_stop(run, worker)) return;
+            const auto factor = static_cast<T>(local.online.factor(r, j));
+            const Index end = std::min(j + scores_.tile(), problem().n_cols);
+            for (Index k = j; k < end; ++k) to[k] = static_cast<E>(from[k] * factor);
+        }
+        std::fill(to + problem().n_cols, to + ld_, E(0));
+    }
+
+    template <class A>
+    typename Shares<A>::Sums& sums_of() {
+        return std::get<typename Shares<A>::Sums>(column_sums_);
+    }
+
+    // Each row dotted with z, weighed by what `weigh(i, dot)` says, and added to the columns; in the arithmetic
+    // of z.
+    template <class F, class A, class Weigh>
+    Status visit(const Buffer<F>& entries, Index ld, const A* z, double* columns, const Run& run,
+                 const Weigh& weigh) {
+        const Shares<A> shares(problem().n_rows, problem().n_cols, run, scores_.work() / 5, sums_of<A>());
+        // Asking whether to stop looks at the clock.
+        const Index poll =
+            std::clamp<Index>(tuning::poll_entries / std::max<Index>(1, ld) / sweep_rows * sweep_rows,
+                              sweep_rows, tuning::poll_rows);
+        const auto& pieces = shares.pieces();
+        parallel_for(shares.run(), static_cast<Index>(pieces.size()), [&](Index part, int worker) {
+            const FlushSubnormals flush;
+            const Piece& piece = pieces[static_cast<std::size_t>(part)];
+            ColumnSums<A>& sums = shares.of(piece);
+            if (columns != nullptr && !sums.start(ld, shares.run(), worker)) return;
+            for (Index i = piece.first_row; i < piece.end_row; i += sweep_rows) {
+                if ((i - piece.first_row) % poll == 0 && should_stop(shares.run(), worker)) return;
+                const int n = static_cast<int>(std::min<Index>(sweep_rows, piece.end_row - i));
+                const F* w = entries.data() + i * ld;
+                double dots[sweep_rows];
+                A factors[sweep_rows];
+                dot_long_rows(n, w, ld, z, dots, shares.run(), worker);
+                for (int r = 0; r < n; ++r) factors[r] = static_cast<A>(weigh(i + r, dots[r]));
+                const F* next = i + 2 * sweep_rows <= piece.end_row ? w + sweep_rows * ld : nullptr;
+                if (columns != nullptr) add_long_rows(sums, n, w, ld, factors, next, shares.run(), worker);
+            }
+        });
+        const bool done = !stopped(run) && (columns == nullptr || shares.finish(columns));
+        return done ? Status::ok : Status::interrupted;
+    }
+
+    SweepScores<T> scores_;
+    std::tuple<Shares<float>::Sums, Shares<double>::Sums> column_sums_;
+    Index ld_;
+    Buffer<E> entries_;
+    std::vector<T> scaled_;  // exp(g - at_g), zeros beyond the columns
+    Buffer<float> single_;
+    bool halved_ = false;
+    std::vector<double> at_g_, tops_, sums_;  // tops: what the rows were divided by, as logarithms
+    bool taken_ = false;
+
+    // Of rounded entries alone.
+    std::vector<double> factors_, masses_;
+    Corrections corrections_;
+    std::unique_ptr<Stored<T, T>> full_;
+    double uncertainty_ = 0;
+    int n_refined_ = 0;
+    bool refine_ = false, wants_full_ = false;
+};
+
+}  // namespace
+
+Status Sweep::gather(double, Index, SparseRows& out, const Run&) {
+    out = {};
+    return Status::ok;
+}
+std::unique_ptr<Sweep> Sweep::scaled(double, const Run&) const { return nullptr; }
+
+template <class T>
+std::unique_ptr<Sweep> sweep_stored(const Problem<T>& problem, const Run& run) {
+    return std::make_unique<Stored<T, T>>(problem, run);
+}
+std::unique_ptr<Sweep> sweep_stored_single(const Problem<double>& problem, const Run& run) {
+    return std::make_unique<Stored<double, float>>(problem, run);
+}
+
+template std::unique_ptr<Sweep> sweep_stored(const Problem<float>&, const Run&);
+template std::unique_ptr<Sweep> sweep_stored(const Problem<double>&, const Run&);
+
+}  // namespace qk

@@ -1,0 +1,80 @@
+// Row and column sums in double precision of scores whose dense terms are in single precision: these are converted a few
+// rows at a time, in the cache.
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <vector>
+
+#include "engine/tiling.hpp"
+#include "qk/bridge_kernels.hpp"
+
+namespace qk {
+namespace {
+
+// Adds to sums that may be long, and remembers what rounding takes away.
+class ExactSums {
+public:
+    explicit ExactSums(Index n) : sums_(static_cast<std::size_t>(n), 0.0), lost_(sums_) {}
+
+    void add(const std::vector<double>& values) {
+        for (std::size_t j = 0; j < sums_.size(); ++j) {
+            const double part = values[j] + lost_[j], total = sums_[j] + part;
+            lost_[j] = part - (total - sums_[j]);
+            sums_[j] = total;
+        }
+    }
+    const std::vector<double>& sums() const { return sums_; }
+
+private:
+    std::vector<double> sums_, lost_;
+};
+
+void widen(const MatrixView<float>& values, Index first, Index n_rows, Index n_cols, double* out) {
+    for (Index r = 0; r < n_rows; ++r) {
+        const float* from = values.data + (first + r) * values.row_stride;
+        double* to = out + r * n_cols;
+        if (values.col_stride == 1)
+            for (Index j = 0; j < n_cols; ++j) to[j] = static_cast<double>(from[j]);
+        else
+            for (Index j = 0; j < n_cols; ++j) to[j] = static_cast<double>(from[j * values.col_stride]);
+    }
+}
+
+}  // namespace
+
+Status widened_marginals(const Problem<double>& rest, const std::vector<SingleTerm>& dense, double* rows,
+                         double* columns, const Run& run) {
+    constexpr Index block_entries = 1 << 16;  // half a megabyte of doubles
+    const Index n = rest.n_rows, m = rest.n_cols;
+    const Index height = std::clamp<Index>(block_entries / m, 1, n);
+    const Index n_blocks = (n + height - 1) / height;
+    const Run scaled = scaled_run(run, operations(rest, 0));
+    // Columns are added part by part, in their order, so the result is the same for the same number of threads.
+    const Index n_parts = std::min<Index>(scaled.n_threads, n_blocks);
+    std::vector<ExactSums> parts(static_cast<std::size_t>(n_parts), ExactSums(m));
+    std::atomic<bool> overflow{false};
+    parallel_for(scaled, n_parts, [&](Index part, int worker) {
+        const Run own = alone(scaled, worker);
+        std::vector<Buffer<double>> blocks(dense.size());
+        for (auto& block : blocks) block.reserve(height * m);
+        std::vector<double> some(static_cast<std::size_t>(m));
+        for (Index b = part * n_blocks / n_parts; b < (part + 1) * n_blocks / n_parts; ++b) {
+            if (should_stop(scaled, worker)) return;
+            const Index first = b * height, count = std::min(height, n - first);
+            MarginalTask<double> task{rectangle(rest, first, count, 0, m), rows + first, some.data()};
+            for (std::size_t k = 0; k < dense.size(); ++k) {
+                widen(dense[k].values, first, count, m, blocks[k].data());
+                task.problem.dense.push_back({{blocks[k].data(), m, 1}, dense[k].scale});
+            }
+            if (marginals<double>({task}, own) == Status::overflow) overflow = true;
+            parts[static_cast<std::size_t>(part)].add(some);
+        }
+    });
+    if (run.stop != nullptr && run.stop->stopped()) return Status::interrupted;
+    ExactSums total(m);
+    for (const ExactSums& part : parts) total.add(part.sums());
+    std::ranges::copy(total.sums(), columns);
+    return overflow ? Status::overflow : Status::ok;
+}
+
+}  // namespace qk

@@ -1,0 +1,51 @@
+// The stages of Rosenbrock methods: for stiff problems, where explicit steps are short for stability alone.
+#pragma once
+
+#include <memory>
+
+#include "qk/tableau.hpp"
+#include "qk/velocity.hpp"
+
+namespace qk::ode {
+
+// What a Rosenbrock method needs of a state, which is one problem in double precision. `whole` arrays have all numbers of
+// the state; unknowns are those of them that are independent (of a symmetric matrix, one triangle).
+class StiffSystem {
+public:
+    StiffSystem() = default;
+    StiffSystem(const StiffSystem&) = delete;
+    StiffSystem& operator=(const StiffSystem&) = delete;
+    virtual ~StiffSystem() = default;
+
+    virtual Index unknowns() const = 0;
+    virtual Index length() const = 0;  // of whole arrays
+    virtual void gather(const double* whole, double* unknowns) const = 0;
+    virtual void scatter(const double* unknowns, double* whole) const = 0;
+    virtual bool autonomous() const = 0;
+    virtual VelocityStatus rate(double t, const double* whole, double* out) = 0;
+
+    virtual const double* state() const = 0;
+    virtual const double* slope() const = 0;  // at the state
+    virtual double* increment(int s) = 0;     // where stage s goes
+};
+
+class Rosenbrock {
+public:
+    // No system: for methods that are not implicit, and then nothing is done.
+    Rosenbrock(const Tableau& method, StiffSystem* system);
+    ~Rosenbrock();
+    Rosenbrock(const Rosenbrock&) = delete;
+    Rosenbrock& operator=(const Rosenbrock&) = delete;
+
+    // All stages of a step of h from the state at t, into the system's increments.
+    VelocityStatus stages(double t, double h);
+
+private:
+    struct Workspace;
+
+    const Tableau& method_;
+    StiffSystem* system_;
+    std::unique_ptr<Workspace> at_;
+};
+
+}  // namespace qk::ode

@@ -1,0 +1,151 @@
+"""Bridges over a kernel that the caller's own object gives the sums of."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _checks
+from ._bridge_kernels import GivenKernel
+from ._bridge_report import Callback, reporter
+from ._bridge_result import dual_value
+from ._bridge_solve import ask
+from ._config import resolve_threads
+from ._convergence import WarnsOnUse
+from ._lazy_scores import Real
+
+__all__ = ["GivenBridge", "solve_given"]
+
+
+@dataclass(frozen=True, eq=False)
+class GivenBridge(WarnsOnUse):
+    """A bridge over an object with ``rows`` and ``columns``: the names of :class:`SchrodingerBridge`.
+
+    The coupling is :math:`\\Pi_{ij} = e^{f_i + s_{ij} + g_j}`, where only the object knows :math:`s`. All
+    that is computed here goes through its own methods; so does the final check.
+    """
+
+    kernel: Any = field(repr=False)
+    mu: Real = field(repr=False)
+    nu: Real = field(repr=False)
+    f: Real = field(repr=False)
+    """log potential of the rows"""
+    g: Real = field(repr=False)
+    """log potential of the columns; sum_j nu_j g_j = 0 for balanced problems"""
+    status: str
+    """"converged", or why not; "negative kernel" when the object's column sums were negative"""
+    converged: bool
+    """finite, and the conditions met within ``tol`` at a final check, by the object's own ``rows``"""
+    n_iter: int
+    n_visits: int
+    """calls of ``rows``, ``columns`` and ``curvature`` by the solver"""
+    errors: npt.NDArray[np.float64] = field(repr=False)
+    error: float
+    """L1 error of the worse marginal at the final check (of the optimality conditions if unbalanced), as a
+    share of the mass"""
+    worst: float
+    method: str
+    tol: float
+    penalty: tuple[float, float] = (math.inf, math.inf)
+    relaxation: float = 1.0
+    on_fail: str = field(default="warn", repr=False)
+    """what using the result does when it did not converge: "warn" or "ignore" """
+
+    @property  # of its own for each call, so that results can be shared between threads
+    def _native(self) -> Any:
+        return GivenKernel(self.kernel).native
+
+    @cached_property
+    def _sums(self) -> tuple[Real, Real]:
+        f, g = self.f.astype(np.float64), self.g.astype(np.float64)
+        sums: tuple[Real, Real] = self._native.sums(f, g, resolve_threads(None))
+        return sums
+
+    def marginals(self) -> tuple[Real, Real]:
+        """Row and column sums of the coupling, by one visit."""
+        rows, columns = self._sums
+        return rows.astype(self.f.dtype), columns.astype(self.f.dtype)
+
+    def plan(self) -> Real:
+        """The coupling as an array (N, M), by one visit for each column."""
+        self._used()
+        n, m = len(self.mu), len(self.nu)
+        out = np.zeros((n, m))
+        for j in np.flatnonzero(np.isfinite(self.g)):
+            alone = np.full(m, -np.inf)
+            alone[j] = self.g[j]
+            out[:, j] = np.exp(self.f + self._row_sums(alone))
+        return out.astype(self.f.dtype)
+
+    def project(self, V: npt.ArrayLike) -> Real:
+        """Barycentric projection of V (M, k) or (M,): one visit, and two for each column of V."""
+        self._used()
+        values = _checks.real_array("V", V)
+        _checks.same_dtype("V", values, self.f.dtype, "the kernel")
+        if values.ndim not in (1, 2) or len(values) != len(self.nu):
+            raise ValueError(
+                f"V: wanted shape ({len(self.nu)},) or ({len(self.nu)}, k), got {values.shape}"
+            )
+        _checks.finite("V", values)
+        g = self.g.astype(np.float64)
+        total = self._row_sums(g)
+        columns = values.reshape(len(values), -1).T.astype(np.float64)
+        out = np.zeros((len(columns), len(self.mu)))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            for mean, column in zip(out, columns, strict=True):
+                for sign in (1.0, -1.0):
+                    part = np.maximum(sign * column, 0.0)
+                    if part.any():
+                        logs = self._row_sums(g + np.log(part)) - total
+                        mean += sign * np.where(np.isneginf(total), 0.0, np.exp(logs))
+        return out.T.reshape(len(self.mu), *values.shape[1:]).astype(self.f.dtype)
+
+    def _row_sums(self, g: Real) -> Real:
+        """log of the row sums of exp(s + g)."""
+        lse: Real = self._native.row_sums(g, resolve_threads(None))
+        return lse
+
+    @property
+    def dual(self) -> float:
+        """At most the primal value of any coupling; see :attr:`qkcore.SchrodingerBridge.dual`."""
+        self._used()
+        return dual_value(self._sums, ((self.f, self.mu), (self.g, self.nu)), self.penalty)
+
+    def __str__(self) -> str:
+        state = "converged" if self.converged else f"not converged ({self.status})"
+        return (
+            f"Schrödinger bridge {len(self.mu)} x {len(self.nu)} over {type(self.kernel).__name__}, "
+            f"{self.f.dtype}: {state}\n"
+            f"  {self.n_iter} iterations ({self.method}), error {self.error:.3g} of the mass "
+            f"(tolerance {self.tol:.3g})"
+        )
+
+
+def solve_given(
+    kernel: Any,
+    mu: npt.ArrayLike,
+    nu: npt.ArrayLike,
+    *,
+    callback: Callback | None = None,
+    progress: bool = False,
+    **options: Any,
+) -> GivenBridge:
+    asked = ask(GivenKernel(kernel), mu, nu, **options)
+    p = asked.problem
+    with reporter(callback, progress, p.tol) as report:
+        found = asked.solve(report)
+    return GivenBridge(
+        kernel=kernel,
+        mu=p.mu,
+        nu=p.nu,
+        n_visits=found.n_visits,
+        tol=p.tol,
+        penalty=(p.row_penalty, p.col_penalty),
+        relaxation=found.relaxation,
+        **found.figures(),
+    )

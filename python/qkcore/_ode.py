@@ -1,0 +1,222 @@
+"""The integrator of cpp/src/ode for states that are arrays of any library: its methods, control and statuses.
+
+A State holds one initial value problem and the stages of its steps; the loops around them are here. Methods
+come from the C++ side as numbers, and so does the control of the step size.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ._native import cpu
+
+__all__ = ["METHODS", "Integrator", "NoConvergence", "Overflow", "State", "Tableau"]
+
+
+class Overflow(Exception):
+    """A state or slope that is not finite."""
+
+
+class NoConvergence(Exception):
+    """Sinkhorn's iteration, inside a velocity, missed its tolerance."""
+
+
+Rows = tuple[tuple[float, ...], ...]
+
+
+class Tableau(NamedTuple):
+    """An explicit method, see cpp/include/qk/tableau.hpp."""
+
+    order: int
+    a: Rows
+    b: tuple[float, ...]
+    c: tuple[float, ...]
+    error: tuple[float, ...]
+    dense: Rows
+    last_is_next: bool
+    adaptive: bool
+
+    def at(self, theta: float) -> tuple[float, ...]:
+        """Weights of the stages for the state at the fraction ``theta`` of a step."""
+        return tuple(
+            theta * (p[0] + theta * (p[1] + theta * (p[2] + theta * p[3]))) for p in self.dense
+        )
+
+
+METHODS = {
+    name: Tableau(*(found[field] for field in Tableau._fields))
+    for name, found in cpu.tableaux().items()
+    if not found["gamma"]
+}
+
+
+class State:
+    """A state x at time t with the stages k of a step from it, and the trial state ``next`` at its end.
+
+    Subclasses say how arrays are combined and what the slope is; they raise Overflow where it is not finite.
+    """
+
+    def __init__(self, method: Tableau, t: float, x: Any) -> None:
+        self.method, self.t, self.x = method, t, x
+        self.k: list[Any] = [None] * len(method.a)
+        self.next: Any = None
+        self.has_first = False  # k[0] is the slope at (t, x)
+
+    # ---- what subclasses add -------------------------------------------------------------------
+
+    def slope(self, t: float, x: Any, s: int) -> Any:
+        """The slope at (t, x) for stage s."""
+        raise NotImplementedError
+
+    def combine(self, weights: tuple[float, ...], h: float, *, is_next: bool = False) -> Any:
+        """x + h sum_s weights_s k_s; ``is_next``: the state at the end of the step."""
+        raise NotImplementedError
+
+    def error(self, h: float) -> float:
+        """The error of the step in units of the tolerance."""
+        raise NotImplementedError
+
+    def sizes(self) -> tuple[float, float]:
+        """The state and its slope in units of the tolerance."""
+        raise NotImplementedError
+
+    def change(self, h: float) -> float:
+        """The change of the slope along a step of Euler's method, in units of the tolerance."""
+        raise NotImplementedError
+
+    def escaping(self, resolution: float) -> bool:
+        """Whether the state changes by its own size within 1000 steps of this size."""
+        raise NotImplementedError
+
+    def take(self, to: float) -> str:
+        """What follows an accepted step to time ``to``; the status of what ends the flow, or nothing."""
+        raise NotImplementedError
+
+    # ---- one step ------------------------------------------------------------------------------
+
+    def first(self) -> None:
+        if not self.has_first:
+            self.k[0] = self.slope(self.t, self.x, 0)
+            self.has_first = True
+
+    def step(self, h: float) -> None:
+        """Stages and the trial state; raises Overflow when one is not finite."""
+        m, last = self.method, len(self.method.a) - 1
+        for s in range(1, last + 1):
+            is_next = m.last_is_next and s == last
+            at = self.combine(m.a[s], h, is_next=is_next)
+            if is_next:
+                self.next = at
+            self.k[s] = self.slope(self.t + m.c[s] * h, at, s)
+        if not m.last_is_next:
+            self.next = self.combine(m.b, h, is_next=True)
+
+    def move(self, to: float, x: Any, *, same_slope: bool) -> None:
+        """The state becomes x; ``same_slope``: it is the one at which the last stage was taken."""
+        self.t, self.x = to, x
+        self.has_first = same_slope and self.method.last_is_next
+        if self.has_first:
+            self.k[0], self.k[-1] = self.k[-1], self.k[0]
+
+
+class Integrator:
+    """Steps of one State, fixed or controlled, until a time or an end; see cpp/src/ode/integrator.hpp."""
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        max_steps: int,
+        elementary: bool = False,
+        first_step: float = 0.0,
+        min_step: float = 0.0,
+        max_step: float = 0.0,
+    ) -> None:
+        self.state, self.status = state, ""
+        self._control = cpu.StepController(state.method.order, elementary)
+        self._h, self._most_steps = first_step, max_steps
+        self._min_step, self._max_step = min_step, max_step
+        self._overflowed = False
+        self.n_steps = self.n_rejected = 0
+
+    def restart(self) -> None:
+        """The slope jumps here: the step size and the slopes of the past are worth nothing."""
+        self._h, self.state.has_first = 0.0, False
+        self._control.reset()
+
+    def fixed_step(self, to: float) -> bool:
+        """One step; False when the flow has ended, as after the other methods."""
+        try:
+            self.state.first()
+            self.state.step(to - self.state.t)
+        except (Overflow, NoConvergence) as problem:
+            return self._failed(problem)
+        self.n_steps += 1
+        return self._end(self.state.take(to))
+
+    def advance(self, to: float) -> bool:
+        """Controlled steps up to a time."""
+        state = self.state
+        while state.t < to:
+            left = to - state.t
+            try:
+                state.first()
+                if self._h <= 0:
+                    self._h = self._first_step(left)
+            except (Overflow, NoConvergence) as problem:
+                return self._failed(problem)
+            if self._max_step > 0:
+                self._h = min(self._h, self._max_step)
+            resolution = 10 * float(np.spacing(abs(state.t)))
+            smallest = self._min_step or resolution
+            if self._h < smallest < left:
+                gone = self._overflowed or state.escaping(resolution)
+                return self._end("blew up" if gone else "step underflow")
+            if self.n_steps + self.n_rejected >= self._most_steps:
+                return self._end("step limit")
+            # A sliver left over would be a step too small: the last two are made equal.
+            size = self._h
+            if size >= left * (1 - 1e-12):
+                size = left
+            elif 2 * size > left:
+                size = 0.5 * left
+            end = to if size == left else state.t + size
+            h = end - state.t
+            try:
+                state.step(h)
+                error = state.error(h)
+            except Overflow:
+                error = math.inf
+            except NoConvergence as problem:
+                return self._failed(problem)
+            if not error <= 1.0:
+                self.n_rejected += 1
+                self._overflowed = not math.isfinite(error)
+                self._h = h * self._control.rejected(error)
+                continue
+            self.n_steps += 1
+            self._overflowed = False
+            wanted = h * self._control.accepted(error)
+            self._h = max(self._h, wanted) if size < self._h else wanted
+            if not self._end(state.take(end)):
+                return False
+        return True
+
+    def _first_step(self, longest: float) -> float:
+        size, speed = self.state.sizes()
+        probe = self._control.probe(size, speed, longest)
+        try:
+            change = self.state.change(probe)
+        except Overflow:
+            change = math.inf
+        return float(self._control.first(probe, speed, change, longest))
+
+    def _failed(self, problem: Exception) -> bool:
+        return self._end("blew up" if isinstance(problem, Overflow) else "no convergence")
+
+    def _end(self, status: str) -> bool:
+        self.status = status
+        return not status

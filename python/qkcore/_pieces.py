@@ -1,0 +1,63 @@
+"""NumPy on long vectors in pieces.
+
+Nothing interrupts a call of NumPy, and on 10^8 entries one call takes seconds. Between the pieces Ctrl-C is
+heard. Vectors of one piece are passed on as they are, so that short ones cost nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["converted", "mapped", "pieces", "total"]
+
+Array = npt.NDArray[Any]
+
+# Entries of the last axis; one call on as many takes some milliseconds.
+_PIECE = 2**20
+
+
+def pieces(*arrays: Array) -> Iterator[tuple[Array, ...]]:
+    """Slices of arrays with a common last axis, which they cut in the same places."""
+    n = arrays[0].shape[-1]
+    if n <= _PIECE:
+        yield arrays
+        return
+    for start in range(0, n, _PIECE):
+        yield tuple(x[..., start : start + _PIECE] for x in arrays)
+
+
+def mapped(function: Callable[..., Array], *arrays: Array) -> Array:
+    """``function(*arrays)``, which works entry by entry along the last axis."""
+    n = arrays[0].shape[-1]
+    if n <= _PIECE:
+        return function(*arrays)
+    out: Array | None = None
+    start = 0
+    for cut in pieces(*arrays):
+        part = function(*cut)
+        if out is None:
+            out = np.empty((*part.shape[:-1], n), part.dtype)
+        out[..., start : start + part.shape[-1]] = part
+        start += part.shape[-1]
+    assert out is not None
+    return out
+
+
+def total(function: Callable[..., Any], *arrays: Array) -> Any:
+    """The sum of ``function`` over the pieces, e.g. of their sums over the last axis."""
+    found: Any = None
+    for cut in pieces(*arrays):
+        part = function(*cut)
+        found = part if found is None else found + part
+    return found
+
+
+def converted(array: Array, dtype: npt.DTypeLike) -> Array:
+    """The array in the given dtype, C-contiguous; itself if it is so already."""
+    if array.dtype == dtype and array.flags.c_contiguous:
+        return array
+    return mapped(lambda x: x.astype(dtype, order="C"), array)

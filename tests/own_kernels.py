@@ -1,0 +1,40 @@
+"""Kernels of the tests' own, as users write them for qk.bridge: NumPy and SciPy alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from scipy.special import logsumexp
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+class Dense:
+    """exp of an array of logarithms."""
+
+    curvature: Any
+
+    def __init__(self, logs: Array, symmetric: bool = False) -> None:
+        self.logs = logs.astype(np.float64)
+        self.shape, self.dtype, self.symmetric = logs.shape, logs.dtype, symmetric
+        self.calls: list[str] = []
+        self.curvature = self._curvature
+
+    def rows(self, g: Array, mass: Any) -> tuple[Array, Array | None]:
+        self.calls.append("rows")
+        with np.errstate(divide="ignore"):
+            lse = logsumexp(self.logs + g, axis=1)
+        self.softmax = np.exp(self.logs + g - np.where(np.isneginf(lse), 0, lse)[:, None])
+        return lse, None if mass is None else mass(lse) @ self.softmax
+
+    def columns(self, f: Array) -> Array:
+        self.calls.append("columns")
+        with np.errstate(divide="ignore"):
+            out: Array = logsumexp(self.logs + f[:, None], axis=0)
+        return out
+
+    def _curvature(self, x: Array, mass: Array) -> Array:
+        self.calls.append("curvature")
+        out: Array = (mass * (self.softmax @ x)) @ self.softmax
+        return out
