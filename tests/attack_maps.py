@@ -26,6 +26,7 @@ from .attack_tools import (
     softmax,
     worst,
 )
+from .own_kernels import Dense
 
 ComplexLong = np.clongdouble
 
@@ -319,6 +320,30 @@ def chains(rng: Rng) -> Iterator[Found]:
     )
 
 
+def own_kernels(rng: Rng) -> Iterator[Found]:
+    """A kernel that the caller gives as an object, solved by any method; its object is exact in double."""
+    dtype = dtype_of(rng)
+    n, m = (int(rng.integers(1, 18)) for _ in range(2))
+    scores = logs(rng, n, m, dtype, 10.0 ** rng.uniform(-2, 2), 0)
+    mu, nu = (rng.random(count) + 0.05 for count in (n, m))
+    mu, nu = (mu / mu.sum()).astype(dtype), (nu / nu.sum()).astype(dtype)
+    solver = str(rng.choice(["auto", "alternating", "relaxed", "anderson", "newton"]))
+    b = qk.bridge(Dense(scores), mu, nu, solver=solver, on_fail="ignore")
+    if not b.converged:
+        yield "refused: GivenBridge", 0.0
+        return
+    f, g = b.f.astype(Long), b.g.astype(Long)
+    plan = np.exp(f[:, None] + scores.astype(Long) + g)
+    ends = plan.sum(axis=1), plan.sum(axis=0)
+    off = max(
+        abs(end - target.astype(Long)).sum() for end, target in zip(ends, (mu, nu), strict=True)
+    )
+    # The tolerance, and what double precision makes of the exponents in the object's own sums.
+    sizes = float(abs(f).max() + abs(g).max() + abs(scores).max())
+    slack = float(b.tol) + (64 + n + m + 8 * sizes) * float(np.finfo(np.float64).eps)
+    yield "GivenBridge", worst(off, slack)
+
+
 def masks(rng: Rng) -> Iterator[Found]:
     """Which entries some coupling uses: a linear programme per entry, for small integers as masses."""
     from scipy.optimize import linprog
@@ -357,5 +382,6 @@ FAMILIES: tuple[Family, ...] = (
     bistochastic,
     powers,
     chains,
+    own_kernels,
     masks,
 )

@@ -27,6 +27,7 @@ diffusion_spectra: diffusion.DiffusionMap, diffusion.Laplacian, diffusion.diffus
 bistochastic: diffusion.bistochastic, sinkhorn
 powers: Composition
 chains: BridgeChain, bridge_chain
+own_kernels: GivenBridge
 masks: usable_entries
 isb: isb.BarycentricMap, isb.barycentric, isb.euler_step, isb.heat_flow, isb.step
 simplex_flows: simplex.entropy_rate, simplex.pf_ode
