@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "bridge/iterate.hpp"
+#include "bridge/long_vectors.hpp"
 
 namespace qk {
 namespace {
@@ -15,8 +16,10 @@ bool may_go_on(const Iterate& at) {
 double precision(const Iterate& at) {
     double largest = 32;
     for (const auto* potential : {&at.f, &at.g})
-        for (const double x : *potential)
-            if (std::isfinite(x)) largest = std::max(largest, std::abs(x));
+        each(at.run, potential->size(), [&](Index k) {
+            const double size = std::abs((*potential)[k]);
+            if (std::isfinite(size)) largest = std::max(largest, size);
+        });
     return 16 * at.sweep.epsilon() * 2 * largest;
 }
 
@@ -25,7 +28,8 @@ double precision(const Iterate& at) {
 void automatic(Iterate& at) {
     // Beyond this error annealing finds the way in fewer visits than Newton's method.
     constexpr double far = 0.3;
-    const Iterate::Vector start = at.g;
+    Iterate::Vector start;
+    set(at.run, start, at.g);
     at.state.methods.emplace_back("anderson");
     if (!at.sweep.curved()) {
         anderson(at, false);
@@ -38,7 +42,7 @@ void automatic(Iterate& at) {
         const bool gave_up = newton(at, true);
         if (!gave_up && (!may_go_on(at) || at.column_error() < precision(at))) return;
     }
-    if (at.state.status == BridgeStatus::overflow) at.g = start;
+    if (at.state.status == BridgeStatus::overflow) set(at.run, at.g, start);
     at.state.methods.emplace_back("annealed");
     if (!anneal(at)) return;
     at.state.methods.back() = "newton";

@@ -14,29 +14,44 @@ namespace {
 // Adds to sums that may be long, and remembers what rounding takes away.
 class ExactSums {
 public:
-    explicit ExactSums(Index n) : sums_(static_cast<std::size_t>(n), 0.0), lost_(sums_) {}
-
-    void add(const std::vector<double>& values) {
-        for (std::size_t j = 0; j < sums_.size(); ++j) {
-            const double part = values[j] + lost_[j], total = sums_[j] + part;
-            lost_[j] = part - (total - sums_[j]);
-            sums_[j] = total;
-        }
+    // Rows may be so long that Ctrl-C has to be heard in between: `run` and `worker` as in in_pieces. What a stopped run
+    // leaves is of no use.
+    void start(Index n, const Run& run, int worker) {
+        n_ = n;
+        sums_.reserve(n);
+        lost_.reserve(n);
+        in_pieces(run, worker, n, [&](Index from, Index to) {
+            std::fill(sums_.data() + from, sums_.data() + to, 0.0);
+            std::fill(lost_.data() + from, lost_.data() + to, 0.0);
+        });
     }
-    const std::vector<double>& sums() const { return sums_; }
+    void add(const double* values, const Run& run, int worker) {
+        in_pieces(run, worker, n_, [&](Index from, Index to) {
+            for (Index j = from; j < to; ++j) {
+                const double part = values[j] + lost_[j], total = sums_[j] + part;
+                lost_[j] = part - (total - sums_[j]);
+                sums_[j] = total;
+            }
+        });
+    }
+    const double* sums() const { return sums_.data(); }
 
 private:
-    std::vector<double> sums_, lost_;
+    Index n_ = 0;
+    Buffer<double> sums_, lost_;
 };
 
-void widen(const MatrixView<float>& values, Index first, Index n_rows, Index n_cols, double* out) {
+void widen(const MatrixView<float>& values, Index first, Index n_rows, Index n_cols, double* out,
+           const Run& run, int worker) {
     for (Index r = 0; r < n_rows; ++r) {
         const float* from = values.data + (first + r) * values.row_stride;
         double* to = out + r * n_cols;
-        if (values.col_stride == 1)
-            for (Index j = 0; j < n_cols; ++j) to[j] = static_cast<double>(from[j]);
-        else
-            for (Index j = 0; j < n_cols; ++j) to[j] = static_cast<double>(from[j * values.col_stride]);
+        in_pieces(run, worker, n_cols, [&](Index begin, Index end) {
+            if (values.col_stride == 1)
+                for (Index j = begin; j < end; ++j) to[j] = static_cast<double>(from[j]);
+            else
+                for (Index j = begin; j < end; ++j) to[j] = static_cast<double>(from[j * values.col_stride]);
+        });
     }
 }
 
@@ -51,29 +66,35 @@ Status widened_marginals(const Problem<double>& rest, const std::vector<SingleTe
     const Run scaled = scaled_run(run, operations(rest, 0));
     // Columns are added part by part, in their order, so the result is the same for the same number of threads.
     const Index n_parts = std::min<Index>(scaled.n_threads, n_blocks);
-    std::vector<ExactSums> parts(static_cast<std::size_t>(n_parts), ExactSums(m));
+    std::vector<ExactSums> parts(static_cast<std::size_t>(n_parts));
     std::atomic<bool> overflow{false};
     parallel_for(scaled, n_parts, [&](Index part, int worker) {
         const Run own = alone(scaled, worker);
         std::vector<Buffer<double>> blocks(dense.size());
         for (auto& block : blocks) block.reserve(height * m);
-        std::vector<double> some(static_cast<std::size_t>(m));
+        Buffer<double> some(m);
+        ExactSums& sums = parts[static_cast<std::size_t>(part)];
+        sums.start(m, scaled, worker);
         for (Index b = part * n_blocks / n_parts; b < (part + 1) * n_blocks / n_parts; ++b) {
             if (should_stop(scaled, worker)) return;
             const Index first = b * height, count = std::min(height, n - first);
             MarginalTask<double> task{rectangle(rest, first, count, 0, m), rows + first, some.data()};
             for (std::size_t k = 0; k < dense.size(); ++k) {
-                widen(dense[k].values, first, count, m, blocks[k].data());
+                widen(dense[k].values, first, count, m, blocks[k].data(), scaled, worker);
                 task.problem.dense.push_back({{blocks[k].data(), m, 1}, dense[k].scale});
             }
             if (marginals<double>({task}, own) == Status::overflow) overflow = true;
-            parts[static_cast<std::size_t>(part)].add(some);
+            sums.add(some.data(), scaled, worker);
         }
     });
     if (run.stop != nullptr && run.stop->stopped()) return Status::interrupted;
-    ExactSums total(m);
-    for (const ExactSums& part : parts) total.add(part.sums());
-    std::ranges::copy(total.sums(), columns);
+    ExactSums total;
+    total.start(m, run, 0);
+    for (const ExactSums& part : parts) total.add(part.sums(), run, 0);
+    if (!in_pieces(run, 0, m, [&](Index from, Index to) {
+            std::copy(total.sums() + from, total.sums() + to, columns + from);
+        }))
+        return Status::interrupted;
     return overflow ? Status::overflow : Status::ok;
 }
 
