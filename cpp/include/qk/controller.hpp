@@ -50,8 +50,9 @@ public:
     }
 
     // Hairer, Norsett and Wanner, II.4, from the scaled norms of the state and its slope: how long a step of Euler's
-    // method shows how fast the slope changes.
-    static double probe(double size, double speed, double longest) {
+    // method shows how fast the slope changes. Asked once a flow, and a call of its own: in a loop over lanes the compiler
+    // would read its constants through a mask (in_register in simd.hpp says why that must not be).
+    [[gnu::noinline]] static double probe(double size, double speed, double longest) {
         return std::min(longest, size < 1e-5 || speed < 1e-5 ? 1e-6 * longest : 0.01 * size / speed);
     }
     // The first step, from that probe and the scaled norm of the change of the slope along it.
