@@ -38,6 +38,41 @@ def self_bridge(x: Any, epsilon: Long, w: Any) -> tuple[Any, Any]:
     return plan, float(miss.sum())
 
 
+def doubly_normalised(z: Any, w: Any) -> Any:
+    """exp(z + f + g) with both marginals w by Newton's method on the dual, in extended precision.
+
+    The plain iteration of the reference leaves 3e-3 after 5000 steps where the kernel's spectral gap is 1e-6.
+    """
+    z, w = z.astype(Long), w.astype(Long)
+    log_w = np.log(w)
+    f, g = np.zeros_like(w), np.zeros_like(w)
+    for _ in range(100):
+        f = log_w - np.log(np.exp(z + g).sum(axis=1))
+        g = log_w - np.log(np.exp(z + f[:, None]).sum(axis=0))
+
+    def missing(f: Any, g: Any) -> tuple[Any, Any]:
+        plan = np.exp(z + f[:, None] + g)
+        return plan, np.concatenate([w - plan.sum(axis=1), w - plan.sum(axis=0)])
+
+    plan, off = missing(f, g)
+    for _ in range(200):
+        if abs(off).sum() < 1e-17:
+            break
+        # Scaled symmetrically; least squares leaves out the direction (1, -1), which changes no plan.
+        sums = np.concatenate([plan.sum(axis=1), plan.sum(axis=0)])
+        root = np.sqrt(sums)
+        n = len(w)
+        hessian = np.block([[np.diag(sums[:n]), plan], [plan.T, np.diag(sums[n:])]])
+        hessian = (hessian / root[:, None] / root).astype(float)
+        step = np.linalg.lstsq(hessian, (off / root).astype(float), rcond=1e-15)[0] / root
+        share = min(Long(1), 2 / abs(step).max())
+        f, g = f + share * step[:n], g + share * step[n:]
+        plan, off = missing(f, g)
+    if not abs(off).sum() < 1e-15:
+        raise ArithmeticError(f"the oracle's marginals are off by {abs(off).sum():.3g}")
+    return plan
+
+
 def isb(rng: Rng) -> Iterator[Found]:
     dtype, n, d = dtype_of(rng), size(rng, 17), int(rng.integers(1, 5))
     eps = float(np.finfo(dtype).eps)
@@ -321,10 +356,16 @@ def particles(rng: Rng) -> Iterator[Found]:
         options["centred"] = True
     field = qk.AttentionField(name, Q=Q, K=K, V=V, **options)
 
+    masses = w.astype(Long) / w.astype(Long).sum()
+
+    def coupling(y: Any) -> Any:
+        y = y.astype(Long)
+        z = -np.square((y @ Q.T)[:, None] - y @ K.T).sum(axis=2) / (2 * Long(epsilon))
+        return doubly_normalised(z, masses)
+
     def exact(y: Any) -> Any:
         if kind == "sinkhorn":
-            kernel = reference_particles.sinkhorn_kernel(y, Q, K, epsilon, w / w.sum())
-            return kernel @ (w[:, None] * y / w.sum()) @ V[0].T / epsilon
+            return (coupling(y) / masses[:, None] @ y @ V[0].T / epsilon).astype(float)
         return reference_particles.velocity(name, y, Q, K, V, **options)
 
     eps = float(np.finfo(dtype).eps)
@@ -345,8 +386,7 @@ def particles(rng: Rng) -> Iterator[Found]:
     if kind == "sinkhorn":
         # L1 errors of the marginals up to the tolerance: weights off by twice that over the least one, as
         # in the family ``isb``, but for kernels that are not definite; the spectral gap comes in.
-        kernel = reference_particles.sinkhorn_kernel(x, Q, K, epsilon, w / w.sum()) * (w / w.sum())
-        flow = np.sqrt(w / w.sum())[:, None] * kernel / np.sqrt(w / w.sum())
+        flow = (coupling(x) / np.sqrt(masses)[:, None] / np.sqrt(masses)).astype(float)
         values = np.linalg.svd(flow, compute_uv=False)
         gap = 1 - (values[1] if n > 1 else 0.0)
         bound += 8e-10 * sizes * w.sum() / w.min() / max(gap, 1e-12)
