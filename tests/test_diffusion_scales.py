@@ -131,7 +131,7 @@ def test_cancellation_in_the_lifted_scores(name: str) -> None:
     seen = wanted > -40
     assert np.abs(got - wanted)[seen].max() < allowed
     assert got[~seen].max() < -39
-    assert kernel.scores()._symmetric
+    assert kernel.scores().symmetric
 
 
 def test_repeated_points_have_a_scale() -> None:

@@ -153,7 +153,7 @@ def test_offsets_may_be_overwritten(arrays: dict[str, Any]) -> None:
     arrays["offsets"][1] = 10**6
     np.testing.assert_array_equal(s.logsumexp(), want)
     with pytest.raises(ValueError, match="read-only"):
-        s._offsets[0][1] = 3  # type: ignore[index]
+        s.terms.offsets[0][1] = 3  # type: ignore[index]
 
 
 def test_masks_may_be_overwritten(arrays: dict[str, Any]) -> None:

@@ -207,10 +207,10 @@ def test_phases(dtype: str, gamma: float) -> None:
             got = angles.to_numpy()
             close(got, want, 8 * eps_of(dtype) * abs(gamma) * (size + size.T))
             close(got, -got.T, 8 * eps_of(dtype) * abs(gamma) * (size + size.T))
-            features = sum(x.shape[1] for x, _, _ in angles._dots)
+            features = sum(x.shape[1] for x, _, _ in angles.terms.dots)
             assert features == (2 * rank if isinstance(W, tuple) and 2 * rank < 8 else 8)
             # The bound that scores carry must hold.
-            assert np.abs(want).max() <= angles._top * (1 + 1e-5)
+            assert np.abs(want).max() <= angles.bound * (1 + 1e-5)
     symmetric = np.eye(8, dtype=dtype) + np.ones((8, 8), dtype)
     assert not magnetic.phases(X, symmetric, gamma).to_numpy().any()
     assert not magnetic.phases(X, None, gamma).to_numpy().any()
@@ -264,7 +264,7 @@ def test_log_flux(kind: str, n: int, dtype: str) -> None:
     assert got.dtype == dtype
     close(got, want, tol + 300 * eps_of(dtype) * n, kind)  # the law itself is known to n eps
     close(got, -got.T, tol)
-    assert np.abs(want).max() <= F._top + 1
+    assert np.abs(want).max() <= F.bound + 1
     rho = np.random.default_rng(n).dirichlet(np.ones(n) * 3).astype(dtype)
     rho /= rho.sum()
     close(magnetic.log_flux(A, rho).to_numpy(), naive_log_flux(P, rho.astype(float)), tol)

@@ -294,7 +294,7 @@ def _leaks(
     n = s.shape[0]
     out = np.empty((n, n_parts))
     # Arrays of float32 scores are converted some rows at a time: their own differences would lose digits.
-    whole = s.dtype == np.float64 or not s._dense or s._offsets is not None
+    whole = s.dtype == np.float64 or not s.terms.dense or s.terms.offsets is not None
     height = n if whole else max(1, _WIDENED // n)
     for first in range(0, n, height):
         rows = widened(s if height >= n else s.rows(first, min(n, first + height)))
@@ -308,22 +308,12 @@ def _leaks(
 def _columns(s: Scores, columns: States) -> Scores:
     """The scores of some columns: fewer columns if points are all there is, otherwise the others masked."""
     n, m = s.shape
-    banded = s._band[0] > 1 - n or s._band[1] < m - 1
-    if s._dense or s._masks or s._offsets is not None or banded:
+    banded = s.terms.hides(n, m)
+    if s.terms.dense or s.terms.masks or s.terms.offsets is not None or banded:
         keep = np.zeros(m, bool)
         keep[columns] = True
         return s.key_padding(keep)
-    return Scores(
-        s.dtype,
-        (),
-        n,
-        len(columns),
-        dots=tuple((x, y[columns], c) for x, y, c in s._dots),
-        distances=tuple((x, y[columns], c, k) for x, y, c, k in s._distances),
-        row_bias=s._row_bias,
-        col_bias=tuple(c[columns] for c in s._col_bias),
-        top=s._top,
-    )
+    return s.columns(columns)
 
 
 # ---- Arnoldi -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import numpy as np
 
 from . import _checks, scores
 from ._lazy_scores import Real, Scores
-from .scores import WLike
+from ._points import WLike
 
 # The rule looks at this many points at most.
 MOST_POINTS = 1000

@@ -21,7 +21,7 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
     f, g = asked.start
     assert isinstance(p.kernel, ScoresKernel)
     kernel, s = p.kernel, p.kernel.scores
-    rows, cols = (*s._batch, s.shape[-2]), (*s._batch, s.shape[-1])
+    rows, cols = (*s.batch, s.shape[-2]), (*s.batch, s.shape[-1])
     mu, nu = np.broadcast_to(p.mu, rows), np.broadcast_to(p.nu, cols)
     p = p._replace(mu=mu, nu=nu)
     start_f, start_g = np.broadcast_to(f, rows), np.broadcast_to(g, cols)
@@ -44,7 +44,7 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
     )
     f, g = found[0].reshape(rows), found[1].reshape(cols)
     if p.balanced:
-        f, g = _gauge_each(f, g, nu, s._offsets)
+        f, g = _gauge_each(f, g, nu, s.terms.offsets)
     with np.errstate(over="ignore"):
         f, g = f.astype(s.dtype), g.astype(s.dtype)
     # Potentials that ran away have no plan to check.
@@ -77,7 +77,7 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
         names[k], error[k], worst[k] = again.status, again.error, again.worst
         last[k] = again.errors[-1] if len(again.errors) else np.inf
         visits[k] = again.n_visits
-    shape = s._batch if s._offsets is None else (len(error),)
+    shape = s.batch if s.terms.offsets is None else (len(error),)
     batch: Any = {
         "status": names.astype(str).reshape(shape),
         "converged": (names == "converged").reshape(shape),
@@ -102,12 +102,12 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
 
 def _lost(s: Any, f: Real, g: Real) -> Any:
     """Which problems have potentials that no plan can be made from: NaN or +inf."""
-    n = math.prod(s._batch) if s._offsets is None else len(s._offsets[0]) - 1
+    n = math.prod(s.batch) if s.terms.offsets is None else len(s.terms.offsets[0]) - 1
     lost = np.zeros(n, np.bool_)
     for side, x in enumerate((f, g)):
         bad = np.isnan(x) | (x == np.inf)
         if bad.any():
-            cuts = None if s._offsets is None else s._offsets[side]
+            cuts = None if s.terms.offsets is None else s.terms.offsets[side]
             lost |= block_sums(bad.astype(np.float64), cuts) > 0
     return lost
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from . import _checks, _pieces
 from ._lazy_scores import Real, Scores
 from ._native import cpu
-from ._score_masks import UNBOUNDED
+from ._rounding import PLAIN
 
 _EPS = float(np.finfo(np.float64).eps)
 # Entries of points and matrices that are widened to float64 at a time.
@@ -121,9 +121,8 @@ def _without_dead(
 def rounding_slack(s: Scores, f: Real, g: Real) -> float:
     """A bound on what rounding does to the error: relative errors of entries, as a share of the mass."""
     # Three roundings of an exponent, a few of its score, which `top` bounds term by term; exp; the sums.
-    exponent = s._top + sum(largest_finite(x) for x in (f, g))
-    features = [x for x, _, _ in s._dots] + [x for x, _, _, _ in s._distances]
-    terms = 4 + max((x.shape[-1] for x in features), default=0)
+    exponent = s.bound + sum(largest_finite(x) for x in (f, g))
+    terms = 4 + max((x.shape[-1] for x in s.terms.features), default=0)
     return _EPS * (terms * exponent + 32 + math.sqrt(max(s.shape[-2:])))
 
 
@@ -196,11 +195,11 @@ def _share(off: float, mass: float) -> float:
 
 def wide_marginals(s: Scores, f: Real, g: Real, n_threads: int) -> tuple[Real, Real]:
     """Row and column sums of exp(f + s + g) in float64, from scores that are computed in float64 too."""
-    if s.dtype == np.float64 or not s._dense or s._batch or s._offsets is not None:
+    if s.dtype == np.float64 or not s.terms.dense or s.batch or s.terms.offsets is not None:
         return widened(s).marginals(f, g, n_threads=n_threads)
     # Dense terms are widened by the core, a few rows at a time.
-    rest = widened(s._with(dense=()))._coupled(f, g)
-    return cpu.widened_marginals(rest._spec, s._dense, n_threads)
+    rest = widened(s._with(s.terms._replace(dense=())))._coupled(f, g)
+    return cpu.widened_marginals(rest._spec, s.terms.dense, n_threads)
 
 
 def widened(s: Scores) -> Scores:
@@ -214,21 +213,9 @@ def widened(s: Scores) -> Scores:
             seen[id(x)] = _pieces.converted(x, np.float64) if x.ndim == 1 else _wide(x)
         return seen[id(x)]
 
-    return Scores(
-        np.dtype(np.float64),
-        s._batch,
-        s._n_rows,
-        s._n_cols,
-        dots=tuple((wide(x), wide(y), c) for x, y, c in s._dots),
-        distances=tuple((wide(x), wide(y), c, k) for x, y, c, k in s._distances),
-        dense=tuple((wide(z), c) for z, c in s._dense),
-        row_bias=tuple(wide(r) for r in s._row_bias),
-        col_bias=tuple(wide(c) for c in s._col_bias),
-        masks=s._masks,
-        band=s._band,
-        offsets=s._offsets,
-        top=s._top,
-    )
+    terms = s.terms.map(x=wide, y=wide, z=wide, r=wide, c=wide, masks=lambda m: m)
+    terms = terms._replace(rounding=PLAIN)
+    return Scores(np.dtype(np.float64), s.batch, s.n_rows, s.n_cols, terms, bound=s.bound)
 
 
 def _wide(x: Real) -> Real:
@@ -249,27 +236,27 @@ def extended_scores(s: Scores, start: int, stop: int) -> npt.NDArray[np.longdoub
     def wide(x: Any, cut: bool) -> Any:
         return (x[start:stop] if cut and len(x) > 1 else x).astype(np.longdouble)
 
-    out = np.zeros((stop - start, s._n_cols), np.longdouble)
-    for x, y, scale in s._dots:
+    out = np.zeros((stop - start, s.n_cols), np.longdouble)
+    for x, y, scale in s.terms.dots:
         out += np.longdouble(scale) * (wide(x, True) @ wide(y, False).T)
-    for x, y, scale, n_negative in s._distances:
+    for x, y, scale, n_negative in s.terms.distances:
         rows, columns = wide(x, True), wide(y, False)
         for k in range(rows.shape[1]):
             sign = -1 if k >= rows.shape[1] - n_negative else 1
             out -= sign * np.longdouble(scale) * np.square(rows[:, k, None] - columns[:, k])
-    for z, scale in s._dense:
+    for z, scale in s.terms.dense:
         out += np.longdouble(scale) * wide(z, True)
-    for r in s._row_bias:
+    for r in s.terms.row_bias:
         out += wide(r, True)[:, None]
-    for c in s._col_bias:
+    for c in s.terms.col_bias:
         out += wide(c, False)
-    for mask in s._masks:
+    for mask in s.terms.masks:
         out[
             (mask[start:stop] if len(mask) > 1 else np.broadcast_to(mask, out.shape)) == 0
         ] = -np.inf
-    lo, hi = s._band
-    if (lo, hi) != (-UNBOUNDED, UNBOUNDED):
-        offset = np.arange(s._n_cols) - np.arange(start, stop)[:, None]
+    if s.terms.banded:
+        lo, hi = s.terms.band
+        offset = np.arange(s.n_cols) - np.arange(start, stop)[:, None]
         out[(offset < lo) | (offset > hi)] = -np.inf
     return out
 
@@ -304,8 +291,8 @@ def batch_residuals(
 
     One visit serves all of them. Problems that it cannot judge safely are looked at alone.
     """
-    cuts: Any = s._offsets if s._offsets is not None else (None, None)
-    n = math.prod(s._batch) if s._offsets is None else len(s._offsets[0]) - 1
+    cuts: Any = s.terms.offsets if s.terms.offsets is not None else (None, None)
+    n = math.prod(s.batch) if s.terms.offsets is None else len(s.terms.offsets[0]) - 1
     error, worst = np.full(n, np.inf), np.full(n, np.inf)
     undecided = np.ones(n, np.bool_)
     slack = rounding_slack(s, f, g)
@@ -374,6 +361,6 @@ def _block_maxima(values: Real, cuts: Cuts) -> Real:
 
 def problem_part(s: Scores, k: int, side: int) -> Any:
     """Where problem k's rows (side 0) or columns lie in an array of all of them."""
-    if s._offsets is not None:
-        return slice(*s._offsets[side][k : k + 2])
-    return np.unravel_index(k, s._batch)
+    if s.terms.offsets is not None:
+        return slice(*s.terms.offsets[side][k : k + 2])
+    return np.unravel_index(k, s.batch)

@@ -17,7 +17,6 @@ from . import _checks, _feasibility
 from ._bridge_check import Residual, judge, largest_finite, residual, rounding_slack, widened
 from ._lazy_scores import Real, Scores
 from ._native import cpu
-from ._score_masks import UNBOUNDED
 
 if TYPE_CHECKING:
     from ._bridge_problem import _Problem
@@ -32,7 +31,7 @@ class BridgeKernel:
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     """of the marginals, and of what is given back"""
-    _batch: tuple[int, ...] = ()
+    batch: tuple[int, ...] = ()
     potentials: np.dtype[Any]
     """the dtype that potentials are rounded to before they are judged"""
     entries: np.dtype[Any]
@@ -96,13 +95,13 @@ class ScoresKernel(BridgeKernel):
         name: str = "kernel",
     ) -> None:
         self.scores, self.max_memory, self.scratch, self.name = s, max_memory, scratch, name
-        self.shape, self.dtype, self._batch = s.shape, s.dtype, s._batch
+        self.shape, self.dtype, self.batch = s.shape, s.dtype, s.batch
         self.entries = s.dtype
         self.potentials = np.dtype(s.dtype if potentials is None else potentials)
 
     @property
     def symmetric(self) -> bool:  # type: ignore[override]
-        return self.scores._symmetric
+        return self.scores.symmetric
 
     @property
     def memory(self) -> float:
@@ -129,7 +128,7 @@ class ScoresKernel(BridgeKernel):
 
     def crawls(self, p: _Problem) -> bool:
         s = self.scores
-        band_only = s._band != (-UNBOUNDED, UNBOUNDED) and not (s._masks or s._dense)
+        band_only = s.terms.banded and not (s.terms.masks or s.terms.dense)
         if not (p.balanced and band_only):
             return False
         return _feasibility.diagnose(s, p.mu, p.nu) == _feasibility.NO_TOTAL_SUPPORT

@@ -67,14 +67,14 @@ def _marginal(name: str, value: npt.ArrayLike, s: Scores | BridgeKernel, side: i
         )
     _checks.core_shape(name, array.shape, (length,), f"as the {what} of the kernel")
     if array.ndim > 1:
-        _checks.into_batch(name, array.shape, array.shape[:-1], s._batch)
+        _checks.into_batch(name, array.shape, array.shape[:-1], s.batch)
     _checks.masses(name, array)
     return array
 
 
 def _same_mass(p: _Problem) -> None:
     """Both marginals of every problem must have the same total."""
-    offsets = p.s._offsets if isinstance(p.kernel, ScoresKernel) else None
+    offsets = p.s.terms.offsets if isinstance(p.kernel, ScoresKernel) else None
     if offsets is not None:
         masses = [block_sums(w, cuts) for w, cuts in zip((p.mu, p.nu), offsets, strict=True)]
     else:
@@ -148,7 +148,9 @@ def _start(init: Any, kernel: BridgeKernel) -> tuple[Real, Real]:
     out = []
     for name, value, size in zip(("init f", "init g"), pair, sizes, strict=True):
         if isinstance(kernel, ScoresKernel):
-            array, _ = kernel.scores._bias(name, value, size)
+            ((array, _),) = kernel.scores.backend.vectors(
+                kernel.dtype, kernel.batch, (name, value, size)
+            )
         else:
             array = _checks.real_array(name, value)
             if array.shape != (size,):

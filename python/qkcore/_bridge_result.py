@@ -204,7 +204,7 @@ class SchrodingerBridge(WarnsOnUse):
 
     @property
     def _is_batch(self) -> bool:
-        return bool(self.scores._batch) or self.scores._offsets is not None
+        return bool(self.scores.batch) or self.scores.terms.offsets is not None
 
     def _figure(self, name: str, of: Callable[[SchrodingerBridge], float]) -> Figure:
         """A figure of one problem, or an array of it over the batch; computed once."""

@@ -152,9 +152,9 @@ def _band_of(P: Markov) -> tuple[int, int] | None:
     if len(P._steps()) != 1:
         return None
     s: Scores = P._steps()[0].scores
-    if s._offsets is not None or _hidden_entries(s):
+    if s.terms.offsets is not None or _hidden_entries(s):
         return None
-    return s._band
+    return s.terms.band
 
 
 def _of_band(n: int, low: int, high: int) -> Classes:
@@ -179,7 +179,7 @@ def tempered(P: Markov) -> tuple[Any, ...]:
     out = []
     for step in P._steps():
         s: Scores = step.scores
-        factor = min(1.0, _MILD / s._top) if s._top > 0 else 1.0
+        factor = min(1.0, _MILD / s.bound) if s.bound > 0 else 1.0
         out.append(softmax(s if factor == 1.0 else s * factor))
     return tuple(out)
 
@@ -225,14 +225,12 @@ def _by_walking(P: Markov, n_threads: int | None) -> Classes:
 
 def _has_holes(step: Any) -> bool:
     s: Scores = step.scores
-    low, high = s._band
-    banded = low > 1 - s._n_rows or high < s._n_cols - 1
-    return s._offsets is not None or banded or _hidden_entries(s)
+    banded = s.terms.hides(s.n_rows, s.n_cols)
+    return s.terms.offsets is not None or banded or _hidden_entries(s)
 
 
 def _hidden_entries(s: Scores) -> bool:
     """Whether a mask, a term or a shift hides entries."""
-    if any(not mask.all() for mask in s._masks):
+    if any(not mask.all() for mask in s.terms.masks):
         return True
-    arrays = (*(z for z, _ in s._dense), *s._row_bias, *s._col_bias)
-    return any(cpu.scan(a, 1)[0] for a in arrays)
+    return any(cpu.scan(x, 1)[0] for x in s.terms.numbers)

@@ -18,7 +18,7 @@ from . import _checks, _pieces
 from ._config import resolve_threads
 from ._lazy_scores import Real, Scores
 from ._native import cpu
-from ._score_masks import UNBOUNDED
+from ._terms import UNBOUNDED
 
 __all__ = ["INFEASIBLE", "NO_TOTAL_SUPPORT", "diagnose", "usable_entries", "verdict"]
 
@@ -34,13 +34,11 @@ _SMALL = 250_000
 
 def may_be_masked(s: Scores) -> bool:
     """Whether some entry of the kernel may be 0."""
-    unbounded = s._band == (-UNBOUNDED, UNBOUNDED)
-    return bool(s._masks) or not unbounded or _has_minus_inf(s)
+    return bool(s.terms.masks) or s.terms.banded or _has_minus_inf(s)
 
 
 def _has_minus_inf(s: Scores) -> bool:
-    arrays = (*s._row_bias, *s._col_bias, *(z for z, _ in s._dense))
-    return any(cpu.scan(array, resolve_threads(None))[0] & _MINUS_INF for array in arrays)
+    return any(cpu.scan(x, resolve_threads(None))[0] & _MINUS_INF for x in s.terms.numbers)
 
 
 def diagnose(s: Scores, mu: Real, nu: Real) -> str | None:
@@ -48,7 +46,7 @@ def diagnose(s: Scores, mu: Real, nu: Real) -> str | None:
     if not may_be_masked(s):
         return "feasible"
     if _one_sided(s):
-        lo, hi = s._band
+        lo, hi = s.terms.band
         return _staircase(mu, nu, hi) if lo == -UNBOUNDED else _staircase(nu, mu, -lo)
     if math.prod(s.shape) > MAX_ENTRIES:
         return None
@@ -88,8 +86,8 @@ def in_doubt(s: Scores, mu: Real, nu: Real, f: Real, g: Real, error: float) -> b
 
 def _one_sided(s: Scores) -> bool:
     """Whether a band, open on one side, is all that masks."""
-    bounded = [abs(end) < UNBOUNDED for end in s._band]
-    return sum(bounded) == 1 and not (s._masks or _has_minus_inf(s))
+    bounded = [abs(end) < UNBOUNDED for end in s.terms.band]
+    return sum(bounded) == 1 and not (s.terms.masks or _has_minus_inf(s))
 
 
 def _shows_its_support(s: Scores, mu: Real, nu: Real, f: Real, g: Real, error: float) -> bool:
@@ -132,7 +130,7 @@ def _run_away(s: Scores, mu: Real, nu: Real, f: Real, g: Real) -> bool:
 
     with np.errstate(divide="ignore"):
         allowed = sum(spread(_pieces.mapped(np.log, w), w) for w in (mu, nu))
-    return spread(f, mu) + spread(g, nu) > allowed + 4 * s._top + 15
+    return spread(f, mu) + spread(g, nu) > allowed + 4 * s.bound + 15
 
 
 def _staircase(mu: Real, nu: Real, offset: int) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +10,6 @@ import numpy.typing as npt
 from . import _checks
 from ._factors import LowRank
 from ._lazy_scores import Real, Scores
-from ._score_masks import UNBOUNDED
 from .operators import KernelOperator, MarkovOperator, kernel
 
 __all__ = ["nystrom", "positive_features"]
@@ -106,7 +104,7 @@ def positive_features(
     n, k = s.shape
     xs, ys = [], []
     row, col = np.zeros(n), np.zeros(k)
-    for x, y, beta in s._dots:
+    for x, y, beta in s.terms.dots:
         x, y = (z.astype(np.float64) * math.sqrt(beta) for z in (x, y))
         # <x, y> = <x - a, y - b> + <x, b> + <a, y> - <a, b>: centred points vary least.
         a, b = x.mean(axis=0), y.mean(axis=0)
@@ -114,7 +112,7 @@ def positive_features(
         col += y @ a - float(a @ b)
         xs.append(x - a)
         ys.append(y - b)
-    for x, y, beta, n_negative in s._distances:
+    for x, y, beta, n_negative in s.terms.distances:
         if n_negative:
             raise ValueError("K: wanted a positive metric W, got an indefinite one")
         centre = (x.mean(axis=0, dtype=np.float64) + y.mean(axis=0, dtype=np.float64)) / 2
@@ -123,8 +121,8 @@ def positive_features(
         col -= np.square(y).sum(axis=1) / 2
         xs.append(x)
         ys.append(y)
-    row += np.sum([r.astype(np.float64) for r in s._row_bias], axis=0)
-    col += np.sum([c.astype(np.float64) for c in s._col_bias], axis=0)
+    row += np.sum([r.astype(np.float64) for r in s.terms.row_bias], axis=0)
+    col += np.sum([c.astype(np.float64) for c in s.terms.col_bias], axis=0)
     X, Y = np.hstack(xs), np.hstack(ys)
     w = _orthogonal_gaussian(m, X.shape[1], np.random.default_rng(seed))
     left = X @ w.T + (row - np.square(X).sum(axis=1) / 2)[:, None] - math.log(m)
@@ -245,9 +243,9 @@ def _point_logits(name: str, K: object) -> Scores:
         raise TypeError(
             f'{name}: wanted scores or a kernel with weight "exp" from points, got {what}'
         )
-    if s._batch or s._offsets is not None or s._masks or s._band != (-UNBOUNDED, UNBOUNDED):
+    if s.batch or s.terms.offsets is not None or s.terms.masks or s.terms.banded:
         raise ValueError(f"{name}: wanted one kernel without masks or batch axes, got {s!r}")
-    if s._dense or not (s._dots or s._distances):
+    if s.terms.dense or not (s.terms.dots or s.terms.distances):
         raise ValueError(
             f"{name}: wanted scores from points, got {s!r}; for an array use low_rank(array, rank)"
         )
@@ -256,7 +254,7 @@ def _point_logits(name: str, K: object) -> Scores:
 
 def _symmetric_logits(K: object) -> Scores:
     s = _point_logits("K", K)
-    if not s._symmetric:
+    if not s.symmetric:
         raise ValueError(
             "K: wanted a symmetric kernel (scores of X against X), got one that is not known to be; "
             "use low_rank(operator, rank)"
@@ -266,35 +264,16 @@ def _symmetric_logits(K: object) -> Scores:
 
 def _entries(s: Scores, rows: _Index | None, cols: _Index | None) -> Real:
     """exp(s) at some rows and columns, in double."""
-    some = _taken(_taken(s, rows).T, cols).T
+    some = s if rows is None else s.T.columns(rows).T
+    some = some if cols is None else some.columns(cols)
     return np.asarray(kernel(some).to_numpy(), np.float64)
-
-
-def _taken(s: Scores, at: _Index | None) -> Scores:
-    if at is None:
-        return s
-
-    def take(x: Any) -> Any:
-        return np.ascontiguousarray(x[at])
-
-    return Scores(
-        s.dtype,
-        (),
-        len(at),
-        s.shape[1],
-        dots=tuple((take(x), y, c) for x, y, c in s._dots),
-        distances=tuple((take(x), y, c, k) for x, y, c, k in s._distances),
-        row_bias=tuple(take(r) for r in s._row_bias),
-        col_bias=s._col_bias,
-        top=s._top,
-    )
 
 
 def _diagonal(s: Scores) -> Real:
     """exp(s_ii), in double."""
     out = np.zeros(s.shape[0])
-    for x, y, c in s._dots:
+    for x, y, c in s.terms.dots:
         out += c * np.einsum("ij,ij->i", x, y, dtype=np.float64)
-    for bias in (*s._row_bias, *s._col_bias):
+    for bias in (*s.terms.row_bias, *s.terms.col_bias):
         out += bias
     return np.exp(out)

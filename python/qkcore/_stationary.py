@@ -16,7 +16,6 @@ import numpy.typing as npt
 from ._aggregation import Found, by_aggregation, by_arnoldi, by_products
 from ._bridge_check import widened
 from ._classes import Classes, find_classes
-from ._config import resolve_threads
 from ._elimination import eliminate
 
 if TYPE_CHECKING:
@@ -132,9 +131,9 @@ def _known_law(P: Markov, n_threads: int | None) -> tuple[Array, float] | None:
     if P.bistochastic:
         return np.full(n, -math.log(n)), P._marginal_error
     steps: tuple[Any, ...] = P._steps()
-    if not steps or any(step is not steps[0] for step in steps) or not steps[0].scores._symmetric:
+    if not steps or any(step is not steps[0] for step in steps) or not steps[0].scores.symmetric:
         return None
-    log_law: Array = steps[0]._log_row_sums(resolve_threads(n_threads))
+    log_law: Array = steps[0]._log_row_sums()
     return log_law - math.log(float(np.exp(log_law).sum())), 0.0
 
 
@@ -163,7 +162,7 @@ def _widened(P: Markov) -> Markov:
     if P.dtype == np.float64:
         return P
     steps = P._steps()
-    if P.shape[0] > ELIMINATED and any(step.scores._dense for step in steps):
+    if P.shape[0] > ELIMINATED and any(step.scores.terms.dense for step in steps):
         return P
     return P._in_float64()
 
@@ -183,7 +182,7 @@ def log_probabilities(P: Markov, n_threads: int | None = None) -> Array:
 def _log_step(step: Any, n_threads: int | None) -> Array:
     s = step.scores
     n, m = s.shape
-    height = n if s._offsets is not None else max(1, _ENTRIES // m)
+    height = n if s.terms.offsets is not None else max(1, _ENTRIES // m)
     out = np.empty((n, m))
     for first in range(0, n, height):
         rows = s if height >= n else s.rows(first, min(n, first + height))

@@ -222,7 +222,7 @@ def bridge(
         init=init,
         n_threads=n_threads,
     )
-    if s._batch or s._offsets is not None:
+    if s.batch or s.terms.offsets is not None:
         if callback is not None or progress:
             raise ValueError(
                 "kernel: wanted one problem for a callback or a progress bar, got a batch"
@@ -270,7 +270,7 @@ def sinkhorn(
         raise ValueError(f"s: wanted square scores (N, N), got shape {s.shape}; see qk.bridge")
     if there:
         return _sinkhorn_on_device(s, tol, max_iter, max_memory)
-    if s._offsets is not None:
+    if s.terms.offsets is not None:
         raise ValueError("s: wanted one problem, got ragged blocks; see qk.bridge")
     n = s.shape[0]
     uniform = np.full(n, 1 / n, s.dtype)
@@ -338,8 +338,8 @@ def semi_relaxed(
         with np.errstate(divide="ignore"):
             g = _pieces.mapped(np.log, _marginal("reference", reference, s, 1))
     threads = resolve_threads(n_threads)
-    rows = np.broadcast_to(rows, (*s._batch, s.shape[-2]))
-    g = np.broadcast_to(g, (*s._batch, s.shape[-1]))
+    rows = np.broadcast_to(rows, (*s.batch, s.shape[-2]))
+    g = np.broadcast_to(g, (*s.batch, s.shape[-1]))
     log_reference = _pieces.converted(g, np.float64)
     lse = widened(s).shift(columns=log_reference).logsumexp(1, n_threads=threads)
 
@@ -354,8 +354,8 @@ def semi_relaxed(
     sides = Conditions(rows, math.inf), Conditions(_pieces.converted(cols, s.dtype), 0.0)
     unseen = _pieces.mapped(lambda x, w: (np.isneginf(x) & (w > 0)).astype(np.float64), lse, rows)
     figures: dict[str, Any]
-    if s._batch or s._offsets is not None:
-        cuts = None if s._offsets is None else s._offsets[0]
+    if s.batch or s.terms.offsets is not None:
+        cuts = None if s.terms.offsets is None else s.terms.offsets[0]
         errors, worsts, met = batch_residuals(s, *sides, f, g, tol, threads)
         blind = block_sums(unseen, cuts) > 0
         status = np.where(blind, "infeasible", np.where(met, "converged", "stagnated"))
@@ -369,8 +369,8 @@ def semi_relaxed(
             "error": errors,
             "worst": worsts,
         }
-        if s._offsets is None:
-            figures = {name: values.reshape(s._batch) for name, values in figures.items()}
+        if s.terms.offsets is None:
+            figures = {name: values.reshape(s.batch) for name, values in figures.items()}
     else:
         error, worst, one_met = residual(s, *sides, f, g, tol, threads)
         figures = {

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from . import _checks, scores
 from ._lazy_scores import Real, Scores
-from .scores import WLike
+from ._points import WLike
 
 __all__ = [
     "Divergence",

@@ -14,9 +14,9 @@ from ._config import resolve_threads
 from ._factors import Factored, LowRank, ProductOfFactors
 from ._lazy_scores import Real, Scores
 from ._native import cpu
+from ._points import WLike
 from .magnetic import MagneticOperator, hadamard
 from .operators import KernelOperator, MarkovOperator, softmax
-from .scores import WLike
 
 __all__ = ["ConstantZ", "DirectionalExperts", "directional_experts", "poe", "total_variation"]
 
@@ -59,15 +59,13 @@ def _logarithm(k: int, expert: object) -> Scores:
         return expert
     if isinstance(expert, MarkovOperator):
         return expert.log_weights
-    logits: Any = expert.scores if isinstance(expert, KernelOperator) else _device.scores_of(expert)
-    if logits is not None:
-        weight = getattr(expert, "weight", "exp")
-        if weight != "exp":
+    if isinstance(expert, KernelOperator):
+        if expert.weight != "exp":
             raise ValueError(
-                f'experts[{k}]: wanted a kernel with weight "exp", got {weight!r}; '
+                f'experts[{k}]: wanted a kernel with weight "exp", got {expert.weight!r}; '
                 "its entries have no logarithm in closed form: wrap them with qk.scores.dense"
             )
-        return logits  # type: ignore[no-any-return]  # on a device: scores with the same algebra
+        return expert.scores
     raise TypeError(
         f"experts[{k}]: wanted scores or an operator, got {type(expert).__name__}; "
         "wrap an array of logarithms with qk.scores.dense(array)"

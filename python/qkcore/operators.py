@@ -7,25 +7,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _device, _dynamics
+from . import _checks, _dynamics
+from ._backend import Normalizer
 from ._bridge_check import widened
-from ._config import resolve_threads
 from ._dynamics import CurrentNorms
+from ._host import WEIGHTS
 from ._lazy_scores import Real, Scores
 from ._markov import Markov
 from ._native import cpu
 
 __all__ = ["KernelOperator", "MarkovOperator", "kernel", "softmax"]
 
-_CODE = {name: code for code, name in enumerate(cpu.WEIGHTS)}
-
 
 class _Operator:
     """A matrix w(s_ij) that is applied, never formed."""
 
     __slots__ = ("_scores",)
-    # So that `array @ operator` comes to us and not to NumPy's loops.
+    # So that `array @ operator` comes to us and not to the array library's own product.
     __array_ufunc__ = None
+    __array_priority__ = 1000.0
 
     _scores: Scores
 
@@ -44,26 +44,71 @@ class _Operator:
         """float32 or float64, as the data came."""
         return self._scores.dtype
 
-    def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
-        """The product with V of shape (..., M, k) or (..., M): ``A @ V`` on given threads."""
-        s = self._scores
-        values, vector = _right_hand_side("V", V, s, s._n_cols, at=-2)
-        out = self._product(values, resolve_threads(n_threads))
-        return out[..., 0] if vector else out
+    @property
+    def device(self) -> str:
+        """Where the arrays are: "cpu", or e.g. "cuda:0"."""
+        return self._scores.device
 
-    def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+    def apply(
+        self,
+        V: npt.ArrayLike,
+        *,
+        n_threads: int | None = None,
+        out: Any = None,
+        stream: Any = None,
+    ) -> Real:
+        """The product with V of shape (..., M, k) or (..., M): ``A @ V`` on given threads.
+
+        ``out``: an array to write to. ``stream``: where to compute on a device (an integer handle, or a
+        stream object of CuPy, PyTorch or CUDA Python); by default where the caller's library works now.
+        """
+        s, b = self._scores, self._scores.backend
+        values, vector = _right_hand_side("V", V, s, s.n_cols, at=-2)
+        core = (s.n_rows,) if vector else (s.n_rows, values.shape[-1])
+        at = b.at(n_threads, stream)
+        target = b.output("out", out, (*s.batch, *core), s.dtype)
+        product = self._product(values, b.writable(target, vector, at), at)
+        found: Real = b.give(b.squeeze(product) if vector else product, target, at)
+        return found
+
+    def apply_left(
+        self, U: npt.ArrayLike, *, n_threads: int | None = None, stream: Any = None
+    ) -> Real:
         """The product from the left with U of shape (..., N) or (..., k, N): ``U @ A``."""
-        s = self._scores
-        values, vector = _right_hand_side("U", U, s, s._n_rows, at=-1)
-        out = self.T._product(values, resolve_threads(n_threads))
-        return out[..., 0] if vector else out.swapaxes(-1, -2)
+        s, b = self._scores, self._scores.backend
+        values, vector = _right_hand_side("U", U, s, s.n_rows, at=-1)
+        at = b.at(n_threads, stream)
+        product = self.T._product(values, None, at)
+        found: Real = (
+            b.give(b.squeeze(product), None, at) if vector else b.turned(b.give(product, None, at))
+        )
+        return found
+
+    def to_numpy(self, *, n_threads: int | None = None) -> Real:
+        """The operator as a NumPy array (..., N, M). From a device the result is copied."""
+        b = self._scores.backend
+        out: Real = b.to_host(self._materialized(None, b.at(n_threads)))
+        return out
+
+    def to_device(self, *, out: Any = None, stream: Any = None) -> Any:
+        """The operator as an array (..., N, M) where it is computed."""
+        s, b = self._scores, self._scores.backend
+        at = b.at(None, stream)
+        target = b.output("out", out, s.shape, s.dtype)
+        return b.give(self._materialized(target, at), target, at)
 
     @property
     def T(self) -> _Operator:
         raise NotImplementedError
 
-    def _product(self, values: Real, n_threads: int) -> Real:
+    def _product(self, values: Any, target: Any, at: int) -> Any:
         raise NotImplementedError
+
+    def _materialized(self, target: Any, at: int) -> Any:
+        raise NotImplementedError
+
+    def _place(self) -> str:
+        return "" if self.device == "cpu" else f", device={self.device!r}"
 
 
 class MarkovOperator(_Operator, Markov):
@@ -94,9 +139,9 @@ class MarkovOperator(_Operator, Markov):
         self._rows_first = scores if axis == 1 else None
         # Computed once, whoever asks first: a cell that the operator and its transpose share (a
         # reference from one to the other and back would be a cycle, left to the garbage collector).
-        self._normalizer_cell: list[Real] = []
+        self._normalizer_cell: list[Normalizer] = []
         self._log_weights: Scores | None = None
-        self._over_peaks: tuple[Any, Real] | None = None
+        self._over_peaks: tuple[Scores, Any] | None = None
         self._transposed: MarkovOperator | None = None
         # What the solve of a bridge left in its marginals, whose operator this is: the largest relative
         # error of one entry, and the L1 error.
@@ -120,31 +165,25 @@ class MarkovOperator(_Operator, Markov):
     @property
     def log_weights(self) -> Scores:
         """The logarithm of the operator, lazily: scores minus the normaliser; -inf where masked."""
-        return self._shifted(resolve_threads(None))
+        return self._shifted(self._scores.backend.at(None))
 
     @property
     def log_normalizer(self) -> Real:
         """Log-sum-exp of each row (axis 1) or column (axis 0); computed once. Read-only."""
-        return self._normalizer(resolve_threads(None))
+        b = self._scores.backend
+        out: Real = b.give(self._normalizer(b.at(None)).lse)
+        return out
 
-    def _normalizer(self, n_threads: int) -> Real:
-        lse: Real = self._normalizer_parts(n_threads)[0]
-        return lse
-
-    def _normalizer_parts(self, n_threads: int) -> Real:
-        """Three arrays in one: the log-sum-exp, the maximum, and the log of the sum relative to that (the
-        last two are 0 where everything is masked)."""
+    def _normalizer(self, at: int) -> Normalizer:
+        """The normaliser as the backend keeps it, computed on ``at`` threads, or on a stream, if it is not
+        there yet."""
         if not self._normalizer_cell:
-            spec = self._by_rows()._spec
-            parts = cpu.reduce_rows(spec, 0, None, True, False, n_threads, True)[0]
-            assert parts is not None
-            self._remember(parts)
+            self._remember(self._scores.backend.normalizer(self._by_rows(), at))
         return self._normalizer_cell[0]
 
-    def _remember(self, parts: Real) -> None:
-        if not self._normalizer_cell:
-            parts.flags.writeable = False
-            self._normalizer_cell.append(parts)
+    def _remember(self, found: Normalizer | None) -> None:
+        if found is not None and not self._normalizer_cell:
+            self._normalizer_cell.append(found)
 
     def _by_rows(self) -> Scores:
         """The scores with the normalised axis as rows."""
@@ -154,66 +193,65 @@ class MarkovOperator(_Operator, Markov):
 
     @property
     def empty(self) -> npt.NDArray[np.bool_]:
-        """True for rows (columns) in which everything is masked: their weights are 0."""
-        return np.isneginf(self.log_normalizer)
+        """True for rows (columns) in which everything is masked: their weights are 0. A NumPy array."""
+        b = self._scores.backend
+        out: npt.NDArray[np.bool_] = np.isneginf(b.to_host(self._normalizer(b.at(None)).lse))
+        return out
 
-    def _shifted(self, n_threads: int) -> Scores:
+    def _shifted(self, at: int) -> Scores:
         """Log weights: scores minus the normaliser, whose exp is the operator itself."""
         if self.bridge is not None:
             return self._scores
         if self._log_weights is None:
-            _, peak, log_sum = self._normalizer_parts(n_threads)
-            self._log_weights = self._scores._after_rounding((-peak, -log_sum), self.axis)
+            self._log_weights = self._scores.normalized(self._normalizer(at).shifts(), self.axis)
         return self._log_weights
 
-    def _product(self, values: Real, n_threads: int) -> Real:
+    def _product(self, values: Any, target: Any, at: int) -> Any:
+        b = self._scores.backend
         if self.axis == 1 and self.bridge is None:  # the normaliser falls out of the same pass
-            parts, out, _, _ = cpu.reduce_rows(
-                self._scores._spec, _CODE["softmax"], values, True, False, n_threads, True
-            )
-            assert parts is not None
-            self._remember(parts)
-        else:
-            spec, values = self._exponents(values, n_threads)
-            _, out, _, _ = cpu.reduce_rows(spec, _CODE["exp"], values, False, False, n_threads)
-        assert out is not None
+            product, found = b.product(self._scores, "softmax", values, target, at)
+            self._remember(found)
+            return product
+        s, values = self._exponents(values, at)
+        return b.product(s, "exp", values, target, at)[0]
+
+    def _exponents(self, values: Any, at: int) -> tuple[Scores, Any]:
+        """Scores and right-hand sides: exponentials of the first times the second are the product."""
+        if self.bridge is not None or values.shape[:-2] != self._scores.batch:
+            return self._shifted(at), values
+        if self._over_peaks is None:
+            divided = self._normalizer(at).divided()
+            if divided is None:
+                return self._shifted(at), values
+            minus_peaks, factors = divided
+            self._over_peaks = self._scores.normalized((minus_peaks,), self.axis), factors
+        s, factors = self._over_peaks
+        return s, values * factors
+
+    def _materialized(self, target: Any, at: int) -> Any:
+        b = self._scores.backend
+        if self.axis == 1 and self.bridge is None:  # in one pass
+            return b.materialize(self._scores, "softmax", target, at)
+        return b.materialize(self._shifted(at), "exp", target, at)
+
+    def entropy(self, *, n_threads: int | None = None, stream: Any = None) -> Real:
+        """:math:`-\\sum_j p_{ij}\\log p_{ij}` of each row (axis 1) or column (axis 0)."""
+        return self._moment("entropy", n_threads, stream)
+
+    def expected_score(self, *, n_threads: int | None = None, stream: Any = None) -> Real:
+        """:math:`\\sum_j p_{ij} s_{ij}` of each row (axis 1) or column (axis 0); 0 if empty."""
+        return self._moment("expected score", n_threads, stream)
+
+    def _moment(self, which: str, n_threads: int | None, stream: Any) -> Real:
+        b = self._scores.backend
+        at = b.at(n_threads, stream)
+        out: Real = b.give(b.moment(which, self._by_rows(), self._by_rows_shifted, at), None, at)
         return out
 
-    def _exponents(self, values: Real, n_threads: int) -> tuple[Any, Real]:
-        """Scores and right-hand sides: exponentials of the first times the second are the product."""
-        if self.bridge is not None or values.shape[:-2] != self._scores._batch:
-            return self._shifted(n_threads)._spec, values
-        # Dividing the right-hand sides by the sums spares the engine one addition for every entry.
-        if self._over_peaks is None:
-            _, peak, log_sum = self._normalizer_parts(n_threads)
-            relative = self._scores._after_rounding((-peak,), self.axis)
-            self._over_peaks = relative._spec, np.exp(-log_sum)[..., None]
-        spec, inverse_sums = self._over_peaks
-        return spec, values * inverse_sums
-
-    def to_numpy(self, *, n_threads: int | None = None) -> Real:
-        """The operator as an array (..., N, M)."""
-        threads = resolve_threads(n_threads)
-        if self.axis == 1 and self.bridge is None:  # in one pass
-            return cpu.materialize(self._scores._spec, False, _CODE["softmax"], threads)
-        return cpu.materialize(self._shifted(threads)._spec, False, _CODE["exp"], threads)
-
-    def entropy(self, *, n_threads: int | None = None) -> Real:
-        """:math:`-\\sum_j p_{ij}\\log p_{ij}` of each row (axis 1) or column (axis 0)."""
-        return self._moments(n_threads)[1]
-
-    def expected_score(self, *, n_threads: int | None = None) -> Real:
-        """:math:`\\sum_j p_{ij} s_{ij}` of each row (axis 1) or column (axis 0); 0 if empty."""
-        return self._moments(n_threads)[0]
-
-    def _moments(self, n_threads: int | None) -> tuple[Real, Real]:
-        threads = resolve_threads(n_threads)
-        _, _, expected, entropy = cpu.reduce_rows(
-            self._by_rows()._spec, _CODE["softmax"], None, False, True, threads
-        )
-        assert expected is not None
-        assert entropy is not None
-        return expected, entropy
+    def _by_rows_shifted(self, at: int) -> Scores:
+        """Log weights with the normalised axis as rows."""
+        log_weights = self._shifted(at)
+        return log_weights if self.axis == 1 else log_weights.T
 
     def doob(self, h: npt.ArrayLike, *, n_threads: int | None = None) -> MarkovOperator:
         """The Doob transform :math:`P_{ij} h_j / (P h)_i` for h >= 0 (DAC-7, eqs 22, 34-35; C.4).
@@ -227,14 +265,14 @@ class MarkovOperator(_Operator, Markov):
                [0.25, 0.75]])
         """
         P = self if self.axis == 1 else self.T
-        weights = _checks.real_array("h", h)
-        _checks.same_dtype("h", weights, P.dtype, "the operator")
-        _checks.core_shape("h", weights.shape, (P.shape[-1],), "as the operator's states")
+        b = self._scores.backend
+        ((given, _),) = b.vectors(P.dtype, P.scores.batch, ("h", h, P.shape[-1]))
+        weights = b.to_host(given)
         _checks.finite("h", weights)
         if weights.min() < 0:
             raise ValueError(f"h: wanted weights >= 0, got {weights.min():.3g}")
-        log_h = _log_relative(weights)
-        out = MarkovOperator(P._shifted(resolve_threads(n_threads)).shift(columns=log_h), 1)
+        log_h = b.give(b.from_host(_log_relative(weights)))
+        out = MarkovOperator(P._shifted(b.at(n_threads)).shift(columns=log_h), 1)
         if out.empty.any() and not P.empty.all():
             row = int(np.argmax(out.empty.reshape(-1)))
             raise ValueError(
@@ -246,21 +284,22 @@ class MarkovOperator(_Operator, Markov):
     def _known_stationary(self) -> Real | None:
         if self.bistochastic:
             return np.full(self.shape[0], 1 / self.shape[0], self.dtype)
-        if not self._scores._symmetric:
+        if not self._scores.symmetric:
             return None
-        weight = np.exp(self._log_row_sums(resolve_threads(None)))
+        weight = np.exp(self._log_row_sums())
         law: Real = (weight / weight.sum()).astype(self.dtype)
         return law
 
-    def _log_row_sums(self, n_threads: int) -> npt.NDArray[np.float64]:
+    def _log_row_sums(self) -> npt.NDArray[np.float64]:
         """Logarithms of the sums of exp(s) over rows, less that of the largest.
 
         Maxima are compared before the small parts are added: of large scores a log-sum-exp, rounded as one
         number, has few digits left.
         """
-        lse, peak, log_sum = self._normalizer_parts(n_threads).astype(np.float64)
-        peak = np.where(np.isneginf(lse), -np.inf, peak)
-        sums = (peak - peak.max()) + log_sum
+        found, b = self._normalizer(self._scores.backend.at(None)), self._scores.backend
+        lse, *parts = (b.to_host(x).astype(np.float64) for x in (found.lse, *found.shifts()))
+        peak = np.where(np.isneginf(lse), -np.inf, -parts[0])
+        sums = (peak - peak.max()) - sum(parts[1:])
         out: npt.NDArray[np.float64] = sums - sums.max()
         return out
 
@@ -278,7 +317,7 @@ class MarkovOperator(_Operator, Markov):
         return self._solve_errors[1] if self.bridge is None else float(self.bridge.error)
 
     def _current_norms(self, rho: Real, n_threads: int | None) -> CurrentNorms:
-        threads = resolve_threads(n_threads)
+        threads = self._scores.backend.at(n_threads)
         with np.errstate(divide="ignore"):
             flow = self._shifted(threads).shift(rows=np.log(rho))
         return _dynamics.gather_norms(cpu.compare_rows(flow._spec, flow.T._spec, threads))
@@ -286,7 +325,7 @@ class MarkovOperator(_Operator, Markov):
     def __repr__(self) -> str:
         side = "row" if self.axis == 1 else "column"
         kind = "bistochastic" if self.bistochastic else f"{side}-stochastic"
-        text = f"MarkovOperator(shape={self.shape}, dtype={self.dtype}, {kind}"
+        text = f"MarkovOperator(shape={self.shape}, dtype={self.dtype}{self._place()}, {kind}"
         if self.bridge is None and self._normalizer_cell and (n := int(self.empty.sum())):
             text += f" but for {n} empty {side}{'s' if n > 1 else ''} (fully masked)"
         return text + ")"
@@ -312,20 +351,17 @@ class KernelOperator(_Operator):
     def __rmatmul__(self, U: npt.ArrayLike) -> Real:
         return self.apply_left(U)
 
-    def _product(self, values: Real, n_threads: int) -> Real:
-        _, out, _, _ = cpu.reduce_rows(
-            self._scores._spec, _CODE[self.weight], values, False, False, n_threads
-        )
-        assert out is not None
-        return out
+    def _product(self, values: Any, target: Any, at: int) -> Any:
+        return self._scores.backend.product(self._scores, self.weight, values, target, at)[0]
 
-    def to_numpy(self, *, n_threads: int | None = None) -> Real:
-        """The operator as an array (..., N, M)."""
-        threads = resolve_threads(n_threads)
-        return cpu.materialize(self._scores._spec, False, _CODE[self.weight], threads)
+    def _materialized(self, target: Any, at: int) -> Any:
+        return self._scores.backend.materialize(self._scores, self.weight, target, at)
 
     def __repr__(self) -> str:
-        return f"KernelOperator(shape={self.shape}, dtype={self.dtype}, weight={self.weight!r})"
+        return (
+            f"KernelOperator(shape={self.shape}, dtype={self.dtype}{self._place()}, "
+            f"weight={self.weight!r})"
+        )
 
 
 def softmax(s: Scores, axis: int = 1) -> MarkovOperator:
@@ -342,11 +378,6 @@ def softmax(s: Scores, axis: int = 1) -> MarkovOperator:
     >>> np.array([0.5, 0.5]) @ A
     array([0.38447071, 0.61552929])
     """
-    if _device.is_scores(s):
-        from ._device._operators import DeviceMarkovOperator
-
-        found: Any = DeviceMarkovOperator(s, _checks.axis(axis))
-        return found  # type: ignore[no-any-return]  # the same methods
     return MarkovOperator(_scores_argument(s), _checks.axis(axis))
 
 
@@ -358,26 +389,16 @@ def kernel(s: Scores, weight: str = "exp") -> KernelOperator:
     >>> K @ np.array([10.0, 100.0])
     array([200.])
     """
-    names = [name for name in _CODE if name != "softmax"]
+    names = [name for name in WEIGHTS if name != "softmax"]
     if weight not in names:
         raise ValueError(
             f"weight: wanted one of {', '.join(map(repr, names))}, got {weight!r}; "
             "for a normalised operator use qk.softmax"
         )
-    if _device.is_scores(s):
-        from ._device._operators import DeviceKernelOperator
-
-        found: Any = DeviceKernelOperator(s, weight)
-        return found  # type: ignore[no-any-return]  # the same methods
     return KernelOperator(_scores_argument(s), weight)
 
 
 def _scores_argument(s: object) -> Scores:
-    if _device.is_scores(s):
-        raise TypeError(
-            f"s: wanted scores of CPU arrays, got {s!r}; on a device there are scores, softmax, kernel, "
-            "poe, sinkhorn, bridge, semi_relaxed and flow: copy the arrays to the CPU for the rest"
-        )
     if not isinstance(s, Scores):
         raise TypeError(
             f"s: wanted scores, got {type(s).__name__}; "
@@ -405,38 +426,30 @@ def _log_relative(weights: Real) -> Real:
 
 def _right_hand_side(
     name: str, value: npt.ArrayLike, s: Scores, length: int, *, at: int
-) -> tuple[Real, bool]:
+) -> tuple[Any, bool]:
     """The right-hand sides as (..., length, k), and whether they were one vector."""
-    if type(value) is np.ndarray and cpu.plain_magnitude(value) >= 0:
-        array: Real = value
-        plain = True
-    else:
-        array, plain = _checks.real_array(name, value), False
-    _checks.same_dtype(name, array, s.dtype, "the scores")
-    n_batch = len(s._batch)
+    b = s.backend
+    given, checked = b.values(name, value, s.dtype)
+    n_batch = len(s.batch)
     # One vector for every problem of the batch, or one each.
-    vector = array.ndim in (1, n_batch + 1)
-    if not vector and array.ndim != n_batch + 2:
+    vector = given.ndim in (1, n_batch + 1)
+    if not vector and given.ndim != n_batch + 2:
         wanted = f"(..., {length})" if n_batch else f"({length},)"
         wanted_matrix = f"(..., {length}, k)" if at == -2 else f"(..., k, {length})"
         raise ValueError(
             f"{name}: wanted shape {wanted} or {wanted_matrix} for an operator of shape {s.shape}, "
-            f"got {array.shape}; give it the operator's batch axes (length 1 broadcasts)"
+            f"got {given.shape}; give it the operator's batch axes (length 1 broadcasts)"
         )
-    if vector:
-        array = array[..., None]
-    elif at == -1:
-        array = array.swapaxes(-1, -2)
-    if array.shape[-2] != length:
+    matrix = b.column(given) if vector else b.swap(given) if at == -1 else given
+    if matrix.shape[-2] != length:
         side = "columns" if at == -2 else "rows"
         raise ValueError(
             f"{name}: wanted length {length} along the operator's {side} (operator shape "
-            f"{s.shape}), got {np.shape(value)}; "
+            f"{s.shape}), got {given.shape}; "
             + ("did you mean U @ A?" if at == -2 else "did you mean A @ V?")
         )
     if n_batch:
-        _checks.into_batch(name, np.shape(value), array.shape[:-2], s._batch)
-    if not plain:
-        _checks.not_empty(name, array)
-        _checks.finite(name, array)
-    return array, vector
+        _checks.into_batch(name, given.shape, matrix.shape[:-2], s.batch)
+    if not checked:
+        b.check_finite(name, given)
+    return matrix, vector

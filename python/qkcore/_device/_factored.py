@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from .._score_masks import UNBOUNDED
+from .._terms import EVERYTHING
 from ._arrays import Context
 from ._missing import missing
 
@@ -215,6 +215,17 @@ def _points_contiguous(c: Context, array: Any, stream: int) -> Any:
     """(r, n) without gaps: the array itself when it has none, as on the CPU."""
     if array.contiguous:
         return array
-    band = (-UNBOUNDED, UNBOUNDED)
-    spec = (array.dtype, c.device, (), *array.shape, (), (), ((array, 1.0),), (), (), (), *band)
+    spec = (
+        array.dtype,
+        c.device,
+        (),
+        *array.shape,
+        (),
+        (),
+        ((array, 1.0),),
+        (),
+        (),
+        (),
+        *EVERYTHING,
+    )
     return c.module.materialize(spec, True, stream=stream)

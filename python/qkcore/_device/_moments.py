@@ -11,7 +11,8 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ._scores import DeviceScores, one_of
+from .._lazy_scores import Scores
+from ._cuda import one_of
 
 __all__ = ["expected_rows", "totals"]
 
@@ -19,15 +20,15 @@ __all__ = ["expected_rows", "totals"]
 BLOCK_BYTES = 2**26
 
 
-def _blocks(s: DeviceScores) -> Iterator[tuple[int, int]]:
+def _blocks(s: Scores) -> Iterator[tuple[int, int]]:
     n, m = s.shape[-2:]
     count = max(1, BLOCK_BYTES // (m * s.dtype.itemsize))
     return ((first, min(n, first + count)) for first in range(0, n, count))
 
 
-def totals(log_plan: DeviceScores, scores: DeviceScores, stream: int) -> tuple[float, float]:
+def totals(log_plan: Scores, scores: Scores, stream: int) -> tuple[float, float]:
     """Sums of P s and of P log P over all entries with P = exp(log_plan) > 0, of one problem."""
-    c = scores._context
+    c: Any = scores.backend
     parts: tuple[list[float], list[float]] = ([], [])
     for first, last in _blocks(scores):
         of_plan, of_scores = (s.rows(first, last)._spec for s in (log_plan, scores))
@@ -40,13 +41,14 @@ def totals(log_plan: DeviceScores, scores: DeviceScores, stream: int) -> tuple[f
     return math.fsum(parts[0]), math.fsum(parts[1])
 
 
-def expected_rows(log_weights: DeviceScores, values: DeviceScores, stream: int) -> Any:
+def expected_rows(log_weights: Scores, values: Scores, stream: int) -> Any:
     """sum_j exp(log_weights_ij) values_ij of each row, (..., N); masked entries count as 0."""
-    c, batch = values._context, values._batch
+    c: Any = values.backend
+    batch = values.batch
     n = values.shape[-2]
     out = c.module.empty((*batch, n), str(values.dtype), c.device, stream)
-    for index in itertools.product(*map(range, batch)):
-        weights, scores = log_weights._problem(index), values._problem(index)
+    for k, index in enumerate(itertools.product(*map(range, batch))):
+        weights, scores = log_weights._problem(k), values._problem(k)
         row = one_of(out, index, 1)
         for first, last in _blocks(scores):
             weight = c.module.materialize(weights.rows(first, last)._spec, False, stream=stream)

@@ -7,14 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from .._score_masks import UNBOUNDED
+from .._host import WEIGHTS
+from .._terms import EVERYTHING
 from ._arrays import Context
-from ._operators import WEIGHTS
 
 __all__ = ["ALL", "LINEAR", "Sphere", "divide", "reduced", "rows_times"]
 
-LINEAR = WEIGHTS.index("linear")
-ALL = (-UNBOUNDED, UNBOUNDED)
+LINEAR = WEIGHTS["linear"]
+ALL = EVERYTHING
 
 
 def reduced(

@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _particle_checks as checks
-from .._score_masks import UNBOUNDED
+from .._host import WEIGHTS
+from .._terms import UNBOUNDED
 from ._arrays import Context
 from ._bistochastic import Bistochastic
 from ._errors import NoConvergence, Overflow
-from ._operators import WEIGHTS
 from ._rows import ALL, LINEAR, Sphere, divide, reduced, rows_times
-from ._scores import SOFTMAX
 
 __all__ = ["DeviceField", "cloud", "velocity"]
 
@@ -89,7 +88,7 @@ class DeviceField:
         self.c.module.velocity(
             x,
             *self.matrices(t),
-            WEIGHTS.index("softmax" if kind == "l2" else kind),
+            WEIGHTS["softmax" if kind == "l2" else kind],
             kind == "l2",
             1.0,
             kind not in _NORMALISED,
@@ -141,7 +140,7 @@ class _Head:
         self.of, self.x, self.stream = of, x, stream
         kind = of.field.kind
         self.normalised, self.l2 = kind in _NORMALISED, kind == "l2"
-        self.weight = SOFTMAX if self.normalised else WEIGHTS.index(kind)
+        self.weight = WEIGHTS["softmax"] if self.normalised else WEIGHTS[kind]
         self.values = x if self.normalised else of._seen.weighted(x, stream)
 
     def product(self, h: int, Q: Any, K: Any) -> Any:
@@ -187,9 +186,11 @@ class _Centred(_Head):
     def __init__(self, of: DeviceField, x: Any, stream: int) -> None:
         self.of, self.x, self.stream = of, x, stream
         module, seen = of.c.module, of._seen
-        everything = of.reduce(SOFTMAX, x, stream, col_bias=seen.log_weights, masked=False)
+        everything = of.reduce(
+            WEIGHTS["softmax"], x, stream, col_bias=seen.log_weights, masked=False
+        )
         self.y = module.map_vector("affine", x, everything, a=1.0, b=-1.0, stream=stream)
-        self.visible = of.reduce(SOFTMAX, self.y, stream, col_bias=seen.log_weights)
+        self.visible = of.reduce(WEIGHTS["softmax"], self.y, stream, col_bias=seen.log_weights)
         self.values = seen.weighted(self.y, stream)
         self.mean = module.map_vector("affine", everything, self.visible, b=1.0, stream=stream)
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from .. import _checks, scores
 from .._lazy_scores import Real, Scores
-from ..scores import WLike, _metric_factor
+from .._points import WLike, metric_factor
 
 Double = npt.NDArray[np.float64]
 
@@ -32,7 +32,7 @@ def features_of(points: Real, W: WLike, what: str) -> Double:
     x = points.astype(np.float64)
     if W is None:
         return x
-    factor, negative = _metric_factor(points, W)
+    factor, negative = metric_factor(W, points.shape[-1], points.dtype)
     if negative:
         raise ValueError(
             f"W: wanted a metric without negative eigenvalues for {what}, got one with {negative}; "

@@ -12,9 +12,9 @@ from .._config import resolve_threads
 from .._estimator import Estimator
 from .._lanczos import Product
 from .._lazy_scores import Real
+from .._points import WLike
 from .._spectral import fix_signs
 from ..operators import MarkovOperator, kernel, softmax
-from ..scores import WLike
 from ._eigenpairs import StoredKernel, nontrivial_eigenpairs, stored_bytes
 from ._local_scale import GlobalKernel, SelfTuningKernel, neighbor_count
 from ._localized import effective_points, warn_of_parts
@@ -149,7 +149,7 @@ class DiffusionMap(Estimator):
             s, shift = _density_normalized(s, alpha, threads)
             P = softmax(s)
             S = kernel(_halved(P, threads), "exp")
-            log_z = P._normalizer(threads)
+            log_z = P._normalizer(threads).lse
             if materialized:
                 multiply = StoredKernel(S.scores, threads)
         log_z = log_z.astype(np.float64)

@@ -11,8 +11,8 @@ from .. import _checks, _dynamics, scores
 from .._config import resolve_threads
 from .._lazy_scores import Real, Scores
 from .._markov import Markov
+from .._points import WLike
 from ..operators import KernelOperator, MarkovOperator, kernel, softmax
-from ..scores import WLike
 
 KINDS = ("random_walk", "symmetric", "combinatorial")
 
@@ -94,9 +94,8 @@ def symmetric_conjugate(P: MarkovOperator, *, n_threads: int | None = None) -> K
 
 def _halved(rows: MarkovOperator, n_threads: int) -> Scores:
     """s_ij - lse_i / 2 - lse_j / 2, with one array for both shifts so that the symmetry shows."""
-    parts = rows._normalizer_parts(n_threads)
-    _, peak, log_sum = parts * parts.dtype.type(-0.5)
-    return rows.scores._after_rounding((peak, log_sum), 0, 1)
+    halves = tuple([0.5 * shift for shift in rows._normalizer(n_threads).shifts()])
+    return rows.scores.normalized(halves, 0, 1)
 
 
 def _density_normalized(
@@ -123,7 +122,7 @@ def _reversible(name: str, P: object) -> MarkovOperator:
             f"{name}: wanted one chain, got shape {rows.shape}; "
             "take the problems of a batch one by one"
         )
-    if not rows.scores._symmetric:
+    if not rows.scores.symmetric:
         raise ValueError(
             f"{name}: wanted an operator with symmetric scores (of distances, say), got one whose "
             "scores are not known to be symmetric; its spectrum may be complex: see np.linalg.eig"
@@ -246,7 +245,7 @@ def laplacian(
         return Laplacian(symmetric_conjugate(rows, n_threads=n_threads), one, kind)
     if rows.bistochastic:  # its scores are the logarithms of the weights already
         return Laplacian(rows, one, kind)
-    degree = np.exp(rows._normalizer(resolve_threads(n_threads)))
+    degree = np.exp(rows._normalizer(resolve_threads(n_threads)).lse)
     return Laplacian(kernel(rows.scores, "exp"), degree, kind)
 
 

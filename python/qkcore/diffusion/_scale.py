@@ -12,8 +12,8 @@ from .. import _checks
 from .._bandwidth import MOST_POINTS, median_rule
 from .._config import get_num_threads
 from .._lazy_scores import Scores
+from .._points import WLike
 from ..operators import softmax
-from ..scores import WLike
 from ._local_scale import features_of, neighbor_count, neighbor_distances
 
 RULES = ("median", "dimension", "knn")

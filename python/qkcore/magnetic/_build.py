@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from .. import _checks, scores
 from .._lazy_scores import Real, Scores
+from .._points import WLike
+from .._terms import Terms
 from ..operators import KernelOperator, MarkovOperator, kernel, softmax
-from ..scores import WLike
 from ._hermitian import Complex
 from ._operator import MagneticOperator, one_angle_per_state
 from ._phases import log_flux, phases, scale, times
@@ -114,7 +115,7 @@ def hadamard(*operators: MagneticOperator | MarkovOperator | KernelOperator) -> 
     factors = []
     for i, factor in enumerate(operators):
         if isinstance(factor, (MarkovOperator, KernelOperator)):
-            none = Scores(factor.dtype, (), *factor.shape[-2:], top=0.0)
+            none = factor.scores._with(Terms(), bound=0.0)
             factor = MagneticOperator(factor, none, gauge_weight=0.0)
         if not isinstance(factor, MagneticOperator):
             raise TypeError(

@@ -36,14 +36,15 @@ def find_reversal(op: MagneticOperator) -> Reversal | None:
     """
     s = op.log_weights
     n = square("operator", s)
-    row, col = total(s._row_bias, n), total(s._col_bias, n)
+    row, col = total(s.terms.row_bias, n), total(s.terms.col_bias, n)
     gone = np.isneginf(row)
     if (gone != np.isneginf(col)).any():
         return None
     row[gone] = col[gone] = 0
     halves, rounding = _halves(s, n)
-    top = s._top + 2 * sum(float(np.abs(half[~gone]).max(initial=0.0)) for half in halves)
-    weights = s._with(row_bias=halves, col_bias=halves, rounding=rounding, top=top)
+    top = s.bound + 2 * sum(float(np.abs(half[~gone]).max(initial=0.0)) for half in halves)
+    terms = s.terms._replace(row_bias=halves, col_bias=halves, rounding=rounding)
+    weights = s._with(terms, bound=top)
     if not is_hermitian(op._with(kernel(weights))):
         return None
     log_law = col - row
@@ -60,12 +61,15 @@ def find_reversal(op: MagneticOperator) -> Reversal | None:
 def _halves(s: Scores, n: int) -> tuple[tuple[Real, ...], Rounding]:
     """Half the shifts of rows and columns together, for both sides; those of each stage by themselves."""
     by_stage: dict[int, list[Real]] = {EARLY: []}
-    for shifts, stages in ((s._row_bias, s._rounding.rows), (s._col_bias, s._rounding.columns)):
+    for shifts, stages in (
+        (s.terms.row_bias, s.terms.rounding.rows),
+        (s.terms.col_bias, s.terms.rounding.columns),
+    ):
         for k, shift in enumerate(shifts):
             by_stage.setdefault(stages[k] if k < len(stages) else EARLY, []).append(shift)
     order = tuple(sorted(by_stage))
     halves = tuple((0.5 * total(tuple(by_stage[k]), n)).astype(s.dtype) for k in order)
-    return halves, Rounding(s._rounding.dots, order, order)
+    return halves, Rounding(s.terms.rounding.dots, order, order)
 
 
 def is_hermitian(op: MagneticOperator) -> bool:
@@ -75,7 +79,7 @@ def is_hermitian(op: MagneticOperator) -> bool:
     probe = _spectral.probe(n, op.dtype)
     difference = np.abs(op @ probe - op.H @ probe)
     size = op.magnitude @ np.ones(n, real)
-    tops = op.log_weights._top + op.phases._top
+    tops = op.log_weights.bound + op.phases.bound
     allowed = float(np.finfo(real).eps) * (64 + math.sqrt(n) + 4 * tops)
     return bool((difference <= allowed * size + np.finfo(real).tiny).all())
 

@@ -8,9 +8,9 @@ import numpy.typing as npt
 from .. import _checks, scores
 from .._bandwidth import median_rule
 from .._estimator import Estimator
+from .._points import WLike
 from ..diffusion._localized import effective_points, warn_of_parts
 from ..operators import softmax
-from ..scores import WLike
 from ._build import density_normalized, metric_of
 from ._hermitian import Complex
 from ._operator import MagneticOperator

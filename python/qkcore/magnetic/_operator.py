@@ -58,13 +58,13 @@ class MagneticOperator:
                 f'magnitude: wanted weights exp(s), got {magnitude.weight!r}; pass qk.kernel(s, "exp")'
             )
         s = magnitude.scores
-        _checks.one_problem("magnitude", s._batch, s._offsets is not None)
+        _checks.one_problem("magnitude", s.batch, s.terms.offsets is not None)
         if not isinstance(phases, Scores):
             raise TypeError(
                 f"phases: wanted angles as scores, got {type(phases).__name__}; "
                 "wrap an array with qk.scores.dense(array)"
             )
-        _checks.one_problem("phases", phases._batch, phases._offsets is not None)
+        _checks.one_problem("phases", phases.batch, phases.terms.offsets is not None)
         if phases.dtype != magnitude.dtype:
             raise TypeError(
                 f"phases: wanted {magnitude.dtype} like the magnitude, got {phases.dtype}; "

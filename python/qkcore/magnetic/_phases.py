@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks, _dynamics, scores
+from .. import _checks, _dynamics
 from .._lazy_scores import Scores
 from .._native import cpu
+from .._points import WLike, pair
+from .._terms import Terms
 from ..divergence import hermitian_partition
 from ..operators import MarkovOperator
-from ..scores import WLike
 
 
 def phases(
@@ -31,31 +32,30 @@ def phases(
     array([[ 0.,  1.],
            [-1.,  0.]])
     """
-    x, y, _, (_, y_top) = scores._points_pair(X, Y, 1.0)
+    p = pair(X, Y, W, 1.0)
+    x, y = p.x, p.y
     _checks.one_problem("X", x.shape[:-2])
     _checks.one_problem("Y", y.shape[:-2])
-    scores._same_dimension(x, y, ("X", "Y"))
+    p.same_dimension()
     angle = scale("gamma", gamma, x.dtype)
     if W is None:
-        return Scores(x.dtype, (), len(x), len(y), top=0.0)
+        return p.scores(Terms(), 0.0)
     d = x.shape[1]
     left, right = _checks.matrix_w(W, d, d, x.dtype)
     if right is not None and 2 * right.shape[0] < d:
         x_q, x_k, y_q, y_k = (
-            scores._project(name, points, w)
+            p.backend.project(name, points, w)
             for name, points in (("X", x), ("Y", y))
             for w in (left, right.T)
         )
         bound = 0.5 * right.shape[0] * (x_q[1] * y_k[1] + x_k[1] * y_q[1])
-        terms = ((x_q[0], y_k[0], angle / 2), (x_k[0], y_q[0], -angle / 2))
-        return Scores(x.dtype, (), len(x), len(y), dots=terms, top=abs(angle) * bound)
+        dots = ((x_q[0], y_k[0], angle / 2), (x_k[0], y_q[0], -angle / 2))
+        return p.scores(Terms(dots=dots), abs(angle) * bound)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
         full = left.astype(np.float64) if right is None else left.astype(np.float64) @ right
         antisymmetric = hermitian_partition(full).antisymmetric.astype(x.dtype)
-    turned, top = scores._project("X", x, antisymmetric)
-    return Scores(
-        x.dtype, (), len(x), len(y), dots=((turned, y, angle),), top=abs(angle) * d * top * y_top
-    )
+    turned, largest = p.backend.project("X", x, antisymmetric)
+    return p.scores(Terms(dots=((turned, y, angle),)), abs(angle) * d * largest * p.y_largest)
 
 
 def log_flux(A: MarkovOperator, rho: npt.ArrayLike | None = None) -> Scores:
@@ -86,8 +86,8 @@ def log_flux(A: MarkovOperator, rho: npt.ArrayLike | None = None) -> Scores:
             "use an operator without a mask"
         )
     if rho is None:
-        if s._with(row_bias=(), col_bias=())._symmetric:  # then pi_i A_ij is symmetric (eq 19)
-            return Scores(s.dtype, (), *s.shape, top=0.0)
+        if s._with(s.terms.with_shifts((), ())).symmetric:  # then pi_i A_ij is symmetric (eq 19)
+            return s._with(Terms(), bound=0.0)
         # In logarithms: probabilities that underflow have a finite flux.
         log_law = _dynamics.law_of(P, None, _dynamics.MAX_ITER, "warn", None).log_law
     else:
@@ -103,11 +103,11 @@ def log_flux(A: MarkovOperator, rho: npt.ArrayLike | None = None) -> Scores:
 
 def _antisymmetrized(s: Scores) -> Scores:
     """s_ij - s_ji for unmasked scores; terms that are symmetric by construction are dropped."""
-    dots = [(x, y, c) for x, y, c in s._dots if x is not y]
-    tilt = total(s._row_bias, s.shape[0]) - total(
-        s._col_bias, s.shape[0]
+    dots = [(x, y, c) for x, y, c in s.terms.dots if x is not y]
+    tilt = total(s.terms.row_bias, s.shape[0]) - total(
+        s.terms.col_bias, s.shape[0]
     )  # tilt_i - tilt_j is left
-    for x, y, c, n_negative in s._distances:
+    for x, y, c, n_negative in s.terms.distances:
         if x is y:
             continue
         # -c |x - y|^2 = 2c <x, y> - c |x|^2 - c |y|^2; around a common centre, to keep the digits.
@@ -119,16 +119,13 @@ def _antisymmetrized(s: Scores) -> Scores:
         dots.append(((xc * sign).astype(s.dtype), yc.astype(s.dtype), 2 * c))
     tilt -= tilt.mean()
     row = tilt.astype(s.dtype)
-    return Scores(
-        s.dtype,
-        (),
-        *s.shape,
+    terms = Terms(
         dots=tuple(dots) + tuple((y, x, -c) for x, y, c in dots),
-        dense=s._dense + tuple((z.T, -c) for z, c in s._dense),
+        dense=s.terms.dense + tuple((z.T, -c) for z, c in s.terms.dense),
         row_bias=(row,),
         col_bias=(-row,),
-        top=8 * s._top + 2 * float(np.abs(tilt).max()),
     )
+    return s._with(terms, bound=8 * s.bound + 2 * float(np.abs(tilt).max()))
 
 
 # ---- what the package asks of scores --------------------------------------------------------------
@@ -136,14 +133,9 @@ def _antisymmetrized(s: Scores) -> Scores:
 
 def times(angles: Scores, factor: float) -> Scores:
     """Angles times any number; scores proper allow positive factors only."""
-    number = angles.dtype.type(factor)
+    terms = angles.terms.scaled(lambda c: c * factor, lambda r: angles.backend.scaled(r, factor))
     return angles._with(
-        dots=tuple((x, y, c * factor) for x, y, c in angles._dots),
-        distances=tuple((x, y, c * factor, k) for x, y, c, k in angles._distances),
-        dense=tuple((z, c * factor) for z, c in angles._dense),
-        row_bias=tuple(r * number for r in angles._row_bias),
-        col_bias=tuple(r * number for r in angles._col_bias),
-        top=abs(factor) * angles._top,
+        terms.with_shifts(terms.row_bias, terms.col_bias), bound=abs(factor) * angles.bound
     )
 
 
@@ -162,19 +154,17 @@ def scale(name: str, value: object, dtype: np.dtype[Any]) -> float:
 
 def square(name: str, s: Scores) -> int:
     """The number of states."""
-    _checks.one_problem(name, s._batch, s._offsets is not None)
-    if s._n_rows != s._n_cols:
+    _checks.one_problem(name, s.batch, s.terms.offsets is not None)
+    if s.n_rows != s.n_cols:
         raise ValueError(
             f"{name}: wanted as many columns as rows, got shape {s.shape}; "
             "currents and spectra belong to one set of states"
         )
-    return s._n_rows
+    return s.n_rows
 
 
 def masked(s: Scores) -> bool:
     """Whether any entry is -inf."""
-    lo, hi = s._band
-    if lo > 1 - s._n_rows or hi < s._n_cols - 1 or any(not m.all() for m in s._masks):
+    if s.terms.hides(s.n_rows, s.n_cols) or any(not m.all() for m in s.terms.masks):
         return True
-    arrays = (*(z for z, _ in s._dense), *s._row_bias, *s._col_bias)
-    return any(cpu.scan(a, 1)[0] for a in arrays)
+    return any(cpu.scan(x, 1)[0] for x in s.terms.numbers)

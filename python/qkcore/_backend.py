@@ -1,0 +1,175 @@
+"""What computes: the functions that scores, operators and bridges ask of NumPy's engine or of a CUDA device.
+
+A backend belongs to the arrays of one call: it knows where they are and which library made them. ``at`` is
+where a visit runs: a number of threads on the CPU, a stream on a device. What a backend cannot do raises here,
+with a message that says what to do instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _device
+from ._host import HOST
+
+if TYPE_CHECKING:
+    from ._lazy_scores import Scores
+    from ._terms import Terms
+
+__all__ = ["Backend", "Normalizer", "backend_of"]
+
+Array = Any  # of the backend: NumPy's, or the CUDA module's view of a device array
+Host = npt.NDArray[Any]
+
+
+class Normalizer(Protocol):
+    """The log-sum-exp of every row, as precisely as the backend keeps it."""
+
+    @property
+    def lse(self) -> Array: ...
+    def shifts(self) -> tuple[Array, ...]:
+        """What to add to the scores of a row, one after the other: the exponentials then are the weights."""
+
+    def divided(self) -> tuple[Array, Host] | None:
+        """A shift of the scores, and factors of the right-hand sides that do the rest; None if that is no gain."""
+
+
+class Backend(Protocol):
+    """One place where arrays are, and the engine there."""
+
+    @property
+    def place(self) -> str:
+        """ "cpu", or e.g. "cuda:0" """
+
+    # ---- arguments ----------------------------------------------------------------------------------
+
+    def at(self, n_threads: int | None, stream: object = None) -> int:
+        """Where to compute; refuses the option of the other backend."""
+
+    def matrix(self, name: str, value: Any) -> tuple[Array, np.dtype[Any], float]:
+        """An array (..., N, M) of scores, the dtype of results, the largest magnitude; -inf masks."""
+
+    def points(self, *named: tuple[str, Any]) -> tuple[list[tuple[Array, float]], np.dtype[Any]]:
+        """Points (..., n, d) of one dtype with their largest coordinates, and the dtype of results."""
+
+    def small(self, value: Any, dtype: np.dtype[Any]) -> Any:
+        """A matrix W, or the pair of its factors, as arrays of the host."""
+
+    def vectors(
+        self,
+        dtype: np.dtype[Any],
+        batch: tuple[int, ...],
+        *named: tuple[str, Any, int],
+    ) -> list[tuple[Array, float]]:
+        """Arrays (..., length) of the scores' dtype, and their largest finite magnitude; -inf masks."""
+
+    def values(self, name: str, value: Any, dtype: np.dtype[Any]) -> tuple[Array, bool]:
+        """Right-hand sides of the scores' dtype, and whether they are known to be finite already."""
+
+    def check_finite(self, name: str, array: Array) -> None:
+        """Refuses NaN, infinities and empty axes."""
+
+    def boolean(self, name: str, value: Any, core: tuple[int, ...]) -> Array:
+        """A boolean array whose last axes are ``core``; True keeps."""
+
+    def output(self, name: str, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        """The caller's array for results, checked, or a new one; None if the visit makes it."""
+
+    def writable(self, target: Any, vector: bool, at: int) -> Array | None:
+        """The caller's array as products write to it, one column for a vector; None if ``give`` copies."""
+
+    # ---- views --------------------------------------------------------------------------------------
+
+    def swap(self, array: Array) -> Array:
+        """The last two axes exchanged."""
+
+    def cut(self, array: Array, axis: int, first: int, last: int) -> Array:
+        """Part of an axis, counted from the end; an axis of length 1 broadcasts and stays."""
+
+    def one(self, array: Array, index: tuple[int, ...], core: tuple[slice, ...]) -> Array:
+        """What one problem of a batch sees of an array, whose last axes are its own, cut as ``core`` says."""
+
+    def taken(self, array: Array, at: npt.NDArray[np.intp], axis: int) -> Array:
+        """The entries at these indices along an axis."""
+
+    def column(self, array: Array) -> Array:
+        """(..., n) as (..., n, 1)."""
+
+    def same(self, a: Array, b: Array) -> bool:
+        """Whether two arrays are the same memory in the same order (False where that is not known)."""
+
+    # ---- small maps ---------------------------------------------------------------------------------
+
+    def scaled(self, array: Array, factor: float) -> Array:
+        """The array times a number."""
+
+    def project(self, name: str, points: Array, matrix: Host) -> tuple[Array, float]:
+        """points @ matrix, and its largest magnitude."""
+
+    def row_dots(self, a: Array, b: Array, factor: float) -> Array:
+        """factor <a_i, b_i> of every row."""
+
+    def centred(self, x: Array, y: Array) -> tuple[Array, Array] | None:
+        """The points about the mean of y, where squared distances are expanded into products; None where the
+        engine takes differences."""
+
+    def negated(self, x: Array, n_last: int) -> Array:
+        """The points with their last coordinates negated."""
+
+    def padding(self, terms: Terms, mask: Array, dtype: np.dtype[Any], n_rows: int) -> Terms:
+        """The terms with the columns masked where ``mask`` is 0."""
+
+    def joined(self, s: Scores, t: Scores) -> None:
+        """Refuses scores of two places or two input dtypes."""
+
+    # ---- visits -------------------------------------------------------------------------------------
+
+    def describe(self, s: Scores) -> tuple[Any, ...]:
+        """What the engine reads."""
+
+    def logsumexp(self, s: Scores, target: Any, at: int) -> Array: ...
+
+    def normalizer(self, s: Scores, at: int) -> Normalizer: ...
+
+    def product(
+        self, s: Scores, weight: str, values: Array, target: Any, at: int
+    ) -> tuple[Array, Normalizer | None]:
+        """sum_j w(s_ij) values_j; for weight "softmax" with the normaliser, which the same pass finds."""
+
+    def materialize(self, s: Scores, weight: str | None, target: Any, at: int) -> Array:
+        """w(s_ij) as an array; the scores themselves without a weight."""
+
+    def marginals(self, s: Scores, at: int) -> tuple[Array, Array]: ...
+
+    def moment(self, which: str, s: Scores, log_weights: Callable[[int], Scores], at: int) -> Array:
+        """The "entropy" of each row of the softmax of s, or its "expected score"."""
+
+    # ---- results ------------------------------------------------------------------------------------
+
+    def give(self, array: Array, target: Any = None, at: int | None = None) -> Any:
+        """A result in the caller's library: ``target`` if that was written to."""
+
+    def turned(self, array: Any) -> Any:
+        """A result with its last two axes exchanged."""
+
+    def squeeze(self, array: Array) -> Array:
+        """(..., n, 1) as (..., n)."""
+
+    def to_host(self, array: Array) -> Host:
+        """A NumPy array with the same numbers."""
+
+    def from_host(self, array: Host) -> Array:
+        """The same numbers where this backend computes."""
+
+
+def backend_of(*arrays: object) -> Backend:
+    """That of the arrays (or tuples of arrays) of one call: a device if any of them is on one."""
+    if not _device.on_device(*arrays):
+        return HOST
+    from ._device._cuda import Cuda
+
+    return Cuda(*arrays)

@@ -1,0 +1,295 @@
+"""Arrays of a CUDA device and the kernels of ``qkcore_cuda``, as the backend of scores and operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._host import WEIGHTS
+from ._arrays import Context, largest_score
+
+if TYPE_CHECKING:
+    from .._lazy_scores import Scores
+    from .._terms import Terms
+
+__all__ = ["Cuda", "one_of"]
+
+_SOFTMAX = WEIGHTS["softmax"]
+
+
+class _Normalizer:
+    """The log-sum-exp as one rounded number."""
+
+    __slots__ = ("_backend", "lse")
+
+    def __init__(self, backend: Cuda, lse: Any) -> None:
+        self._backend, self.lse = backend, lse
+
+    def shifts(self) -> tuple[Any, ...]:
+        c = self._backend
+        return (c.module.map_vector("minus_or_zero", self.lse, stream=c.stream()),)
+
+    def divided(self) -> None:
+        return None
+
+
+class Cuda(Context):
+    """One device, and the array library of the first device array of a call."""
+
+    inputs = ""
+    """the dtype of points, matrices and right-hand sides: 16 bits, or that of the results"""
+
+    @property
+    def place(self) -> str:
+        return f"cuda:{self.device}"
+
+    # ---- arguments ----------------------------------------------------------------------------------
+
+    def at(self, n_threads: int | None, stream: object = None) -> int:
+        if n_threads is not None:
+            raise TypeError(
+                f"n_threads: wanted None for arrays on {self.place}, which computes; got {n_threads}"
+            )
+        return self.stream(stream)
+
+    def matrix(self, name: str, value: Any) -> tuple[Any, np.dtype[Any], float]:
+        array = self.numbers(name, value, short=True)
+        if array.ndim < 2:
+            raise ValueError(
+                f"{name}: wanted shape (..., N, M), got {array.shape}; pass {name}[None, :]"
+            )
+        largest = self.finite(name, self.figures((name, array, None))[0], minus_inf=True)
+        self.inputs = array.dtype
+        return array, self.real(array), largest
+
+    def points(self, *named: tuple[str, Any]) -> tuple[list[tuple[Any, float]], np.dtype[Any]]:
+        arrays: list[Any] = []
+        for name, value in named:
+            array = self.numbers(name, value, short=True)
+            if array.ndim < 2:
+                raise ValueError(
+                    f"{name}: wanted points of shape (..., n, d), got shape {array.shape}; "
+                    f"for points on a line pass {name}[:, None]"
+                )
+            if arrays and array.dtype != arrays[0].dtype:
+                raise TypeError(
+                    f"{name}: wanted {arrays[0].dtype} like {named[0][0]}, got {array.dtype}; "
+                    "convert one of them"
+                )
+            arrays.append(array)
+        self.inputs = arrays[0].dtype
+        names = [name for name, _ in named]
+        figures = self.figures(*((n, a, None) for n, a in zip(names, arrays, strict=True)))
+        largest = [self.finite(n, found) for n, found in zip(names, figures, strict=True)]
+        return list(zip(arrays, largest, strict=True)), self.real(arrays[0])
+
+    def small(self, value: Any, dtype: np.dtype[Any]) -> Any:
+        if value is None:
+            return None
+        if isinstance(value, tuple):
+            return tuple(
+                self.download(self.take(f"W[{k}]", w, dtype=str(dtype), like="the points"))
+                for k, w in enumerate(value)
+            )
+        return self.download(self.take("W", value, dtype=str(dtype), like="the points"))
+
+    def vectors(
+        self, dtype: np.dtype[Any], batch: tuple[int, ...], *named: tuple[str, Any, int]
+    ) -> list[tuple[Any, float]]:
+        arrays = [(name, self.vector(name, x, str(dtype), n, batch)) for name, x, n in named]
+        figures = self.figures(*((name, x, None) for name, x in arrays))
+        return [
+            (x, self.finite(name, found, minus_inf=True))
+            for (name, x), found in zip(arrays, figures, strict=True)
+        ]
+
+    def values(self, name: str, value: Any, dtype: np.dtype[Any]) -> tuple[Any, bool]:
+        return self.take(name, value, dtype=self.inputs, like="the scores"), False
+
+    def check_finite(self, name: str, array: Any) -> None:
+        self.finite(name, self.figures((name, array, None))[0])
+
+    def boolean(self, name: str, value: Any, core: tuple[int, ...]) -> Any:
+        mask = self.take(name, value, dtype="bool")
+        if mask.shape[-len(core) :] != core:
+            raise ValueError(
+                f"{name}: wanted shape (..., {', '.join(map(str, core))}) as the scores, got {mask.shape}"
+            )
+        return mask
+
+    def output(self, name: str, given: Any, shape: tuple[int, ...], dtype: Any) -> Any:
+        return super().output(name, given, shape, str(dtype))
+
+    def writable(self, target: Any, vector: bool, at: int) -> Any:
+        if target is None:
+            return None
+        array = self.module.asarray(target, "out", at)
+        return array.expand() if vector else array
+
+    # ---- views --------------------------------------------------------------------------------------
+
+    def swap(self, array: Any) -> Any:
+        return array.T
+
+    def cut(self, array: Any, axis: int, first: int, last: int) -> Any:
+        return array.cut(axis, first, last)
+
+    def one(self, array: Any, index: tuple[int, ...], core: tuple[slice, ...]) -> Any:
+        return one_of(array, index, len(core))
+
+    def taken(self, array: Any, at: npt.NDArray[np.intp], axis: int) -> Any:
+        raise NotImplementedError(
+            f"columns: wanted scores of CPU arrays, got some on {self.place}, where no kernel gathers"
+        )
+
+    def column(self, array: Any) -> Any:
+        return array.expand()
+
+    def same(self, a: Any, b: Any) -> bool:
+        return a is b
+
+    # ---- small maps ---------------------------------------------------------------------------------
+
+    def scaled(self, array: Any, factor: float) -> Any:
+        return self.module.map_vector("affine", array, a=factor, stream=self.stream())
+
+    def project(self, name: str, points: Any, matrix: npt.NDArray[Any]) -> tuple[Any, float]:
+        self._full_precision(name)
+        if points.ndim != 2 or not points.contiguous:
+            raise ValueError(
+                f"{name}: wanted contiguous points (n, d) beside W on a device, got shape "
+                f"{points.shape} with strides {points.strides}; pass a contiguous copy, one problem "
+                "at a time"
+            )
+        dtype = self.real(points)
+        out = self.module.project(points, self.upload(matrix.T, str(dtype)), stream=self.stream())
+        found = self.figures((name, out, None))[0]
+        bad = found["nan"] or found["plus_inf"] or found["minus_inf"]
+        return out, largest_score(f"{name} times W", math.inf if bad else found["largest"], dtype)
+
+    def row_dots(self, a: Any, b: Any, factor: float) -> Any:
+        self._full_precision("X")
+        return self.module.row_dots(a, b, factor, stream=self.stream())
+
+    def _full_precision(self, name: str) -> None:
+        if self.inputs not in ("float32", "float64"):
+            raise TypeError(
+                f"{name}: wanted float32 or float64 for scores that project points, got "
+                f"{self.inputs}; convert it, or use dot without W"
+            )
+
+    def centred(self, x: Any, y: Any) -> None:
+        return None
+
+    def negated(self, x: Any, n_last: int) -> Any:
+        raise NotImplementedError  # asked for after ``centred`` only
+
+    def padding(self, terms: Terms, mask: Any, dtype: np.dtype[Any], n_rows: int) -> Terms:
+        return terms._replace(masks=(*terms.masks, mask.broadcast_rows(n_rows)))
+
+    def joined(self, s: Scores, t: Scores) -> None:
+        other = t.backend
+        if not isinstance(other, Cuda):
+            raise TypeError(
+                f"s + t: wanted scores on {self.place} on both sides, got scores of CPU arrays "
+                "beside them; move the arrays to one place"
+            )
+        if other.device != self.device:
+            raise ValueError(
+                f"s + t: wanted scores on one device, got {self.place} and {other.place}"
+            )
+        if other.inputs != self.inputs:
+            raise TypeError(
+                f"s + t: wanted scores of one dtype, got {self.inputs} and {other.inputs}; "
+                "convert the data of one of them"
+            )
+
+    # ---- visits -------------------------------------------------------------------------------------
+
+    def describe(self, s: Scores) -> tuple[Any, ...]:
+        """See cuda/bind/description.hpp. The order in which terms are added is the kernels' own."""
+        t = s.terms
+        if t.offsets is not None:
+            raise TypeError(
+                f"ragged: wanted scores of CPU arrays, got some on {self.place}, whose kernels know no "
+                "ragged blocks; use batch axes"
+            )
+        return (
+            str(s.dtype),
+            self.device,
+            s.batch,
+            s.n_rows,
+            s.n_cols,
+            t.dots,
+            t.distances,
+            t.dense,
+            t.row_bias,
+            t.col_bias,
+            t.masks,
+            *t.band,
+        )
+
+    def logsumexp(self, s: Scores, target: Any, at: int) -> Any:
+        return self.module.reduce_rows(s._spec, _SOFTMAX, None, True, lse=target, stream=at)[0]
+
+    def normalizer(self, s: Scores, at: int) -> _Normalizer:
+        return _Normalizer(self, self.logsumexp(s, None, at))
+
+    def product(
+        self, s: Scores, weight: str, values: Any, target: Any, at: int
+    ) -> tuple[Any, _Normalizer | None]:
+        normalised = weight == "softmax"
+        lse, product = self.module.reduce_rows(
+            s._spec, WEIGHTS[weight], values, normalised, out=target, stream=at
+        )
+        return product, _Normalizer(self, lse) if normalised else None
+
+    def materialize(self, s: Scores, weight: str | None, target: Any, at: int) -> Any:
+        if weight == "softmax":
+            s = s.normalized(self.normalizer(s, at).shifts(), 1)
+        elif weight not in (None, "exp"):
+            raise NotImplementedError(
+                f'to_numpy: wanted weight "exp" on {self.place}, got {weight!r}, which no kernel writes '
+                "out; take to_numpy() of the scores"
+            )
+        return self.module.materialize(s._spec, weight is None, target, stream=at)
+
+    def marginals(self, s: Scores, at: int) -> tuple[Any, Any]:
+        rows, columns = self.module.marginals(s._spec, stream=at)
+        return rows, columns
+
+    def moment(self, which: str, s: Scores, log_weights: Callable[[int], Scores], at: int) -> Any:
+        from ._moments import expected_rows
+
+        log = log_weights(at)
+        if which != "entropy":
+            return expected_rows(log, s, at)
+        out = expected_rows(log, log, at)
+        self.module.map_vector("affine", out, a=-1.0, out=out, stream=at)
+        return out
+
+    # ---- results ------------------------------------------------------------------------------------
+
+    def turned(self, array: Any) -> Any:
+        return self.library.transpose(array)
+
+    def squeeze(self, array: Any) -> Any:
+        return array.squeeze()
+
+    def to_host(self, array: Any) -> npt.NDArray[Any]:
+        return self.download(array)
+
+    def from_host(self, array: npt.NDArray[Any]) -> Any:
+        return self.upload(array, str(array.dtype))
+
+
+def one_of(array: Any, index: tuple[int, ...], core: int) -> Any:
+    """What one problem of a batch sees of an array whose last ``core`` axes are its own."""
+    n_batch = array.ndim - core
+    for k in index[len(index) - n_batch :]:
+        array = array.entry(k if array.shape[0] > 1 else 0)
+    return array

@@ -1,0 +1,304 @@
+"""NumPy arrays and the C++ engine, as the backend of scores and operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _checks
+from ._config import get_num_threads, resolve_threads
+from ._native import cpu
+from ._rounding import PLAIN
+
+if TYPE_CHECKING:
+    from ._lazy_scores import Scores
+    from ._terms import Terms
+
+__all__ = ["HOST", "WEIGHTS"]
+
+Real = npt.NDArray[np.floating[Any]]
+
+WEIGHTS = {name: code for code, name in enumerate(cpu.WEIGHTS)}
+# Up to this many dimensions squared distances are summed from differences, which is exact for equal
+# points; above, from |x|^2 - 2<x,y> + |y|^2 on centred data, at the speed of a matrix product and
+# with an error of a few eps * beta * (|x|^2 + |y|^2).
+DIRECT_DISTANCE_MAX_DIM = 16
+
+
+class _Normalizer:
+    """Three arrays in one: the log-sum-exp, the maximum, and the log of the sum relative to that (the last
+    two are 0 where everything is masked). One rounded number would cost digits where scores are large."""
+
+    __slots__ = ("_parts",)
+
+    def __init__(self, parts: Real) -> None:
+        parts.flags.writeable = False
+        self._parts = parts
+
+    @property
+    def lse(self) -> Real:
+        out: Real = self._parts[0]
+        return out
+
+    @property
+    def parts(self) -> tuple[Real, Real]:
+        """The maximum, and the log of the sum relative to it."""
+        return self._parts[1], self._parts[2]
+
+    def shifts(self) -> tuple[Real, ...]:
+        return -self._parts[1], -self._parts[2]
+
+    def divided(self) -> tuple[Real, Real]:
+        """Dividing right-hand sides by the sums spares the engine one addition for every entry."""
+        return -self._parts[1], np.exp(-self._parts[2])[..., None]
+
+
+class Host:
+    """The one instance is ``HOST``."""
+
+    __slots__ = ()
+    place = "cpu"
+
+    # ---- arguments ----------------------------------------------------------------------------------
+
+    def at(self, n_threads: int | None, stream: object = None) -> int:
+        if stream is not None:
+            raise TypeError("stream: wanted None for arrays on the CPU; pass n_threads instead")
+        return resolve_threads(n_threads)
+
+    def matrix(self, name: str, value: Any) -> tuple[Real, np.dtype[Any], float]:
+        array = _checks.real_array(name, value)
+        _matrix_shape(name, array)
+        _checks.not_empty(name, array)
+        return array, array.dtype, _checks.finite(name, array, minus_inf=True)
+
+    def points(self, *named: tuple[str, Any]) -> tuple[list[tuple[Real, float]], np.dtype[Any]]:
+        found = [_checks.points(name, value) for name, value in named]
+        dtype = found[0][0].dtype
+        for (name, _), (array, _) in zip(named[1:], found[1:], strict=True):
+            _checks.same_dtype(name, array, dtype, named[0][0])
+        return found, dtype
+
+    def small(self, value: Any, dtype: np.dtype[Any]) -> Any:
+        return value
+
+    def vectors(
+        self, dtype: np.dtype[Any], batch: tuple[int, ...], *named: tuple[str, Any, int]
+    ) -> list[tuple[Real, float]]:
+        found = []
+        for name, value, length in named:
+            array = _checks.real_array(name, value)
+            if array.ndim < 1:
+                raise ValueError(
+                    f"{name}: wanted shape (..., {length}), got a single number; "
+                    f"pass np.full({length}, value)"
+                )
+            _checks.same_dtype(name, array, dtype, "the scores")
+            _checks.core_shape(name, array.shape, (length,), "as the scores")
+            found.append((array, _checks.finite(name, array, minus_inf=True)))
+        return found
+
+    def values(self, name: str, value: Any, dtype: np.dtype[Any]) -> tuple[Real, bool]:
+        if type(value) is np.ndarray and cpu.plain_magnitude(value) >= 0:
+            array, checked = value, True
+        else:
+            array, checked = _checks.real_array(name, value), False
+        _checks.same_dtype(name, array, dtype, "the scores")
+        return array, checked
+
+    def check_finite(self, name: str, array: Real) -> None:
+        _checks.not_empty(name, array)
+        _checks.finite(name, array)
+
+    def boolean(self, name: str, value: Any, core: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+        return _checks.boolean(name, value, core)
+
+    def output(self, name: str, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
+        if given is None:
+            return None
+        if not isinstance(given, np.ndarray) or given.shape != shape or given.dtype != dtype:
+            got = (
+                f"{given.dtype} {given.shape}" if hasattr(given, "shape") else _checks.shown(given)
+            )
+            raise ValueError(
+                f"{name}: wanted a NumPy array of shape {shape} and {dtype}, got {got}"
+            )
+        return given
+
+    def writable(self, target: Any, vector: bool, at: int) -> None:
+        return None
+
+    # ---- views --------------------------------------------------------------------------------------
+
+    def swap(self, array: Real) -> Real:
+        return array.swapaxes(-1, -2)
+
+    def cut(self, array: Real, axis: int, first: int, last: int) -> Real:
+        if array.shape[axis] == 1 and last > 1:
+            return array
+        return array[..., first:last, :] if axis == -2 else array[..., first:last]
+
+    def one(self, array: Any, index: tuple[int, ...], core: tuple[slice, ...]) -> Any:
+        lead = array.ndim - len(core)
+        at = [
+            0 if n == 1 else i
+            for i, n in zip(index[len(index) - lead :], array.shape, strict=False)
+        ]
+        own = (
+            slice(None) if n == 1 else part
+            for part, n in zip(core, array.shape[lead:], strict=True)
+        )
+        return array[(*at, *own)]
+
+    def taken(self, array: Real, at: npt.NDArray[np.intp], axis: int) -> Real:
+        return np.take(array, at, axis)
+
+    def column(self, array: Real) -> Real:
+        return array[..., None]
+
+    def same(self, a: Real, b: Real) -> bool:
+        return a is b or (
+            a.shape == b.shape
+            and a.strides == b.strides
+            and a.__array_interface__["data"] == b.__array_interface__["data"]
+        )
+
+    # ---- small maps ---------------------------------------------------------------------------------
+
+    def scaled(self, array: Real, factor: float) -> Real:
+        out: Real = array * array.dtype.type(factor)
+        return out
+
+    def project(self, name: str, points: Real, matrix: Real) -> tuple[Real, float]:
+        flat = points if points.ndim == 2 else points.reshape(-1, points.shape[-1])
+        out = cpu.project(flat, matrix, get_num_threads())
+        found, top = cpu.scan(out, get_num_threads())
+        _checks.no_overflow(f"{name} times W", np.inf if found else top, points.dtype)
+        if points.ndim > 2:
+            out = out.reshape(*points.shape[:-1], matrix.shape[1])
+        return out, top
+
+    def row_dots(self, a: Real, b: Real, factor: float) -> Real:
+        if a.ndim == 2:
+            return self.scaled(cpu.row_dots(a, b), factor)
+        flat = cpu.row_dots(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]))
+        return self.scaled(flat.reshape(a.shape[:-1]), factor)
+
+    def centred(self, x: Real, y: Real) -> tuple[Real, Real] | None:
+        dim = x.shape[-1]
+        if dim <= DIRECT_DISTANCE_MAX_DIM:
+            return None
+        centre = y.reshape(-1, dim).mean(axis=0, dtype=np.float64)
+        xc = (x - centre).astype(x.dtype, copy=False)
+        return xc, xc if y is x else (y - centre).astype(x.dtype, copy=False)
+
+    def negated(self, x: Real, n_last: int) -> Real:
+        if not n_last:
+            return x
+        out = x.copy()
+        out[..., x.shape[-1] - n_last :] *= -1
+        return out
+
+    def padding(self, terms: Terms, mask: Any, dtype: np.dtype[Any], n_rows: int) -> Terms:
+        return terms.shifted(0, (np.where(mask, 0.0, -np.inf).astype(dtype),))
+
+    def joined(self, s: Scores, t: Scores) -> None:
+        if t.backend is not self:
+            raise TypeError(
+                f"s + t: wanted scores on {t.backend.place} on both sides, got scores of CPU arrays "
+                "beside them; move the arrays to one place"
+            )
+
+    # ---- visits -------------------------------------------------------------------------------------
+
+    def describe(self, s: Scores) -> tuple[Any, ...]:
+        """See cpp/bind/score_tuple.hpp."""
+        t = s.terms
+        rows, cols = t.offsets if t.offsets is not None else (None, None)
+        return (
+            s.dtype.itemsize == 4,
+            s.batch,
+            s.n_rows,
+            s.n_cols,
+            rows,
+            cols,
+            t.dots,
+            t.distances,
+            t.dense,
+            t.row_bias,
+            t.col_bias,
+            t.masks,
+            *t.band,
+            None if t.rounding is PLAIN else t.rounding,
+        )
+
+    def logsumexp(self, s: Scores, target: Any, at: int) -> Real:
+        lse = cpu.reduce_rows(s._spec, 0, None, True, False, at)[0]
+        assert lse is not None
+        return lse
+
+    def normalizer(self, s: Scores, at: int) -> _Normalizer:
+        parts = cpu.reduce_rows(s._spec, 0, None, True, False, at, True)[0]
+        assert parts is not None
+        return _Normalizer(parts)
+
+    def product(
+        self, s: Scores, weight: str, values: Real, target: Any, at: int
+    ) -> tuple[Real, _Normalizer | None]:
+        code = WEIGHTS[weight]
+        if weight == "softmax":
+            parts, out, _, _ = cpu.reduce_rows(s._spec, code, values, True, False, at, True)
+            assert parts is not None
+            assert out is not None
+            return out, _Normalizer(parts)
+        out = cpu.reduce_rows(s._spec, code, values, False, False, at)[1]
+        assert out is not None
+        return out, None
+
+    def materialize(self, s: Scores, weight: str | None, target: Any, at: int) -> Real:
+        return cpu.materialize(
+            s._spec, weight is None, 0 if weight is None else WEIGHTS[weight], at
+        )
+
+    def marginals(self, s: Scores, at: int) -> tuple[Real, Real]:
+        return cpu.marginals(s._spec, at)
+
+    def moment(self, which: str, s: Scores, log_weights: Callable[[int], Scores], at: int) -> Real:
+        found = cpu.reduce_rows(s._spec, WEIGHTS["softmax"], None, False, True, at)
+        out = found[3 if which == "entropy" else 2]
+        assert out is not None
+        return out
+
+    # ---- results ------------------------------------------------------------------------------------
+
+    def give(self, array: Real, target: Any = None, at: int | None = None) -> Any:
+        if target is None:
+            return array
+        np.copyto(target, array)
+        return target
+
+    def turned(self, array: Real) -> Real:
+        return array.swapaxes(-1, -2)
+
+    def squeeze(self, array: Real) -> Real:
+        out: Real = array[..., 0]
+        return out
+
+    def to_host(self, array: Real) -> Real:
+        return array
+
+    def from_host(self, array: Real) -> Real:
+        return array
+
+
+def _matrix_shape(name: str, array: Any) -> None:
+    if array.ndim < 2:
+        raise ValueError(
+            f"{name}: wanted shape (..., N, M), got {array.shape}; pass {name}[None, :]"
+        )
+
+
+HOST = Host()

@@ -1,0 +1,111 @@
+"""Points as arguments of scores: both sides checked, projected by W where one is given."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _checks
+from ._backend import Backend, backend_of
+from ._lazy_scores import Real, Scores
+from ._native import cpu
+from ._terms import Terms
+
+__all__ = ["Pair", "WLike", "metric_factor", "pair"]
+
+WLike = npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike] | None
+
+
+class Pair(NamedTuple):
+    """The points of both sides, checked, and what else a builder is given."""
+
+    backend: Backend
+    dtype: np.dtype[Any]
+    x: Any
+    y: Any
+    x_largest: float
+    """the largest coordinate"""
+    y_largest: float
+    W: Any
+    """of the host"""
+    beta: float
+    names: tuple[str, str]
+
+    def same_dimension(self) -> None:
+        """Refuses points of two spaces."""
+        x, y = self.x, self.y
+        if x.shape[-1] != y.shape[-1]:
+            if self.names == ("Y", "X"):  # name the argument that came second
+                x, y = y, x
+            raise ValueError(
+                f"Y: wanted points of dimension {x.shape[-1]} like X, got shape {y.shape}; "
+                "divergences compare points of one space"
+            )
+
+    def projected(self) -> tuple[Any, Any, float]:
+        """Features whose plain dot product is x^T W y, and a bound on that product's magnitude.
+
+        (X, Y); with W (X W, Y); with factors (X W_Q, Y W_K^T).
+        """
+        x, y, x_largest, y_largest = self.x, self.y, self.x_largest, self.y_largest
+        if self.W is None:
+            if x.shape[-1] != y.shape[-1]:
+                raise ValueError(
+                    f"Y: wanted points of dimension {x.shape[-1]} like X, got shape {y.shape}; "
+                    "or pass W of shape (d, d')"
+                )
+            return x, y, x.shape[-1] * x_largest * y_largest
+        w_left, w_right = _checks.matrix_w(self.W, x.shape[-1], y.shape[-1], self.dtype)
+        x, x_largest = self.backend.project("X", x, w_left)
+        if w_right is not None:
+            y, y_largest = self.backend.project("Y", y, w_right.T)
+        return x, y, x.shape[-1] * x_largest * y_largest
+
+    def scores(self, terms: Terms, bound: float) -> Scores:
+        """Scores of these points."""
+        x, y = self.x, self.y
+        batch = _checks.broadcast("Y", x.shape[:-2], y.shape[:-2])
+        return Scores(
+            self.dtype, batch, x.shape[-2], y.shape[-2], terms, bound=bound, backend=self.backend
+        )
+
+
+def pair(
+    X: npt.ArrayLike,
+    Y: npt.ArrayLike | None,
+    W: WLike,
+    beta: float,
+    names: tuple[str, str] = ("X", "Y"),
+) -> Pair:
+    """The arguments of a builder, checked."""
+    backend = backend_of(X, Y, W)
+    given = ((names[0], X),) if Y is None or Y is X else ((names[0], X), (names[1], Y))
+    found, dtype = backend.points(*given)
+    (x, x_largest), (y, y_largest) = found[0], found[-1]
+    beta = _checks.representable("beta", _checks.positive("beta", beta), dtype)
+    return Pair(backend, dtype, x, y, x_largest, y_largest, backend.small(W, dtype), beta, names)
+
+
+def metric_factor(W: WLike, d: int, dtype: np.dtype[Any]) -> tuple[Real, int]:
+    """L (d, r) with sym(W) = L diag(+1.., -1..) L^T, and how many are negative."""
+    assert W is not None
+    left, right = _checks.matrix_w(W, d, d, dtype)
+    with np.errstate(over="ignore", invalid="ignore"):
+        full = left.astype(np.float64) if right is None else left.astype(np.float64) @ right
+        symmetric = 0.5 * full + 0.5 * full.T
+    found, largest = cpu.scan(symmetric, 1)
+    _checks.no_overflow("W", np.inf if found else largest, np.dtype(np.float64))
+    if largest > 0:  # eigh squares: keep it near 1
+        values, vectors = np.linalg.eigh(symmetric / largest)
+    else:
+        values, vectors = np.linalg.eigh(symmetric)
+    order = np.argsort(-values)  # positive directions first
+    values, vectors = values[order], vectors[:, order]
+    size = float(np.abs(values).max(initial=0.0))
+    kept = np.abs(values) > np.finfo(np.float64).eps * d * size
+    if not kept.any():  # W = 0: one feature that is always 0
+        return np.zeros((d, 1), dtype=dtype), 0
+    factor = vectors[:, kept] * (np.sqrt(np.abs(values[kept])) * np.sqrt(largest))
+    return np.ascontiguousarray(factor, dtype=dtype), int((values[kept] < 0).sum())

@@ -1,0 +1,167 @@
+"""What a sum of scores consists of: which arrays run along its rows, and which along its columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from ._rounding import PLAIN, Rounding
+
+__all__ = ["EVERYTHING", "UNBOUNDED", "Offsets", "Terms"]
+
+Offsets = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+Change = Callable[[Any], Any]
+
+UNBOUNDED = 1 << 60  # a band this wide masks nothing
+EVERYTHING = (-UNBOUNDED, UNBOUNDED)
+
+
+def _same(array: Any) -> Any:
+    return array
+
+
+class Terms(NamedTuple):
+    """The terms whose sum is a score, and the masks. The arrays are NumPy's or a device's.
+
+    =============  ============================================================================
+    dots           (x, y, c): c <x_i, y_j>
+    distances      (x, y, c, k): -c |x_i - y_j|^2, the last k coordinates counted with a minus
+    dense          (z, c): c z_ij
+    row_bias       r_i
+    col_bias       c_j
+    masks          -inf where a mask is 0
+    band           -inf unless band[0] <= j - i <= band[1]
+    offsets        -inf outside diagonal blocks: where these begin among the rows and columns
+    rounding       in which order the terms are added
+    =============  ============================================================================
+    """
+
+    dots: tuple[tuple[Any, Any, float], ...] = ()
+    distances: tuple[tuple[Any, Any, float, int], ...] = ()
+    dense: tuple[tuple[Any, float], ...] = ()
+    row_bias: tuple[Any, ...] = ()
+    col_bias: tuple[Any, ...] = ()
+    masks: tuple[Any, ...] = ()
+    band: tuple[int, int] = EVERYTHING
+    offsets: Offsets | None = None
+    rounding: Rounding = PLAIN
+
+    def map(
+        self,
+        *,
+        x: Change = _same,
+        y: Change = _same,
+        z: Change = _same,
+        r: Change = _same,
+        c: Change = _same,
+        masks: Change | None = None,
+    ) -> Terms:
+        """Other arrays in the same places: points of rows (x) and of columns (y), matrices (z, and the masks
+        unless these have a change of their own), shifts of rows (r) and of columns (c)."""
+        m = z if masks is None else masks
+        return Terms(
+            tuple([(x(a), y(b), scale) for a, b, scale in self.dots]),
+            tuple([(x(a), y(b), scale, k) for a, b, scale, k in self.distances]),
+            tuple([(z(a), scale) for a, scale in self.dense]),
+            tuple(map(r, self.row_bias)),
+            tuple(map(c, self.col_bias)),
+            tuple(map(m, self.masks)),
+            self.band,
+            self.offsets,
+            self.rounding,
+        )
+
+    def transposed(self, swap: Change) -> Terms:
+        """Rows as columns; ``swap`` exchanges the last two axes of a matrix."""
+        low, high = self.band
+        return Terms(
+            tuple([(y, x, scale) for x, y, scale in self.dots]),
+            tuple([(y, x, scale, k) for x, y, scale, k in self.distances]),
+            tuple([(swap(z), scale) for z, scale in self.dense]),
+            self.col_bias,
+            self.row_bias,
+            tuple(map(swap, self.masks)),
+            (-high, -low),
+            None if self.offsets is None else self.offsets[::-1],
+            self.rounding.transposed(len(self.dots)),
+        )
+
+    def scaled(self, scale: Callable[[float], float], shift: Change) -> Terms:
+        """Every term times a number: ``scale`` multiplies the terms' own factors, ``shift`` the shifts."""
+        return self._replace(
+            dots=tuple([(x, y, scale(b)) for x, y, b in self.dots]),
+            distances=tuple([(x, y, scale(b), k) for x, y, b, k in self.distances]),
+            dense=tuple([(z, scale(b)) for z, b in self.dense]),
+            row_bias=tuple(map(shift, self.row_bias)),
+            col_bias=tuple(map(shift, self.col_bias)),
+        )
+
+    def joined(self, other: Terms, offsets: Offsets | None) -> Terms:
+        """The sum of both, in these ragged blocks."""
+        return Terms(
+            self.dots + other.dots,
+            self.distances + other.distances,
+            self.dense + other.dense,
+            self.row_bias + other.row_bias,
+            self.col_bias + other.col_bias,
+            self.masks + other.masks,
+            (max(self.band[0], other.band[0]), min(self.band[1], other.band[1])),
+            offsets,
+            self.rounding.joined(
+                other.rounding, len(self.dots), len(self.row_bias), len(self.col_bias)
+            ),
+        )
+
+    def shifted(self, axis: int, shifts: tuple[Any, ...], *stages: int) -> Terms:
+        """With further shifts of rows (axis 1) or columns (axis 0), added at these stages."""
+        if axis == 1:
+            rounding = self.rounding.with_stages(len(self.row_bias), 1, *stages)
+            return self._replace(row_bias=self.row_bias + shifts, rounding=rounding)
+        rounding = self.rounding.with_stages(len(self.col_bias), 0, *stages)
+        return self._replace(col_bias=self.col_bias + shifts, rounding=rounding)
+
+    def with_shifts(self, rows: tuple[Any, ...], columns: tuple[Any, ...]) -> Terms:
+        """With these shifts instead of the old ones, added as the terms are summed."""
+        return self._replace(row_bias=rows, col_bias=columns, rounding=Rounding(self.rounding.dots))
+
+    @property
+    def banded(self) -> bool:
+        """Whether causal masks or windows hide entries of large enough scores."""
+        return self.band != EVERYTHING
+
+    def hides(self, n_rows: int, n_cols: int) -> bool:
+        """Whether the band masks an entry of so many rows and columns."""
+        return self.band[0] > 1 - n_rows or self.band[1] < n_cols - 1
+
+    @property
+    def features(self) -> Iterator[Any]:
+        """The points of the rows, term by term; those of the columns have the same dimension."""
+        yield from (x for x, _, _ in self.dots)
+        yield from (x for x, _, _, _ in self.distances)
+
+    @property
+    def numbers(self) -> Iterator[Any]:
+        """The arrays in which -inf masks entries: matrices and shifts."""
+        yield from (z for z, _ in self.dense)
+        yield from self.row_bias
+        yield from self.col_bias
+
+    def counts(self) -> list[str]:
+        """How many terms of each kind there are, for ``repr``."""
+        named = (
+            ("dot", self.dots),
+            ("distance", self.distances),
+            ("dense", self.dense),
+            ("row shift", self.row_bias),
+            ("column shift", self.col_bias),
+            ("mask", self.masks),
+        )
+        parts = [f"{len(terms)} {name}" for name, terms in named if terms]
+        if self.banded:
+            parts.append("band")
+        if self.offsets is not None:
+            parts.append(f"{len(self.offsets[0]) - 1} ragged blocks")
+        return parts
