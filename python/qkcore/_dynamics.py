@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
+from . import _checks, _device
 from ._classes import Classes, find_classes
 from ._classes import leads_to as leads_to
 from ._config import resolve_threads
@@ -147,6 +147,8 @@ def square(P: Markov) -> Markov:
 
 def law(name: str, rho: npt.ArrayLike, P: Markov) -> Real:
     """A probability vector of the chain's length and dtype."""
+    if _device.on_device(rho):
+        rho = _device.to_host(name, rho)
     array = _checks.real_array(name, rho)
     _checks.same_dtype(name, array, P.dtype, "the operator")
     _checks.core_shape(name, array.shape, (P.shape[0],), "as the states of the chain")

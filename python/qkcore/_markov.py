@@ -116,25 +116,24 @@ class Markov:
         >>> A.stationary()
         array([0.33333333, 0.66666667])
         """
-        P = _dynamics.square(self)
+        P = self._chain()
         law = _dynamics.law_of(P, tol, _checks.integer("max_iter", max_iter), on_fail, n_threads)
-        return _dynamics.rounded(law.log_law, P.dtype)
+        return self._given(_dynamics.rounded(law.log_law, P.dtype))
 
     def currents(self, rho: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
         """The array :math:`J_{ij} = \\rho_i P_{ij} - \\rho_j P_{ji}` (DAC-8, eq 18), antisymmetric.
 
         This is an N x N array; :meth:`current_norms` is not.
         """
-        P = _dynamics.square(self)
+        P = self._chain()
         flow = _dynamics.law("rho", rho, P)[:, None] * P.to_numpy(n_threads=n_threads)
-        out: Real = flow - flow.T
-        return out
+        return self._given(flow - flow.T)
 
     def current_norms(
         self, rho: npt.ArrayLike | None = None, *, n_threads: int | None = None
     ) -> CurrentNorms:
         """Norms of all currents in O(N) memory, at ``rho`` or at the stationary law (DAC-8)."""
-        P = _dynamics.square(self)
+        P = self._chain()
         _dynamics.refuse_empty_rows(P)
         if rho is not None:
             return P._current_norms(_dynamics.law("rho", rho, P), n_threads)
@@ -174,21 +173,33 @@ class Markov:
         >>> A.regime().regime
         'NESS'
         """
-        return _dynamics.regime(_dynamics.square(self), rho, tol, n_threads)
+        return _dynamics.regime(self._chain(), rho, tol, n_threads)
 
     def spectral_gap(self, *, n_threads: int | None = None) -> float:
         """:math:`1 - |\\lambda_2|`: the rate at which the chain forgets its start; 0 if it never does."""
-        return _dynamics.spectral_gap(_dynamics.square(self), n_threads)
+        return _dynamics.spectral_gap(self._chain(), n_threads)
 
     def leads_to(self, state: int, *, n_threads: int | None = None) -> npt.NDArray[np.bool_]:
         """True for the states from which the chain can get to ``state``."""
-        P = _dynamics.square(self)
+        P = self._chain()
         target = _checks.integer("state", state)
         if not 0 <= target < P.shape[0]:
             raise ValueError(f"state: wanted 0 to {P.shape[0] - 1}, got {state}")
         return _dynamics.leads_to(P, target, n_threads)
 
     # ---- what an operator with more knowledge overrides --------------------------------------
+
+    def _chain(self) -> Markov:
+        """The row-stochastic form of one square chain, of NumPy vectors."""
+        return _dynamics.square(self)._with_host_vectors()
+
+    def _with_host_vectors(self) -> Markov:
+        """The same operator on NumPy vectors, where its own are a device's."""
+        return self
+
+    def _given(self, array: Real) -> Real:
+        """A NumPy array as the caller's library has it."""
+        return array
 
     def _known_stationary(self) -> Real | None:
         """The stationary law, where a formula gives it."""
@@ -300,6 +311,14 @@ class Composition(Markov):
     def _steps(self) -> tuple[Any, ...]:
         return tuple(step for factor in self.factors for step in factor._steps())
 
+    def _with_host_vectors(self) -> Composition:
+        here = {id(factor): factor._with_host_vectors() for factor in self.factors}
+        factors = tuple(here[id(factor)] for factor in self.factors)
+        return Composition(factors, self._shape, self._dtype, self.axis)
+
+    def _given(self, array: Real) -> Real:
+        return self.factors[0]._given(array) if self.factors else array
+
     def _in_float64(self) -> Composition:
         wide = {id(factor): factor._in_float64() for factor in self.factors}
         factors = tuple(wide[id(factor)] for factor in self.factors)
@@ -321,17 +340,21 @@ class Composition(Markov):
 
     def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
         """``(A B ...) @ V``, from the right."""
-        out = _checks.real_array("V", V)
-        for factor in reversed(self.factors):
+        if not self.factors:
+            return _checks.real_array("V", V).copy()
+        out = self.factors[-1].apply(V, n_threads=n_threads)
+        for factor in reversed(self.factors[:-1]):
             out = factor.apply(out, n_threads=n_threads)
-        return out if self.factors else out.copy()
+        return out
 
     def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
         """``U @ (A B ...)``, from the left."""
-        out = _checks.real_array("U", U)
-        for factor in self.factors:
+        if not self.factors:
+            return _checks.real_array("U", U).copy()
+        out = self.factors[0].apply_left(U, n_threads=n_threads)
+        for factor in self.factors[1:]:
             out = factor.apply_left(out, n_threads=n_threads)
-        return out if self.factors else out.copy()
+        return out
 
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
         """The product as an array."""

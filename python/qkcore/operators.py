@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _dynamics
+from . import _checks, _device, _dynamics
 from ._backend import Normalizer
 from ._bridge_check import widened
 from ._dynamics import CurrentNorms
@@ -303,9 +303,25 @@ class MarkovOperator(_Operator, Markov):
         out: npt.NDArray[np.float64] = sums - sums.max()
         return out
 
-    def _in_float64(self) -> MarkovOperator:
-        out = MarkovOperator(widened(self._scores), self.axis, bridge=self.bridge)
+    def _of(self, scores: Scores) -> MarkovOperator:
+        """The same operator with its scores in another form."""
+        out = MarkovOperator(scores, self.axis, bridge=self.bridge)
         out._solve_errors = self._solve_errors
+        return out
+
+    def _in_float64(self) -> MarkovOperator:
+        return self._of(widened(self._scores))
+
+    def _with_host_vectors(self) -> MarkovOperator:
+        if not _device.is_scores(self._scores):
+            return self
+        from ._device._visits import visited
+
+        return self._of(visited(self._scores))
+
+    def _given(self, array: Real) -> Real:
+        b = self._scores.backend
+        out: Real = b.give(b.from_host(array))
         return out
 
     @property

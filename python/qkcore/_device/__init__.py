@@ -7,12 +7,20 @@ from typing import Any, TypeGuard
 
 from ._where import on_device, place
 
-__all__ = ["is_factored", "is_scores", "on_device", "place"]
+__all__ = ["is_factored", "is_scores", "on_device", "place", "to_host"]
 
 
 def is_scores(s: object) -> TypeGuard[Any]:
     """Whether these are scores of device arrays."""
     return hasattr(s, "terms") and getattr(s, "device", "cpu") != "cpu"
+
+
+def to_host(name: str, array: object) -> Any:
+    """A device array as a NumPy array."""
+    from ._arrays import Context
+
+    c = Context(array)
+    return c.download(c.take(name, array))
 
 
 def is_factored(K: object) -> TypeGuard[Any]:

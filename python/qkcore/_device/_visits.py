@@ -1,0 +1,141 @@
+"""Scores whose arrays are NumPy's and whose visits run on a device: what iterations on the host go through.
+
+Stationary laws, spectra and transforms look at entries here and there, and multiply often. A copy of the
+points and shifts on the host serves the first, O(N d) of memory; every product, log-sum-exp and marginal is
+computed on the device, which gets vectors and gives vectors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._host import Host
+from .._lazy_scores import Scores
+from ._cuda import Cuda
+
+__all__ = ["visited"]
+
+Array = npt.NDArray[Any]
+
+
+class _Visits(Host):
+    """NumPy arrays in and out; ``cuda`` computes."""
+
+    def __init__(self, cuda: Cuda) -> None:
+        self.cuda = cuda
+        # The counterpart of arrays of the host, found by the address of their data; the copies that the scores
+        # came with are kept, the others are forgotten with the array.
+        self._there: dict[tuple[Any, ...], Any] = {}
+        self._copies: list[Array] = []
+
+    @property
+    def place(self) -> str:
+        return self.cuda.place
+
+    def copied(self, array: Any) -> Array:
+        """A device array on the host; the two are remembered as the same."""
+        if array.contiguous:
+            host = self.cuda.download(array)
+        elif array.T.contiguous:
+            host = self.cuda.download(array.T).swapaxes(-1, -2)
+        elif array.strides[-2] == 0:  # one row for all: the mask of padded keys
+            host = np.broadcast_to(self.cuda.download(array.cut(-2, 0, 1)), array.shape)
+        else:
+            raise ValueError(
+                "operator: wanted contiguous arrays for the dynamics of a chain, got shape "
+                f"{array.shape} with strides {array.strides}; pass contiguous copies"
+            )
+        if host.dtype == np.bool_:
+            host = host.view(np.uint8)
+        self._copies.append(host)
+        self._there[_key(host)] = array
+        return host
+
+    def _on_device(self, array: Array) -> Any:
+        """Arrays of points and matrices are uploaded once, vectors whenever they are used."""
+        key = _key(array)
+        if (known := self._there.get(key)) is not None:
+            return known
+        if array.ndim == 1:
+            return self.cuda.upload(array, str(array.dtype))
+        if (known := self._there.get(_key(self.swap(array)))) is not None:
+            return known.T
+        found = self.cuda.upload(array, "bool" if array.dtype == np.uint8 else str(array.dtype))
+        self._there[key] = found
+        weakref.finalize(array, self._there.pop, key, None)
+        return found
+
+    def _scores(self, s: Scores) -> Scores:
+        move = self._on_device
+        terms = s.terms.map(x=move, y=move, z=move, r=move, c=move)
+        return Scores(
+            s.dtype, s.batch, s.n_rows, s.n_cols, terms, bound=s.bound, backend=self.cuda
+        )
+
+    def logsumexp(self, s: Scores, target: Any, at: int) -> Array:
+        c = self.cuda
+        return c.download(c.logsumexp(self._scores(s), None, c.stream()))
+
+    def normalizer(self, s: Scores, at: int) -> Any:
+        return _Rounded(self.logsumexp(s, None, at))
+
+    def product(self, s: Scores, weight: str, values: Array, target: Any, at: int) -> Any:
+        c = self.cuda
+        out, found = c.product(
+            self._scores(s), weight, c.upload(values, str(s.dtype)), None, c.stream()
+        )
+        lse = None if found is None else _Rounded(c.download(found.lse))
+        return c.download(out), lse
+
+    def marginals(self, s: Scores, at: int) -> tuple[Array, Array]:
+        c = self.cuda
+        rows, columns = c.marginals(self._scores(s), c.stream())
+        return c.download(rows), c.download(columns)
+
+    def materialize(self, s: Scores, weight: str | None, target: Any, at: int) -> Array:
+        c = self.cuda
+        return c.download(c.materialize(self._scores(s), weight, None, c.stream()))
+
+
+class _Rounded:
+    """The log-sum-exp of every row as one number, as devices have it."""
+
+    def __init__(self, lse: Array) -> None:
+        self.lse = lse
+
+    def shifts(self) -> tuple[Array, ...]:
+        return (np.where(np.isneginf(self.lse), 0.0, -self.lse).astype(self.lse.dtype),)
+
+    def divided(self) -> None:
+        return None
+
+
+def visited(s: Scores) -> Scores:
+    """The same scores with arrays on the host, and visits on the device."""
+    cuda = s.backend
+    assert isinstance(cuda, Cuda)
+    if cuda.inputs != str(s.dtype):
+        raise TypeError(
+            f"operator: wanted float32 or float64 for the dynamics of a chain, got {cuda.inputs}; "
+            "convert the points"
+        )
+    backend = _Visits(cuda)
+    seen: dict[int, Array] = {}
+
+    def copied(array: Any) -> Array:  # one array for one array, so that symmetric scores stay so
+        if id(array) not in seen:
+            seen[id(array)] = backend.copied(array)
+        return seen[id(array)]
+
+    move: Callable[[Any], Array] = copied
+    terms = s.terms.map(x=move, y=move, z=move, r=move, c=move)
+    return Scores(s.dtype, s.batch, s.n_rows, s.n_cols, terms, bound=s.bound, backend=backend)
+
+
+def _key(array: Array) -> tuple[Any, ...]:
+    return array.__array_interface__["data"][0], array.shape, array.strides, array.dtype.str

@@ -1,0 +1,122 @@
+"""What chains of device arrays do: laws, currents, spectra and transforms against the same on the CPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+import qkcore as qk
+from tests.device_libraries import Library
+from tests.test_device import DTYPES, close
+
+Array = NDArray[Any]
+N = 40
+KINDS = ("dot", "distance", "dense", "transposed dense", "causal", "masked", "padded", "shifted")
+
+
+def chains(xp: Library, kind: str, dtype: str) -> tuple[Any, Any]:
+    """The same chain on the CPU and on the device; masks leave every row something."""
+    r = np.random.default_rng(3)
+    X, W = (r.normal(size=shape).astype(dtype) for shape in ((N, 3), (3, 3)))
+    Z, c = r.normal(size=(N, N)).astype(dtype), r.normal(size=N).astype(dtype)
+    mask = (r.random((N, N)) < 0.3) | np.eye(N, dtype=bool) | np.eye(N, k=1, dtype=bool)
+    mask[-1, 0] = True
+    keys = np.arange(N) % 5 != 1
+
+    def build(to: Any) -> Any:
+        s = qk.scores
+        return {
+            "dot": lambda: s.dot(to(X), W=to(W), beta=0.5),
+            "distance": lambda: s.distance(to(X)),
+            "dense": lambda: s.dense(to(Z)),
+            "transposed dense": lambda: s.dense(to(Z)).T,
+            "causal": lambda: s.dot(to(X), beta=0.2).causal(1),
+            "masked": lambda: s.dense(to(Z)).masked(to(mask)),
+            "padded": lambda: s.dense(to(Z)).key_padding(to(keys)),
+            "shifted": lambda: s.dot(to(X), W=to(W)).shift(columns=to(c)) / 2.0,
+        }[kind]()
+
+    return qk.softmax(build(lambda a: a)), qk.softmax(build(xp.asarray))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_laws_currents_and_spectra(xp: Library, kind: str, dtype: str) -> None:
+    """DAC-8 on the device: the law is an array of the caller's library, the figures are numbers."""
+    A, B = chains(xp, kind, dtype)
+    law = B.stationary()
+    close(xp.numpy(law), A.stationary(), 10)
+    P = A.to_numpy().astype(np.float64)
+    assert np.abs(xp.numpy(law) @ P - xp.numpy(law)).sum() < 1e3 * np.finfo(dtype).eps
+    close(xp.numpy(B.T.stationary()), A.stationary(), 10)
+    rough = 1e4 * float(np.finfo(dtype).eps)
+    assert B.spectral_gap() == pytest.approx(A.spectral_gap(), abs=rough)
+    mine, theirs = A.current_norms(), B.current_norms()
+    if mine.largest > rough:
+        assert theirs.where == mine.where
+    for name in ("largest", "total", "frobenius", "largest_flow", "entropy_production"):
+        assert getattr(theirs, name) == pytest.approx(getattr(mine, name), rel=rough, abs=rough)
+    found, wanted = B.regime(), A.regime()
+    assert (found.regime, found.absorbing, found.n_closed) == (
+        wanted.regime,
+        wanted.absorbing,
+        wanted.n_closed,
+    )
+    np.testing.assert_array_equal(B.leads_to(2), A.leads_to(2))
+    np.testing.assert_array_equal(B.empty, A.empty)
+    rho = np.full(N, 1 / N, dtype)
+    assert B.regime(xp.asarray(rho)).regime == A.regime(rho).regime
+    wanted = A.entropy_production(rho)
+    assert B.entropy_production(xp.asarray(rho)) == pytest.approx(wanted, rel=rough)
+    close(xp.numpy(B.currents(xp.asarray(rho))), A.currents(rho), 10)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_doob_transforms(xp: Library, kind: str, dtype: str) -> None:
+    A, B = chains(xp, kind, dtype)
+    h = np.random.default_rng(1).random(N).astype(dtype)
+    close(B.doob(xp.asarray(h)).to_numpy(), A.doob(h).to_numpy(), 10)
+    V = np.random.default_rng(2).normal(size=(N, 2)).astype(dtype)
+    close(xp.numpy(B.T.doob(xp.asarray(h)).T @ xp.asarray(V)), A.doob(h) @ V, 10)
+    with pytest.raises(ValueError, match="h: wanted weights >= 0"):
+        B.doob(xp.asarray(-h))
+
+
+def test_products_of_chains(xp: Library) -> None:
+    """Several steps are applied one after the other; their law needs vectors only."""
+    A, B = chains(xp, "dot", "float64")
+    C, D = chains(xp, "dense", "float64")
+    V = np.random.default_rng(2).normal(size=(N, 2))
+    close(xp.numpy((B @ D) @ xp.asarray(V)), (A @ C) @ V, 10)
+    close(xp.numpy((B @ D).stationary()), (A @ C).stationary(), 10)
+    close(xp.numpy((B**3).stationary()), A.stationary(), 10)
+    assert (B @ D).regime().regime == (A @ C).regime().regime
+
+
+def test_visits_run_on_the_device(xp: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large chains are multiplied on the device: no product of the CPU engine is asked for."""
+    from qkcore import _host, _stationary
+
+    monkeypatch.setattr(_stationary, "ELIMINATED", 10)
+    monkeypatch.setattr(_stationary, "DIRECT", 10)
+    A, B = chains(xp, "dot", "float64")
+    wanted = A.stationary()
+
+    def refuse(*_: object) -> Any:
+        raise AssertionError("the CPU engine was asked")
+
+    monkeypatch.setattr(_host.cpu, "reduce_rows", refuse)
+    close(xp.numpy(B.stationary()), wanted, 100)
+    with pytest.raises(AssertionError, match="the CPU engine was asked"):
+        A.stationary()
+
+
+def test_short_floats_are_refused(xp: Library) -> None:
+    X = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float16)
+    A = qk.softmax(qk.scores.dot(xp.asarray(X)))
+    with pytest.raises(TypeError, match="operator: wanted float32 or float64 .* got float16"):
+        A.stationary()
