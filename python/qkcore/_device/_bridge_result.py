@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
-from .._bridge_result import _birkhoff_rate, dual_value, primal_value, summary
-from .._convergence import WarnsOnUse
+from .._bridge_result import (
+    SolvedBridge,
+    _birkhoff_rate,
+    dual_value,
+    observed_rate,
+    primal_value,
+    scores_summary,
+)
 from ._moments import totals
 from ._operators import DeviceMarkovOperator
 from ._scores import DeviceScores
@@ -19,46 +23,11 @@ from ._scores import DeviceScores
 __all__ = ["DeviceBridge"]
 
 
-@dataclass(frozen=True, eq=False)
-class DeviceBridge(WarnsOnUse):
-    """A solved bridge whose arrays are on the device; see :class:`qkcore.SchrodingerBridge`.
-
-    ``errors`` are those of the checks (every 1 to 16 iterations), not of every iteration. With batch axes
-    ``status``, ``converged``, ``n_iter``, ``n_visits``, ``error``, ``worst`` and ``errors`` (the last ones)
-    are NumPy arrays over the batch.
-    """
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DeviceBridge(SolvedBridge):
+    """A solved bridge whose mu, nu, f and g are on the device; see :class:`qkcore.SchrodingerBridge`."""
 
     scores: DeviceScores = field(repr=False)
-    mu: Any = field(repr=False)
-    nu: Any = field(repr=False)
-    f: Any = field(repr=False)
-    """log potential of the rows, a device array"""
-    g: Any = field(repr=False)
-    """log potential of the columns; sum_j nu_j g_j = 0 for balanced problems"""
-    status: Any
-    """"converged", or why not: "iteration limit", "stagnated" (at the precision of the dtype),
-    "infeasible" (a row or column with mass sees nothing)"""
-    converged: Any
-    """finite, and the conditions met within ``tol`` at a final check of their own"""
-    n_iter: Any
-    n_visits: Any
-    errors: npt.NDArray[np.float64] = field(repr=False)
-    """L1 error of the columns at each check"""
-    error: Any
-    """L1 error of the worse marginal at the final check (of the optimality conditions if unbalanced)"""
-    worst: Any
-    """largest relative error of a single entry of the marginals at the final check"""
-    method: str
-    tol: float
-    penalty: tuple[float, float] = (math.inf, math.inf)
-    relaxation: float = 1.0
-    """1: Sinkhorn's iteration as it is"""
-    checked: npt.NDArray[np.int64] = field(
-        default_factory=lambda: np.empty(0, np.int64), repr=False
-    )
-    """the iterations after which ``errors`` were looked at; empty for batches"""
-    on_fail: str = field(default="warn", repr=False)
-    """what using the result does when it did not converge: "warn" or "ignore" """
 
     @cached_property
     def _log_plan(self) -> DeviceScores:
@@ -158,12 +127,9 @@ class DeviceBridge(WarnsOnUse):
 
     @property
     def rate(self) -> float:
-        """The observed factor per iteration of the error over the last checks; NaN if there were few."""
+        """The observed factor by which the last iterations reduced the error; NaN if there were few."""
         self._require_one_problem()
-        tail, at = self.errors[-6:], self.checked[-6:]
-        if len(tail) < 3 or not (tail > 0).all():
-            return math.nan
-        return float((tail[-1] / tail[0]) ** (1 / (at[-1] - at[0])))
+        return observed_rate(self.errors)
 
     @cached_property
     def birkhoff_rate(self) -> float:
@@ -179,4 +145,4 @@ class DeviceBridge(WarnsOnUse):
             )
 
     def __str__(self) -> str:
-        return summary(self, f", on {self.scores.device}")
+        return scores_summary(self, f", on {self.scores.device}")
