@@ -14,12 +14,13 @@ class Dense:
     """exp of an array of logarithms."""
 
     curvature: Any
+    scaled: Any
 
     def __init__(self, logs: Array, symmetric: bool = False) -> None:
         self.logs = logs.astype(np.float64)
         self.shape, self.dtype, self.symmetric = logs.shape, logs.dtype, symmetric
         self.calls: list[str] = []
-        self.curvature = self._curvature
+        self.curvature, self.scaled = self._curvature, self._scaled
 
     def rows(self, g: Array, mass: Any) -> tuple[Array, Array | None]:
         self.calls.append("rows")
@@ -37,4 +38,10 @@ class Dense:
     def _curvature(self, x: Array, mass: Array) -> Array:
         self.calls.append("curvature")
         out: Array = (mass * (self.softmax @ x)) @ self.softmax
+        return out
+
+    def _scaled(self, factor: float) -> Dense:
+        self.calls.append("scaled")
+        out = Dense(factor * self.logs)
+        out.calls = self.calls
         return out

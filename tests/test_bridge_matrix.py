@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -11,8 +11,10 @@ import numpy as np
 import pytest
 
 import qkcore as qk
+from qkcore._device import _backend
 from qkcore.low_rank import LowRank, nystrom
 
+from . import fake_cuda
 from .factors import DTYPES, Array, factors
 from .own_kernels import Dense
 
@@ -30,11 +32,36 @@ SOLVERS = (
 
 
 class Family(NamedTuple):
-    kernel: Any
+    kernel: Any  # scores, factors, steps of a chain, an object
     logs: Array  # of the kernel, in extended precision
     mu: Array
     nu: Array
     options: Mapping[str, Any] = MappingProxyType({})
+    on_device: bool = False
+
+    def solve(self, mu: Array | None = None, nu: Array | None = None, **options: Any) -> Any:
+        call: Any = qk.bridge_chain if isinstance(self.kernel, list) else qk.bridge
+        ends = (self.mu if mu is None else mu), (self.nu if nu is None else nu)
+        moved: Any = map(fake_cuda.asarray, ends) if self.on_device else ends
+        return call(self.kernel, *moved, **self.options, **options)
+
+
+def potentials(b: Any) -> tuple[Array, Array]:
+    return tuple(
+        fake_cuda.numpy(x) if isinstance(x, fake_cuda.FakeArray) else x for x in (b.f, b.g)
+    )  # type: ignore[return-value]
+
+
+@pytest.fixture(autouse=True)
+def device() -> Iterator[None]:
+    if not fake_cuda.built():
+        yield
+        return
+    before = _backend._use(fake_cuda.module())
+    fake_cuda.module().simt_clear()
+    yield
+    assert fake_cuda.module().simt_reports() == ""
+    _backend._use(before)
 
 
 def law(n: int, dtype: str, seed: int) -> Array:
@@ -156,6 +183,34 @@ def given_without_curvature(dtype: str) -> Family:
     return one
 
 
+def given_without_scaled(dtype: str) -> Family:
+    one = given(dtype)
+    one.kernel.scaled = None
+    return one
+
+
+def on_device(family: Callable[[str], Family]) -> Callable[[str], Family]:
+    def moved(dtype: str) -> Family:
+        one = family(dtype)
+        return one._replace(kernel=to_device(one.kernel), on_device=True)
+
+    return moved
+
+
+def to_device(s: Any) -> Any:
+    """Scores of the same terms on the pretended device."""
+    parts = [qk.scores.dense(fake_cuda.asarray(z)) * c for z, c in s.terms.dense]
+    for terms, make in ((s.terms.dots, qk.scores.dot), (s.terms.distances, qk.scores.distance)):
+        for x, y, c, *_ in terms:
+            here = fake_cuda.asarray(x)
+            there = here if np.shares_memory(x, y) else fake_cuda.asarray(y)
+            parts.append(make(here, there, beta=c))
+    out = sum(parts[1:], parts[0])
+    for mask in s.terms.masks:
+        out = out.masked(fake_cuda.asarray(mask.astype(bool)))
+    return out
+
+
 def on_the_fly(family: Callable[[str], Family]) -> Callable[[str], Family]:
     return lambda dtype: family(dtype)._replace(options={"max_memory": 0})
 
@@ -180,17 +235,43 @@ FAMILIES: dict[str, Callable[[str], Family]] = {
     "given": given,
     "given, symmetric": given_symmetric,
     "given, without curvature": given_without_curvature,
+    "given, without scaled": given_without_scaled,
 }
-SCALED = ("dense", "points", "masked", "sum", "symmetric", "inner products")
+DEVICE = {
+    f"{name}, on a device{at}": on_device(family)
+    for at, change in (("", lambda family: family), ("; two exps", on_the_fly))
+    for name, family in {
+        "dense": change(dense),
+        "points": change(from_points),
+        "masked": change(masked),
+        "sum": change(summed),
+        "symmetric": change(symmetric),
+        "inner products": change(symmetric_products),
+    }.items()
+}
+FAMILIES |= DEVICE
+NAMES = [
+    pytest.param(
+        name,
+        marks=pytest.mark.skipif(
+            name in DEVICE and not fake_cuda.built(), reason="not built: make simt"
+        ),
+    )
+    for name in FAMILIES
+]
+ZEROS = ("factored", "product of factors", "chain", "given", "dense", "dense, on a device")
+FACTORS = ("factored", "product of factors", "signed factors", "nystrom")
 
 
 def refusal(name: str, solver: str) -> str | None:
     """What a solver says of a family that it cannot do anything with."""
-    if solver == "annealed" and not name.startswith(SCALED):
+    if solver == "annealed" and name in FACTORS:
         return 'wanted scores for solver="annealed"'
-    if solver == "symmetric" and not ("symmetric" in name or name == "inner products"):
+    if solver == "annealed" and name == "given, without scaled":
+        return re.escape("kernel: wanted a method scaled(factor)")
+    if solver == "symmetric" and not ("symmetric" in name or name.startswith("inner products")):
         return "solver: wanted symmetric scores and mu = nu"
-    if solver in ("newton", "accelerated") and name == "given, without curvature":
+    if solver in ("newton", "accelerated", "annealed") and name == "given, without curvature":
         return re.escape("kernel: wanted a method curvature(x, mass)")
     return None
 
@@ -212,59 +293,53 @@ def sinkhorn(logs: Array, mu: Array, nu: Array) -> Array:
     return plan
 
 
-def solve(name: str, dtype: str, solver: str) -> tuple[Any, Family]:
-    one = FAMILIES[name](dtype)
-    call = qk.bridge_chain if name == "chain" else qk.bridge
-    return call(one.kernel, one.mu, one.nu, solver=solver, **one.options), one
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("solver", SOLVERS)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_solver_reaches_every_kernel(name: str, solver: str, dtype: str) -> None:
+    one = FAMILIES[name](dtype)
     if (message := refusal(name, solver)) is not None:
         with pytest.raises(ValueError, match=message):
-            solve(name, dtype, solver)
+            one.solve(solver=solver)
         return
-    b, one = solve(name, dtype, solver)
+    b = one.solve(solver=solver)
+    f, g = potentials(b)
     assert b.converged and b.status == "converged"
-    assert b.f.dtype == b.g.dtype == dtype
+    assert f.dtype == g.dtype == dtype
     assert b.method.startswith("" if solver == "auto" else solver)
     want = sinkhorn(one.logs, one.mu, one.nu)
     with np.errstate(divide="ignore"):
-        got = np.exp(one.logs + b.f.astype(np.longdouble)[:, None] + b.g)
+        got = np.exp(one.logs + f.astype(np.longdouble)[:, None] + g)
     # The conditions are met to within tol; what remains is how far rounded potentials are from the solution.
     assert float(np.abs(got - want).sum()) <= 30 * b.tol
-    assert abs(float(one.nu.astype(float) @ b.g.astype(float))) < (
+    assert abs(float(one.nu.astype(float) @ g.astype(float))) < (
         1e-5 if dtype == "float32" else 1e-12
     )
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_every_kernel_starts_from_a_result_and_reports(name: str) -> None:
     one = FAMILIES[name]("float64")
-    call: Any = qk.bridge_chain if name == "chain" else qk.bridge
     seen: list[tuple[int, float]] = []
-    b = call(one.kernel, one.mu, one.nu, callback=lambda *now: seen.append(now), **one.options)
+    b = one.solve(callback=lambda *now: seen.append(now))
     assert len(seen) == b.n_iter and seen[-1][0] <= b.n_visits
     assert seen[-1][1] == b.errors[-1]
-    again = call(one.kernel, one.mu, one.nu, init=b, **one.options)
+    again = one.solve(init=b)
     assert again.converged and again.n_iter <= 2
-    pair = call(one.kernel, one.mu, one.nu, init=(b.f, b.g), **one.options)
+    pair = one.solve(init=(b.f, b.g))
     assert pair.converged and pair.n_iter <= 2
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_penalties_reach_every_kernel(name: str, dtype: str) -> None:
     """Row sums mu exp(-f / a), column sums nu exp(-g / b), from marginals of different mass."""
     one = FAMILIES[name](dtype)
-    call: Any = qk.bridge_chain if name == "chain" else qk.bridge
     a, b = 0.7, 2.0
     mu, nu = one.mu, (3 * one.nu).astype(dtype)
-    found = call(one.kernel, mu, nu, penalty=(a, b), **one.options)
+    found = one.solve(mu, nu, penalty=(a, b))
     assert found.converged
-    f, g = extended(found.f, found.g)
+    f, g = extended(*potentials(found))
     plan = np.exp(one.logs + f[:, None] + g)
     off = (
         np.abs(plan.sum(1) - mu * np.exp(-f / a)).sum()
@@ -273,21 +348,50 @@ def test_penalties_reach_every_kernel(name: str, dtype: str) -> None:
     assert float(off / plan.sum()) <= 2 * found.tol * 1.01
 
 
-@pytest.mark.parametrize("name", ["factored", "product of factors", "chain", "given", "dense"])
+@pytest.mark.parametrize("name", [one for one in NAMES if one.values[0] in ZEROS])
 @pytest.mark.parametrize("solver", ["newton", "anderson", "relaxed"])
 def test_weights_of_zero_are_exact_for_every_kernel(name: str, solver: str) -> None:
     one = FAMILIES[name]("float64")
-    call: Any = qk.bridge_chain if name == "chain" else qk.bridge
     mu, nu = one.mu.copy(), one.nu.copy()
     mu[4] = nu[2] = 0
     mu, nu = mu / mu.sum(), nu / nu.sum()
-    b = call(one.kernel, mu, nu, solver=solver)
-    assert b.converged and np.isneginf(b.f[4]) and np.isneginf(b.g[2])
+    b = one.solve(mu, nu, solver=solver)
+    f, g = potentials(b)
+    assert b.converged and np.isneginf(f[4]) and np.isneginf(g[2])
     rows, cols = np.delete(np.arange(N), 4), np.delete(np.arange(M), 2)
     want = sinkhorn(one.logs[np.ix_(rows, cols)], mu[rows], nu[cols])
-    got = np.exp(one.logs + b.f[:, None] + b.g)
+    got = np.exp(one.logs + f[:, None] + g)
     assert float(np.abs(got[np.ix_(rows, cols)] - want).sum()) <= 30 * b.tol
     assert not got[4].any() and not got[:, 2].any()
+
+
+def test_chains_are_annealed_by_the_scores_of_every_step() -> None:
+    """Potentials of some hundreds: the stages come near, where thousands of plain visits do not arrive."""
+    rng = np.random.default_rng(4)
+    steps = [100 * rng.random(shape) for shape in ((N, 9), (9, N))]
+    u = np.full(N, 1 / N)
+    chain = [qk.scores.dense(Z) for Z in steps]
+    b = qk.bridge_chain(chain, u, u, solver="annealed")
+    whole = np.logaddexp.reduce(steps[0][:, :, None] + steps[1], axis=1)
+    want = qk.bridge(qk.scores.dense(whole), u, u)
+    assert b.converged and want.converged and b.method == "annealed, 2 steps"
+    np.testing.assert_allclose(np.exp(b.f[:, None] + whole + b.g), want.plan(), atol=1e-8)
+    plain = qk.bridge_chain(
+        chain, u, u, solver="alternating", max_iter=b.n_visits, on_fail="ignore"
+    )
+    assert not plain.converged
+
+
+def test_batches_tell_what_each_problem_took() -> None:
+    hard = 60 * np.random.default_rng(0).random((N, N))
+    u = np.full(N, 1 / N)
+    b = qk.bridge(qk.scores.dense(np.stack([hard / 100, hard])), u, u)
+    assert np.all(b.converged)
+    assert b.method.tolist() == ["anderson, stored", "anderson, then newton, stored"]
+    assert [one.method for one in b] == b.method.tolist()
+    assert "(anderson, stored, or anderson, then newton, stored)" in str(b)
+    few = qk.bridge(qk.scores.dense(np.stack([hard, hard])), u, u, max_memory=0, solver="newton")
+    assert few.method.tolist() == ["newton, on the fly"] * 2
 
 
 def test_entries_live_where_memory_allows() -> None:

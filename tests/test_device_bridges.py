@@ -10,7 +10,6 @@ import pytest
 
 import qkcore as qk
 from qkcore._device import _moments
-from tests import fake_cuda
 from tests.device_libraries import Library
 from tests.test_device import DTYPES, KINDS, close, cpu_and_device, laws, rng
 
@@ -108,9 +107,9 @@ def test_rates(xp: Library) -> None:
     mu, nu = laws(9, 8, "float64")
     a = qk.bridge(qk.scores.distance(X, Y), mu, nu, solver="alternating", tol=1e-12)
     device = qk.scores.distance(xp.asarray(X), xp.asarray(Y))
-    b = qk.bridge(device, xp.asarray(mu), xp.asarray(nu), tol=1e-12)
-    assert a.converged and b.converged and len(b.checked) == len(b.errors)
-    assert b.checked[-1] == b.n_iter
+    ends = xp.asarray(mu), xp.asarray(nu)
+    b = qk.bridge(device, *ends, solver="alternating", tol=1e-12)
+    assert a.converged and b.converged and b.n_iter == len(b.errors)
     np.testing.assert_allclose(b.rate, a.rate, rtol=0.1)
     np.testing.assert_allclose(b.birkhoff_rate, a.birkhoff_rate, rtol=1e-12)
     assert 0 < b.rate <= b.birkhoff_rate <= 1
@@ -249,22 +248,6 @@ def test_batches(xp: Library, dtype: str) -> None:
     assert np.max(again.n_iter) < np.max(many.n_iter)
 
 
-def test_one_transfer_per_check_of_a_batch(xp: Library) -> None:
-    """However many problems there are: the waits grow with the checks alone."""
-    if xp.is_real:
-        pytest.skip("waits are counted by the SIMT layer")
-    Z = rng().normal(size=(5, 4, 6))
-    mu, nu = (xp.asarray(w) for w in laws(4, 6, "float64"))
-    waits = []
-    for n in (1, 7):  # one check after 1 iteration; three after 1, 3 and 7
-        s = qk.scores.dense(xp.asarray(Z))
-        before = fake_cuda.module().simt_counts()["waits"]
-        b = qk.bridge(s, mu, nu, max_iter=n, tol=1e-15)
-        waits.append(fake_cuda.module().simt_counts()["waits"] - before)
-        assert b.n_iter.tolist() == [n] * 5
-    assert waits[1] - waits[0] == 2
-
-
 def test_a_batch_with_penalties_and_one_infeasible_problem(xp: Library) -> None:
     r = rng()
     Z = r.normal(size=(2, 3, 4))
@@ -284,14 +267,23 @@ def test_a_batch_with_penalties_and_one_infeasible_problem(xp: Library) -> None:
     assert "1 of 2 converged" in str(b)
 
 
+def test_figures_of_a_batch(xp: Library) -> None:
+    d, Z, half = xp.asarray, rng().normal(size=(2, 3, 4)), np.full(3, 1 / 3)
+    quarter = np.full((2, 4), 1 / 4)
+    a = qk.bridge(qk.scores.dense(Z), half, quarter)
+    b = qk.bridge(qk.scores.dense(d(Z)), d(half), d(quarter))
+    for name in ("cost", "entropy", "primal", "dual", "gap", "birkhoff_rate"):
+        np.testing.assert_allclose(getattr(b, name), getattr(a, name), atol=1e-7)
+    assert np.isnan(b.rate).all() and len(b) == 2
+    for k, one in enumerate(b):
+        close(xp.numpy(one.plan()), a[k].plan(), 1e7)
+        assert one.cost == pytest.approx(a[k].cost) and one.status == "converged"
+
+
 def test_what_a_batch_does_not_have(xp: Library) -> None:
     d = xp.asarray
     Z, half = d(np.zeros((2, 3, 3))), d(np.full(3, 1 / 3))
     s = qk.scores.dense(Z)
-    b = qk.bridge(s, half, half)
-    for name in ("cost", "entropy", "primal", "dual", "gap", "rate", "birkhoff_rate"):
-        with pytest.raises(ValueError, match=r"bridge: wanted one problem for this figure"):
-            getattr(b, name)
     with pytest.raises(ValueError, match=r"kernel: wanted one problem for a callback"):
         qk.bridge(s, half, half, callback=print)
     wide = d(np.full((2, 2, 3), 1 / 3))

@@ -315,9 +315,9 @@ def test_wrong_streams(stream: Any) -> None:
             r"mu: .*contiguous",
         ),
         (
-            lambda: bridge(asarray(HALF), asarray(HALF), solver="newton"),
+            lambda: bridge(asarray(HALF), asarray(HALF), solver="nearest"),
             ValueError,
-            r"solver: wanted \"auto\"",
+            r"solver: wanted one of \"alternating\"",
         ),
         (
             lambda: bridge(asarray(HALF), asarray(HALF), init=3),
@@ -325,9 +325,24 @@ def test_wrong_streams(stream: Any) -> None:
             r"init: wanted an earlier result",
         ),
         (
-            lambda: qk.usable_entries(dot(), asarray(HALF), asarray(HALF)),
+            lambda: qk.total_variation(qk.softmax(dot()), qk.softmax(dot())),
             TypeError,
-            r"s: wanted scores of CPU arrays, got DeviceScores",
+            r"scores: wanted scores of CPU arrays here, got Scores",
+        ),
+        (
+            lambda: dot().ragged(np.array([0, 3, 7])),
+            TypeError,
+            r"ragged: wanted scores of CPU arrays, got some on cuda:0",
+        ),
+        (
+            lambda: dot().columns(np.arange(3)),
+            NotImplementedError,
+            r"columns: wanted scores of CPU",
+        ),
+        (
+            lambda: dot().logsumexp(n_threads=2),
+            TypeError,
+            r"n_threads: wanted None for arrays on cuda:0",
         ),
         (lambda: flow(asarray(X.T).T), ValueError, r"X0: wanted a contiguous array"),
         (
@@ -504,8 +519,6 @@ def test_results_live_as_long_as_they_are_wanted(machine: Any) -> None:
 @pytest.mark.parametrize(
     ("make", "name"),
     [
-        (lambda: qk.softmax(dot()), "doob"),
-        (lambda: dot(), "ragged"),
         (lambda: LowRank(asarray(X), asarray(X.T)), "count_negative"),
     ],
 )
@@ -533,20 +546,13 @@ def test_views_stay_inside(machine: Any) -> None:
         array.T.reshape((21,))
 
 
-def test_sweeps_of_many_problems_check_their_arguments(machine: Any) -> None:
-    room = asarray(np.zeros((1, 2)))
-    assert machine.sinkhorn_sweeps_many([], room, 1, False) == []
-    with pytest.raises(TypeError, match=r"problems: wanted tuples \(scores, g, mu"):
-        machine.sinkhorn_sweeps_many([()], room, 1, False)
+def test_sweeps_check_their_arguments(machine: Any) -> None:
+    room = asarray(np.zeros(2))
     vectors = [asarray(HALF) for _ in range(6)]
-    one = (dot()._spec, *vectors)
-    with pytest.raises(ValueError, match=r"residual: wanted shape \(1, 2\), got \(2"):
-        machine.sinkhorn_sweeps_many([one], asarray(np.zeros(2)), 1, False)
+    with pytest.raises(ValueError, match=r"residual: wanted shape \(2,\), got \(1, 2"):
+        machine.sinkhorn_sweeps(dot()._described, *vectors, asarray(np.zeros((1, 2))), 1, False)
     with pytest.raises(ValueError, match=r"n: wanted at least 1, got 0"):
-        machine.sinkhorn_sweeps_many([one], room, 0, False)
-    other = (
-        qk.scores.dot(asarray(X.astype("f")))._spec,
-        *(asarray(HALF.astype("f")) for _ in "123456"),
-    )
-    with pytest.raises(ValueError, match=r"problems: wanted one dtype and one device"):
-        machine.sinkhorn_sweeps_many([one, other], asarray(np.zeros((2, 2))), 1, False)
+        machine.sinkhorn_sweeps(dot()._described, *vectors, room, 0, False)
+    many = qk.scores.dot(asarray(np.stack([X, X])))._described
+    with pytest.raises(ValueError, match=r"kernel: wanted one problem, got batch axes"):
+        machine.sinkhorn_sweeps(many, *vectors, room, 1, False)

@@ -67,7 +67,7 @@ def test_factors_of_an_svd_moved_to_the_device(xp: Library) -> None:
     close(xp.numpy(K @ xp.asarray(V)), small @ V, 4)
     assert K.to_cpu().relative_error(A) == pytest.approx(small.relative_error(A), rel=1e-9)
     with pytest.raises(
-        TypeError, match=r"A: wanted an operator or array on the CPU, .* DeviceMark"
+        TypeError, match=r"A: wanted an operator or array on the CPU, .* MarkovOperator on"
     ):
         low_rank(qk.softmax(device), 5)
     with pytest.raises(TypeError, match=r"A: wanted an operator or array on the CPU"):

@@ -300,3 +300,24 @@ def test_ctrl_c_in_a_kernel(body: str) -> None:
             raise
     assert child.returncode == 0, err
     assert out.strip() == "interrupted"
+
+
+def test_scaled_objects_are_annealed() -> None:
+    """Near an assignment, where Sinkhorn's iteration takes thousands of visits: as scores of the same entries
+    are. Each stage is an object of its own, which the solver frees."""
+    K, u = Dense(100 * np.random.default_rng(2).random((16, 16))), np.full(16, 1 / 16)
+    b = qk.bridge(K, u, u, solver="annealed")
+    want = qk.bridge(qk.scores.dense(K.logs), u, u)
+    assert b.converged and b.n_visits < 300 and K.calls.count("scaled") > 3
+    np.testing.assert_allclose(b.plan(), want.plan(), atol=1e-8)
+
+
+def test_an_overflow_of_a_method_is_one_of_the_bridge() -> None:
+    K, mu, nu = problem()
+
+    class Narrow(Dense):
+        def rows(self, g: Array, mass: Any) -> Any:
+            raise OverflowError
+
+    with pytest.raises(OverflowError, match=r"kernel: the potentials overflow float64"):
+        qk.bridge(Narrow(K.logs), mu, nu)

@@ -108,8 +108,9 @@ std::unique_ptr<Kernel> of_chain(const py::tuple& specs) {
     return steps.front().float32 ? chain_of<float>(steps, specs) : chain_of<double>(steps, specs);
 }
 
-std::unique_ptr<Kernel> of_object(const py::object& kernel, Index n_rows, Index n_cols) {
-    return std::make_unique<OneSweep<Sweep>>(n_rows, n_cols, sweep_of_python(kernel, n_rows, n_cols), kernel);
+std::unique_ptr<Kernel> of_object(const py::object& kernel, Index n_rows, Index n_cols, double epsilon) {
+    return std::make_unique<OneSweep<Sweep>>(n_rows, n_cols, sweep_of_python(kernel, n_rows, n_cols, epsilon),
+                                             kernel);
 }
 
 // One visit with the given masses of the rows: (log-sum-exps of the rows, column sums, negative or not).
@@ -192,7 +193,8 @@ void register_bridge_kernels(py::module_& m) {
     m.def("bridge_scores", &of_scores, py::arg("spec"), py::arg("max_memory"), py::arg("scratch"));
     m.def("bridge_factors", &of_factors, py::arg("left"), py::arg("right"), py::arg("signs"));
     m.def("bridge_chain", &of_chain, py::arg("specs"));
-    m.def("bridge_object", &of_object, py::arg("kernel"), py::arg("n_rows"), py::arg("n_cols"));
+    m.def("bridge_object", &of_object, py::arg("kernel"), py::arg("n_rows"), py::arg("n_cols"),
+          py::arg("epsilon"));
     m.def(
         "triangle_scratch",
         [](Index n, bool float32, double max_memory) {

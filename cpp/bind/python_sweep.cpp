@@ -73,55 +73,70 @@ private:
 
 class PythonSweep final : public Sweep {
 public:
-    PythonSweep(py::object kernel, Index n_rows, Index n_cols)
-        : kernel_(std::move(kernel)), n_rows_(n_rows), n_cols_(n_cols), masses_(py::cast(Masses(n_rows))) {}
+    PythonSweep(py::object kernel, Index n_rows, Index n_cols, double epsilon)
+        : kernel_(std::move(kernel)),
+          n_rows_(n_rows),
+          n_cols_(n_cols),
+          epsilon_(epsilon),
+          masses_(py::cast(Masses(n_rows))) {}
+
+    // A scaled kernel is destroyed by the solver, which runs without the interpreter.
+    ~PythonSweep() override {
+        const py::gil_scoped_acquire gil;
+        kernel_ = py::object();
+        masses_ = py::object();
+    }
+    PythonSweep(const PythonSweep&) = delete;
+    PythonSweep& operator=(const PythonSweep&) = delete;
 
     Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
-        if (should_stop(run, 0)) return Status::interrupted;
-        const py::gil_scoped_acquire gil;
-        const py::object rows = kernel_.attr("rows");
-        if (columns == nullptr) {
-            take(first_of_two(rows(vector_of(g, n_cols_), py::none())), "rows", "lse", n_rows_, lse);
-            return Status::ok;
-        }
-        auto& masses = masses_.cast<Masses&>();
-        masses.open(mass, lse);
-        const struct Close {
-            Masses& masses;
-            ~Close() { masses.close(); }
-        } close{masses};
-        const py::object found = rows(vector_of(g, n_cols_), masses_);
-        if (!masses.called())
-            throw py::value_error(
-                "kernel.rows: wanted mass(lse) to be called, once, for the masses of the rows");
-        (void)first_of_two(found);  // what mass was called with is what counts
-        take(py::reinterpret_borrow<py::tuple>(found)[1], "rows", "columns", n_cols_, columns);
         bool negative = false;
-        for (Index j = 0; j < n_cols_; ++j) {
-            if (g[j] == log_of_nothing) columns[j] = 0;
-            negative = negative || columns[j] < 0;
-        }
-        return negative ? Status::negative : Status::ok;
+        const Status status = call(run, [&] {
+            const py::object rows = kernel_.attr("rows");
+            if (columns == nullptr) {
+                take(first_of_two(rows(vector_of(g, n_cols_), py::none())), "rows", "lse", n_rows_, lse);
+                return;
+            }
+            auto& masses = masses_.cast<Masses&>();
+            masses.open(mass, lse);
+            const struct Close {
+                Masses& masses;
+                ~Close() { masses.close(); }
+            } close{masses};
+            const py::object found = rows(vector_of(g, n_cols_), masses_);
+            if (!masses.called())
+                throw py::value_error(
+                    "kernel.rows: wanted mass(lse) to be called, once, for the masses of the rows");
+            (void)first_of_two(found);  // what mass was called with is what counts
+            take(py::reinterpret_borrow<py::tuple>(found)[1], "rows", "columns", n_cols_, columns);
+            for (Index j = 0; j < n_cols_; ++j) {
+                if (g[j] == log_of_nothing) columns[j] = 0;
+                negative = negative || columns[j] < 0;
+            }
+        });
+        return negative ? Status::negative : status;
     }
 
     Status columns(const double* f, double* lse, const Run& run) override {
-        if (should_stop(run, 0)) return Status::interrupted;
-        const py::gil_scoped_acquire gil;
-        take(kernel_.attr("columns")(vector_of(f, n_rows_)), "columns", "lse", n_cols_, lse);
-        return Status::ok;
+        return call(run, [&] {
+            take(kernel_.attr("columns")(vector_of(f, n_rows_)), "columns", "lse", n_cols_, lse);
+        });
     }
 
     Status curvature(const double* x, const double* mass, double* out, bool, const Run& run) override {
-        if (should_stop(run, 0)) return Status::interrupted;
-        const py::gil_scoped_acquire gil;
-        take(kernel_.attr("curvature")(vector_of(x, n_cols_), vector_of(mass, n_rows_)), "curvature", "out",
-             n_cols_, out);
-        return Status::ok;
+        return call(run, [&] {
+            take(kernel_.attr("curvature")(vector_of(x, n_cols_), vector_of(mass, n_rows_)), "curvature",
+                 "out", n_cols_, out);
+        });
     }
 
-    bool curved() const override {
+    bool curved() const override { return has("curvature"); }
+    double epsilon() const override { return epsilon_; }
+
+    std::unique_ptr<Sweep> scaled(double factor, const Run&) const override {
+        if (!has("scaled")) return nullptr;
         const py::gil_scoped_acquire gil;
-        return py::hasattr(kernel_, "curvature");
+        return std::make_unique<PythonSweep>(kernel_.attr("scaled")(factor), n_rows_, n_cols_, epsilon_);
     }
 
 private:
@@ -132,15 +147,35 @@ private:
         return py::reinterpret_borrow<py::tuple>(found)[0];
     }
 
+    // What a method does, with the interpreter held. Its OverflowError says that the potentials are out of its range.
+    template <class Method>
+    Status call(const Run& run, const Method& method) const {
+        if (should_stop(run, 0)) return Status::interrupted;
+        const py::gil_scoped_acquire gil;
+        try {
+            method();
+        } catch (const py::error_already_set& error) {
+            if (!error.matches(PyExc_OverflowError)) throw;
+            return Status::overflow;
+        }
+        return Status::ok;
+    }
+
+    bool has(const char* method) const {
+        const py::gil_scoped_acquire gil;
+        return PyCallable_Check(py::object(py::getattr(kernel_, method, py::none())).ptr()) != 0;
+    }
+
     py::object kernel_;
     Index n_rows_, n_cols_;
+    double epsilon_;
     py::object masses_;
 };
 
 }  // namespace
 
-std::unique_ptr<Sweep> sweep_of_python(const py::object& kernel, Index n_rows, Index n_cols) {
-    return std::make_unique<PythonSweep>(kernel, n_rows, n_cols);
+std::unique_ptr<Sweep> sweep_of_python(const py::object& kernel, Index n_rows, Index n_cols, double epsilon) {
+    return std::make_unique<PythonSweep>(kernel, n_rows, n_cols, epsilon);
 }
 
 void register_python_sweep(py::module_& m) {

@@ -1,5 +1,6 @@
 // A kernel of bridges that is given from Python: any object with
-//   rows(g, mass) -> (lse, columns),  columns(f) -> lse,  curvature(x, mass) -> out (may be missing)
+//   rows(g, mass) -> (lse, columns),  columns(f) -> lse,
+// and, which may be missing,  curvature(x, mass) -> out,  scaled(factor) -> the object with all scores times a factor,
 // on NumPy arrays, one call per visit. qk/sweep.hpp says what they mean.
 #pragma once
 
@@ -10,8 +11,9 @@
 
 namespace qk::bind {
 
-// Keeps a reference to `kernel`: made and destroyed with the interpreter held, used without.
-std::unique_ptr<Sweep> sweep_of_python(const py::object& kernel, Index n_rows, Index n_cols);
+// Keeps a reference to `kernel`: made with the interpreter held, used and destroyed without. `epsilon` is of the type that
+// the object computes in.
+std::unique_ptr<Sweep> sweep_of_python(const py::object& kernel, Index n_rows, Index n_cols, double epsilon);
 
 void register_python_sweep(py::module_& m);
 

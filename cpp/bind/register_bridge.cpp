@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <atomic>
 #include <string>
 
 #include "bridge_kernel.hpp"
@@ -27,6 +26,13 @@ BridgeOptions options_of(int method, double tol, Index max_visits, double row_pe
     return options;
 }
 
+// The methods of a solve, in their order.
+std::string in_words(const BridgeState& state) {
+    std::string words;
+    for (const std::string& name : state.methods) words += (words.empty() ? "" : ", then ") + name;
+    return words;
+}
+
 // (f, g, errors, visits, relaxation, status, what was done in words)
 py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
                 int method, double tol, Index max_visits, double row_penalty, double col_penalty,
@@ -51,14 +57,12 @@ py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doub
         solve_bridge(kernel.sweep(rows, cols, options, run), rows, cols, options, state, run);
         return from_vector(state.f, f_data, run) && from_vector(state.g, g_data, run);
     });
-    std::string words;
-    for (const std::string& name : state.methods) words += (words.empty() ? "" : ", then ") + name;
     return py::make_tuple(f_out, g_out, to_array(state.errors), state.n_visits, state.relaxation,
-                          static_cast<int>(state.status), words);
+                          static_cast<int>(state.status), in_words(state));
 }
 
-// Many problems, each on one thread: (f, g, last error, visits, status, whether all were stored), with the batch in
-// front; ragged problems lie one after the other. mu, nu, f, g have the layout of the result.
+// Many problems, each on one thread: (f, g, last error, visits, status, what was done in words, whether it was stored),
+// with the batch in front; ragged problems lie one after the other. mu, nu, f, g have the layout of the result.
 template <class T>
 py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doubles& nu, const Doubles& f,
                          const Doubles& g, const BridgeOptions& options, double max_memory, int n_threads) {
@@ -68,7 +72,7 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
     problems.reserve(n);
     for (Index b = 0; b < batch.n_problems; ++b) problems.push_back(scores.problem<T>(b));
     std::vector<BridgeState> states(n);
-    std::atomic<bool> all_stored{true};
+    std::vector<Storage> storages(n, Storage::on_the_fly);
     const double *mu_data = mu.data(), *nu_data = nu.data(), *f_data = f.data(), *g_data = g.data();
     without_gil(n_threads, [&](const Run& run) {
         parallel_for(run, batch.n_problems, [&](Index b, int worker) {
@@ -84,15 +88,15 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
             if (run.stop->stopped()) return;
             BridgeOptions own = options;
             own.positive_semidefinite = positive_semidefinite(problems[at]);
-            const Storage storage = where_entries_live(problems[at], max_memory, rows, cols, own, one);
-            if (storage == Storage::on_the_fly) all_stored = false;
-            const auto sweep = sweep_of(problems[at], storage, static_cast<T*>(nullptr), one);
+            storages[at] = where_entries_live(problems[at], max_memory, rows, cols, own, one);
+            const auto sweep = sweep_of(problems[at], storages[at], static_cast<T*>(nullptr), one);
             solve_bridge(*sweep, rows, cols, own, state, one);
         });
         return true;
     });
     py::array_t<double> f_out(f.size()), g_out(g.size()), errors(batch.n_problems);
     py::array_t<Index> visits(batch.n_problems), status(batch.n_problems);
+    py::list words, stored;
     for (Index b = 0; b < batch.n_problems; ++b) {
         const BridgeState& state = states[static_cast<std::size_t>(b)];
         std::ranges::copy(state.f, f_out.mutable_data() + batch.row_base(b));
@@ -100,8 +104,10 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
         errors.mutable_at(b) = state.errors.empty() ? infinity<double>() : state.errors.back();
         visits.mutable_at(b) = state.n_visits;
         status.mutable_at(b) = static_cast<Index>(state.status);
+        words.append(in_words(state));
+        stored.append(storages[static_cast<std::size_t>(b)] != Storage::on_the_fly);
     }
-    return py::make_tuple(f_out, g_out, errors, visits, status, all_stored.load());
+    return py::make_tuple(f_out, g_out, errors, visits, status, words, stored);
 }
 
 // (rows, columns) of exp(scores + dense terms), for one problem: `rest` is in double precision, `dense` holds pairs of a

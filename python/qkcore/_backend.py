@@ -1,8 +1,8 @@
 """What computes: the functions that scores, operators and bridges ask of NumPy's engine or of a CUDA device.
 
 A backend belongs to the arrays of one call: it knows where they are and which library made them. ``at`` is
-where a visit runs: a number of threads on the CPU, a stream on a device. What a backend cannot do raises here,
-with a message that says what to do instead.
+where a visit runs: a number of threads on the CPU, a stream on a device. What a backend cannot do raises
+there, with a message that says what to do instead.
 """
 
 from __future__ import annotations
@@ -35,11 +35,14 @@ class Normalizer(Protocol):
         """What to add to the scores of a row, one after the other: the exponentials then are the weights."""
 
     def divided(self) -> tuple[Array, Host] | None:
-        """A shift of the scores, and factors of the right-hand sides that do the rest; None if that is no gain."""
+        """A shift of the scores, and factors of the right-hand sides that do the rest; None if it is no gain."""
 
 
 class Backend(Protocol):
     """One place where arrays are, and the engine there."""
+
+    host_arrays: bool
+    """whether the arrays are NumPy's, which the CPU engine can read"""
 
     @property
     def place(self) -> str:
@@ -92,6 +95,9 @@ class Backend(Protocol):
 
     def one(self, array: Array, index: tuple[int, ...], core: tuple[slice, ...]) -> Array:
         """What one problem of a batch sees of an array, whose last axes are its own, cut as ``core`` says."""
+
+    def part(self, array: Any, index: Any) -> Any:
+        """The vector of one problem, out of the caller's array of them."""
 
     def taken(self, array: Array, at: npt.NDArray[np.intp], axis: int) -> Array:
         """The entries at these indices along an axis."""

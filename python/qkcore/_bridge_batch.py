@@ -57,6 +57,10 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
     names = np.array(cpu.BRIDGE_STATUS, dtype=object)[found[4]]
     names[:] = [settled(*one) for one in zip(names, error.tolist(), met.tolist(), strict=True)]
     visits, last = found[3], found[2]
+    methods = [
+        f"{words or solver}, {'stored' if stored else 'on the fly'}"
+        for words, stored in zip(*found[5:], strict=True)
+    ]
 
     masked = p.balanced and may_be_masked(s)
     for k in np.flatnonzero(~met | masked).tolist():
@@ -76,7 +80,7 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
         f[here], g[there] = again.f, again.g
         names[k], error[k], worst[k] = again.status, again.error, again.worst
         last[k] = again.errors[-1] if len(again.errors) else np.inf
-        visits[k] = again.n_visits
+        visits[k], methods[k] = again.n_visits, again.method
     shape = s.batch if s.terms.offsets is None else (len(error),)
     batch: Any = {
         "status": names.astype(str).reshape(shape),
@@ -93,9 +97,9 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
         nu=nu,
         f=f,
         g=g,
-        method=f"{solver}, {'stored' if found[5] else 'on the fly'}",
+        method=np.array(methods).reshape(shape),
         tol=p.tol,
-        penalty=(p.row_penalty, p.col_penalty),
+        penalty=p.penalty,
         **batch,
     )
 

@@ -215,7 +215,9 @@ def widened(s: Scores) -> Scores:
 
     terms = s.terms.map(x=wide, y=wide, z=wide, r=wide, c=wide, masks=lambda m: m)
     terms = terms._replace(rounding=PLAIN)
-    return Scores(np.dtype(np.float64), s.batch, s.n_rows, s.n_cols, terms, bound=s.bound, backend=s.backend)
+    return Scores(
+        np.dtype(np.float64), s.batch, s.n_rows, s.n_cols, terms, bound=s.bound, backend=s.backend
+    )
 
 
 def _wide(x: Real) -> Real:

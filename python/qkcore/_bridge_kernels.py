@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 
 __all__ = ["BridgeKernel", "ChainKernel", "GivenKernel", "ScoresKernel", "SweepKernel", "is_given"]
 
+_EPS = float(np.finfo(np.float64).eps)
+# What a solver asks of an object besides rows and columns.
+_NEEDED = {
+    "newton": ("curvature(x, mass)",),
+    "accelerated": ("curvature(x, mass)",),
+    "annealed": ("curvature(x, mass)", "scaled(factor)"),
+}
+
 
 class BridgeKernel:
     """One kernel exp(s_ij) of N rows and M columns, for one solve."""
@@ -59,13 +67,24 @@ class BridgeKernel:
         """The final check of potentials."""
         raise NotImplementedError
 
+    @cached_property
+    def support(self) -> Scores | None:
+        """Scores that are -inf where the kernel is 0; None where that is not known."""
+        return None
+
     def verdict(self, p: _Problem, found: Found) -> str:
         """The last word on a problem, where zeros of the kernel leave the solver's own in doubt."""
-        return found.status
+        s = self.support if p.balanced else None  # penalties make every mask feasible
+        if s is None:
+            return found.status
+        return _feasibility.verdict(s, p.mu, p.nu, found.f, found.g, found.status, found.error)
 
     def crawls(self, p: _Problem) -> bool:
         """Whether it is cheap to know that the iteration converges like 1/k, without a limit."""
-        return False
+        s = self.support if p.balanced else None
+        if s is None or not s.terms.banded or s.terms.masks or s.terms.dense:
+            return False
+        return _feasibility.diagnose(s, p.mu, p.nu) == _feasibility.NO_TOTAL_SUPPORT
 
     def in_double(self) -> BridgeKernel | None:
         """The same kernel with entries in double precision, where it has them in single."""
@@ -119,19 +138,9 @@ class ScoresKernel(BridgeKernel):
     def check(self, p: _Problem, f: Real, g: Real) -> Residual:
         return residual(self.scores, *p.conditions, f, g, p.tol, p.n_threads)
 
-    def verdict(self, p: _Problem, found: Found) -> str:
-        if not p.balanced:  # penalties make every mask feasible
-            return found.status
-        return _feasibility.verdict(
-            self.scores, p.mu, p.nu, found.f, found.g, found.status, found.error
-        )
-
-    def crawls(self, p: _Problem) -> bool:
-        s = self.scores
-        band_only = s.terms.banded and not (s.terms.masks or s.terms.dense)
-        if not (p.balanced and band_only):
-            return False
-        return _feasibility.diagnose(s, p.mu, p.nu) == _feasibility.NO_TOTAL_SUPPORT
+    @cached_property
+    def support(self) -> Scores:
+        return self.scores
 
     def in_double(self) -> ScoresKernel | None:
         if self.dtype == np.float64:
@@ -178,6 +187,9 @@ class ChainKernel(BridgeKernel):
     def in_double(self) -> ChainKernel | None:
         return None if self.dtype == np.float64 else ChainKernel(tuple(map(widened, self.steps)))
 
+    def refuses(self, solver: str) -> str | None:
+        return None
+
 
 class GivenKernel(BridgeKernel):
     """An object of the caller's own: see :func:`qkcore.bridge`."""
@@ -194,11 +206,11 @@ class GivenKernel(BridgeKernel):
         if self.dtype not in (np.float32, np.float64):
             raise TypeError(f"kernel: wanted .dtype float32 or float64, got {self.dtype}")
         self.symmetric = bool(getattr(given, "symmetric", False))
-        self.curved = callable(getattr(given, "curvature", None))
 
     @cached_property
     def native(self) -> Any:
-        return cpu.bridge_object(self.given, *self.shape)
+        n, m = self.shape
+        return cpu.bridge_object(self.given, n, m, _EPS)
 
     @property
     def kept(self) -> str:
@@ -207,22 +219,27 @@ class GivenKernel(BridgeKernel):
     def check(self, p: _Problem, f: Real, g: Real) -> Residual:
         """By a visit of its own: the only word there is on the kernel's entries."""
         wide = f.astype(np.float64), g.astype(np.float64)
-        with np.errstate(over="ignore"):
-            sums = self.native.sums(*wide, p.n_threads)
+        try:
+            with np.errstate(over="ignore"):
+                sums = self.native.sums(*wide, p.n_threads)
+        except OverflowError:
+            return Residual(math.inf, math.inf, False)
         size = 32 + sum(map(largest_finite, wide)) + math.sqrt(max(self.shape))
-        return judge(sums, p.conditions, wide, float(np.finfo(np.float64).eps) * size, p.tol)
+        return judge(sums, p.conditions, wide, _EPS * size, p.tol)
 
     def refuses(self, solver: str) -> str | None:
-        if solver in ("newton", "accelerated") and not self.curved:
-            return (
-                f"wanted a method curvature(x, mass) for solver={solver!r}, got {type(self.given).__name__} "
-                'without one; write it, or use solver="auto", which does without'
-            )
-        return super().refuses(solver)
+        for method in _NEEDED.get(solver, ()):
+            if not callable(getattr(self.given, method.partition("(")[0], None)):
+                return (
+                    f"wanted a method {method} for solver={solver!r}, got {type(self.given).__name__} "
+                    'without one; write it, or use solver="auto", which does without'
+                )
+        return None
 
 
 class SweepKernel(Protocol):
-    """What a kernel of the caller's own has: see :func:`qkcore.bridge`. ``curvature`` may be missing."""
+    """What a kernel of the caller's own has, and what may be missing (``curvature``, ``scaled``): see
+    :func:`qkcore.bridge`."""
 
     @property
     def shape(self) -> tuple[int, int]: ...

@@ -36,8 +36,12 @@ class _Problem(NamedTuple):
         return self.kernel.scores
 
     @property
+    def penalty(self) -> tuple[float, float]:
+        return self.row_penalty, self.col_penalty
+
+    @property
     def balanced(self) -> bool:
-        return math.isinf(self.row_penalty) and math.isinf(self.col_penalty)
+        return all(map(math.isinf, self.penalty))
 
     @property
     def conditions(self) -> tuple[Conditions, Conditions]:

@@ -11,19 +11,77 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import _device
 from ._bridge_check import problem_part, wide_marginals
 from ._config import resolve_threads
 from ._convergence import WarnsOnUse
 from ._lazy_scores import Real, Scores
 from .operators import MarkovOperator, softmax
 
-__all__ = ["SchrodingerBridge"]
+__all__ = ["SchrodingerBridge", "SolvedBridge"]
 
 Figure = Any  # a number, or for batches an array of them
 
 
-@dataclass(frozen=True, eq=False)
-class SchrodingerBridge(WarnsOnUse):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SolvedBridge(WarnsOnUse):
+    """What every solved bridge has, whatever its kernel; of a batch, arrays over its problems."""
+
+    mu: Any = field(repr=False)
+    nu: Any = field(repr=False)
+    f: Any = field(repr=False)
+    """log potential of the rows"""
+    g: Any = field(repr=False)
+    """log potential of the columns; sum_j nu_j g_j = 0 for balanced problems"""
+    status: Any
+    """"converged", or why not: "iteration limit", "stagnated" (at the precision of the dtype),
+    "infeasible" (no coupling lives on the kernel's support), "no total support" (one does, on fewer
+    entries; the iteration approaches it like 1/k), "negative kernel" (a sum that should be positive is not),
+    "negative entries" (of factors: the marginals are met by a plan with negative mass), "overflow" (one
+    problem of a batch)"""
+    converged: Any
+    """finite, and the conditions met within ``tol`` at a final check of its own: in more precision than the
+    dtype's for scores of CPU arrays, chains and factors, else by the kernel's own sums"""
+    n_iter: Any
+    """iterations: one visit of every entry each (Newton's method: see ``n_visits``)"""
+    n_visits: Any
+    """visits of all entries, including those of inner solves; for chains, of every step twice"""
+    errors: npt.NDArray[np.float64] = field(repr=False)
+    """the error after each iteration: L1 of the marginal that the last half-step did not fix, as a share of
+    the mass; for batches the last one of each problem"""
+    error: Any
+    """L1 error of the worse marginal at the final check, as a share of the mass. With penalties: of the
+    optimality conditions, row sums = mu exp(-f / penalty) and likewise for columns, as a share of the mass of
+    the plan"""
+    worst: Any
+    """largest relative error of a single entry of the marginals at the final check"""
+    method: Any
+    """what was done, and how the entries were kept, e.g. "anderson, then newton, stored"."""
+    tol: float
+    penalty: tuple[float, float] = (math.inf, math.inf)
+    """weights of the KL penalties on both marginals; infinite: met exactly; 0: left free"""
+    relaxation: float = 1.0
+    """the over-relaxation that was reached"""
+    on_fail: str = field(default="warn", repr=False)
+    """what using the result does when it did not converge: "warn" or "ignore" """
+
+    def _summary(self, what: str) -> str:
+        """What ``print`` shows of a solved problem, or of a batch of them."""
+        if isinstance(self.status, str):
+            state = "converged" if self.converged else f"not converged ({self.status})"
+        else:
+            state = f"{int(np.sum(self.converged))} of {np.size(self.converged)} converged"
+        balanced = all(map(math.isinf, self.penalty))
+        kind = "marginal error" if balanced else "optimality residual"
+        methods = ", or ".join(sorted(set(np.ravel(self.method).tolist())))
+        return (
+            f"{what}: {state}\n  {np.max(self.n_iter)} iterations ({methods}), "
+            f"{kind} {np.max(self.error):.3g} of the mass (tolerance {self.tol:.3g})"
+        )
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SchrodingerBridge(SolvedBridge):
     """A solved bridge: log potentials, how the solve went, and everything that follows from them.
 
     The coupling is :math:`\\Pi_{ij} = e^{f_i + s_{ij} + g_j}`. With batch axes, every figure below is
@@ -35,40 +93,22 @@ class SchrodingerBridge(WarnsOnUse):
     """
 
     scores: Scores = field(repr=False)
-    mu: Real = field(repr=False)
-    nu: Real = field(repr=False)
-    f: Real = field(repr=False)
-    """log potential of the rows"""
-    g: Real = field(repr=False)
-    """log potential of the columns; sum_j nu_j g_j = 0 for balanced problems"""
-    status: str
-    """"converged", or why not: "iteration limit", "stagnated" (at the precision of the dtype),
-    "infeasible" (no coupling lives on the kernel's support), "no total support" (one does, on fewer
-    entries; the iteration approaches it like 1/k), "overflow" (one problem of a batch)"""
-    converged: bool
-    """finite, and the conditions met within ``tol`` at a final check in more precision than the dtype's"""
-    n_iter: int
-    """iterations: one visit of every entry each (Newton's method: see ``n_visits``)"""
-    n_visits: int
-    """visits of all entries, including those of inner solves"""
-    errors: npt.NDArray[np.float64] = field(repr=False)
-    """the error after each iteration: L1 of the marginal that the last half-step did not fix, as a share of
-    the mass; for batches the last one of each problem"""
-    error: float
-    """L1 error of the worse marginal at the final check, as a share of the mass. With penalties: of the
-    optimality conditions, row sums = mu exp(-f / penalty) and likewise for columns, as a share of the mass of
-    the plan"""
-    worst: float
-    """largest relative error of a single entry of the marginals at the final check"""
-    method: str
-    """the solver that was used, and how it kept the entries, e.g. "relaxed, stored"."""
-    tol: float
-    penalty: tuple[float, float] = (math.inf, math.inf)
-    """weights of the KL penalties on both marginals; infinite: met exactly; 0: left free"""
-    relaxation: float = 1.0
-    """the over-relaxation that was reached"""
-    on_fail: str = field(default="warn", repr=False)
-    """what using the result does when it did not converge: "warn" or "ignore" """
+
+    @cached_property
+    def _here(self) -> SchrodingerBridge:
+        """The same result with NumPy's vectors, for figures that are found on the host."""
+        s = self.scores
+        if not _device.is_scores(s):
+            return self
+        from ._device._visits import visited
+
+        (*_, n, m), b = s.shape, s.backend
+        named = ("f", self.f, n), ("g", self.g, m), ("mu", self.mu, n), ("nu", self.nu, m)
+        vectors = b.vectors(s.dtype, s.batch, *named)
+        host = {name: b.to_host(x) for (name, *_), (x, _) in zip(named, vectors, strict=True)}
+        for name, x in host.items():
+            host[name] = np.broadcast_to(x, (*s.batch, x.shape[-1]))
+        return replace(self, scores=visited(s), on_fail="ignore", **host)
 
     @cached_property
     def _log_plan(self) -> Scores:
@@ -77,7 +117,8 @@ class SchrodingerBridge(WarnsOnUse):
     def plan(self) -> Real:
         """The coupling as an array (N, M)."""
         self._used()
-        return np.exp(self._log_plan.to_numpy())
+        out: Real = self._log_plan._array("exp", None, None)
+        return out
 
     def marginals(self) -> tuple[Real, Real]:
         """Row and column sums of the coupling, in one pass."""
@@ -195,10 +236,7 @@ class SchrodingerBridge(WarnsOnUse):
         return dual_value(self._sums, self._sides, self.penalty)
 
     def _rate(self) -> float:
-        tail = np.atleast_1d(self.errors)[-6:]
-        if len(tail) < 3 or not (tail > 0).all():
-            return math.nan
-        return float((tail[-1] / tail[0]) ** (1 / (len(tail) - 1)))
+        return observed_rate(self.errors)
 
     # ---- batches ------------------------------------------------------------------------------------
 
@@ -212,9 +250,9 @@ class SchrodingerBridge(WarnsOnUse):
         key = f"_figure_{name}"
         if key not in kept:
             kept[key] = (
-                np.array([of(one) for one in self]).reshape(np.shape(self.converged))
+                np.array([of(one) for one in self._here]).reshape(np.shape(self.converged))
                 if self._is_batch
-                else of(self)
+                else of(self._here)
             )
         found: Figure = kept[key]
         return found
@@ -244,6 +282,7 @@ class SchrodingerBridge(WarnsOnUse):
                 f"got {index!r}"
             )
         k = int(k)
+        part = self.scores.backend.part
         here, there = (problem_part(self.scores, k, side) for side in (0, 1))
 
         def one(values: Any) -> Any:
@@ -252,10 +291,10 @@ class SchrodingerBridge(WarnsOnUse):
         return replace(
             self,
             scores=self.scores._problem(k),
-            mu=self.mu[here],
-            nu=self.nu[there],
-            f=self.f[here],
-            g=self.g[there],
+            mu=part(self.mu, here),
+            nu=part(self.nu, there),
+            f=part(self.f, here),
+            g=part(self.g, there),
             status=str(one(self.status)),
             converged=one(self.converged),
             n_iter=one(self.n_iter),
@@ -263,6 +302,7 @@ class SchrodingerBridge(WarnsOnUse):
             errors=np.ravel(self.errors)[k : k + 1],
             error=one(self.error),
             worst=one(self.worst),
+            method=one(self.method),
             on_fail="ignore" if self.__dict__.get("_warned") else self.on_fail,
         )
 
@@ -270,7 +310,18 @@ class SchrodingerBridge(WarnsOnUse):
         return (self[k] for k in range(len(self)))
 
     def __str__(self) -> str:
-        return summary(self)
+        *batch, n, m = self.scores.shape
+        size = f"{n} x {m}" + (f", batch {tuple(batch)}" if batch else "")
+        place = f", on {self.scores.device}" if self.scores.device != "cpu" else ""
+        return self._summary(f"Schrödinger bridge {size}, {self.scores.dtype}{place}")
+
+
+def observed_rate(errors: Any) -> float:
+    """See :attr:`SchrodingerBridge.rate`."""
+    tail = np.atleast_1d(errors)[-6:]
+    if len(tail) < 3 or not (tail > 0).all():
+        return math.nan
+    return float((tail[-1] / tail[0]) ** (1 / (len(tail) - 1)))
 
 
 Sides = tuple[tuple[Any, Any], tuple[Any, Any]]  # (potential, weight) of rows and columns
@@ -302,23 +353,6 @@ def dual_value(sums: tuple[Any, Any], sides: Sides, penalties: tuple[float, floa
             tilt = np.where(np.isneginf(value), -1.0, np.expm1(-value / penalty))
             total -= penalty * math.fsum(tilt * mass)
     return total
-
-
-def summary(result: Any, place: str = "") -> str:
-    """What ``print`` shows of a solved problem, or of a batch of them; ``place`` follows the dtype."""
-    *batch, n, m = result.scores.shape
-    size = f"{n} x {m}" + (f", batch {tuple(batch)}" if batch else "")
-    if isinstance(result.status, str):
-        state = "converged" if result.converged else f"not converged ({result.status})"
-    else:
-        state = f"{int(np.sum(result.converged))} of {np.size(result.converged)} converged"
-    balanced = all(map(math.isinf, result.penalty))
-    what = "marginal error" if balanced else "optimality residual"
-    return (
-        f"Schrödinger bridge {size}, {result.scores.dtype}{place}: {state}\n"
-        f"  {np.max(result.n_iter)} iterations ({result.method}), "
-        f"{what} {np.max(result.error):.3g} of the mass (tolerance {result.tol:.3g})"
-    )
 
 
 _EXACT_BELOW = 10**7  # entries of the three-fold product that the exact diameter looks at

@@ -24,7 +24,7 @@ from ._bridge_problem import (
     _same_mass,
     _start,
 )
-from ._bridge_report import Callback
+from ._bridge_report import Callback, reporter
 from ._config import resolve_threads
 from ._lazy_scores import Real
 from ._native import cpu
@@ -38,7 +38,7 @@ _SLOW_LIMIT = 200
 
 @dataclass(frozen=True)
 class Found:
-    """What became of one problem; results are made of it."""
+    """What became of one problem: fields of the results."""
 
     f: Real
     g: Real
@@ -54,20 +54,6 @@ class Found:
     def converged(self) -> bool:
         return self.status == "converged"
 
-    def figures(self) -> dict[str, Any]:
-        """What every result has under the same names."""
-        return {
-            "f": self.f,
-            "g": self.g,
-            "status": self.status,
-            "converged": self.converged,
-            "n_iter": len(self.errors),
-            "errors": self.errors,
-            "error": self.error,
-            "worst": self.worst,
-            "method": self.method,
-        }
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -77,8 +63,23 @@ class Asked:
     solver: str
     start: tuple[Real, Real]
 
-    def solve(self, report: Callback | None = None) -> Found:
-        return solve_one(self.problem, self.solver, *self.start, report)
+    def solved(self, callback: Callback | None = None, progress: bool = False) -> dict[str, Any]:
+        """The fields that all results share."""
+        p = self.problem
+        with reporter(callback, progress, p.tol) as report:
+            return self.fields(solve_one(p, self.solver, *self.start, report))
+
+    def fields(self, found: Found) -> dict[str, Any]:
+        p = self.problem
+        return {
+            **vars(found),
+            "mu": p.mu,
+            "nu": p.nu,
+            "converged": found.converged,
+            "n_iter": len(found.errors),
+            "tol": p.tol,
+            "penalty": p.penalty,
+        }
 
 
 def ask(
@@ -154,6 +155,12 @@ def solve_one(p: _Problem, solver: str, f: Real, g: Real, report: Callback | Non
             "float64"
         )
     return _with_status(found, status)
+
+
+def overflowed(kernel: BridgeKernel) -> Found:
+    """A problem of a batch whose potentials have left the range of the dtype: zeros stand for them."""
+    f, g = (np.zeros(n, kernel.dtype) for n in kernel.shape)
+    return Found(f, g, "overflow", 0, np.zeros(0), math.inf, math.inf, f"none, {kernel.kept}")
 
 
 def _ended(p: _Problem, found: Found) -> bool:

@@ -15,11 +15,11 @@ from . import _checks, scores
 from ._bridge_check import Conditions, Residual, judge
 from ._bridge_kernels import BridgeKernel
 from ._bridge_problem import _Problem
-from ._bridge_report import Callback, reporter
-from ._bridge_result import SchrodingerBridge
-from ._bridge_solve import Found, ask
+from ._bridge_report import Callback
+from ._bridge_result import SchrodingerBridge, SolvedBridge
+from ._bridge_solve import ask
 from ._config import resolve_threads
-from ._convergence import WarnsOnUse, on_fail_option, settle
+from ._convergence import on_fail_option, settle
 from ._factors import BLOCK_ROWS, Factored, LowRank, NegativeEntries, ProductOfFactors
 from ._lazy_scores import Real, Scores
 from ._native import cpu
@@ -89,50 +89,23 @@ class FactoredConditional:
         return f"FactoredConditional(shape={self.shape}, dtype={self.dtype})"
 
 
-@dataclass(frozen=True, eq=False)
-class FactoredBridge(WarnsOnUse):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FactoredBridge(SolvedBridge):
     """A bridge over a factored kernel: the names of :class:`SchrodingerBridge`, and its signs.
 
-    The coupling is :math:`\\Pi_{ij} = u_i K_{ij} v_j`. ``converged`` is True only for a coupling: the
-    marginals met within ``tol`` and no entry negative by more than rounding. Otherwise the figures
-    are those of the last scalings, and ``status`` tells why they are not a coupling.
+    The coupling is :math:`\\Pi_{ij} = u_i K_{ij} v_j`, with f = log |u| and g = log |v|. ``converged`` is
+    True only for a coupling: the marginals met within ``tol`` and no entry negative by more than rounding.
+    Otherwise the figures are those of the last scalings, and ``status`` tells why they are not a coupling.
+    A visit is a product with K and one with its transpose.
     """
 
     kernel: Factored = field(repr=False)
-    mu: Real = field(repr=False)
-    nu: Real = field(repr=False)
-    f: Real = field(repr=False)
-    """log potential of the rows, log |u|"""
-    g: Real = field(repr=False)
-    """log potential of the columns, log |v|; sum_j nu_j g_j = 0"""
-    status: str
-    """"converged", or why not: "negative kernel" (the scaling lost its sign: K v or K^T u is not positive
-    where there is mass), "negative entries" (the marginals are met by a plan with negative mass),
-    "infeasible" (mass where the kernel has none), "iteration limit", "stagnated" """
-    converged: bool
-    n_iter: int
-    """iterations: one product with K and one with its transpose each (Newton's method: see ``n_visits``)"""
-    n_visits: int
-    """pairs of products with K and its transpose, including those of inner solves"""
-    errors: npt.NDArray[np.float64] = field(repr=False)
-    """after each iteration, the L1 error of the marginal that the last half-step did not fix, as a share of
-    the mass"""
-    error: float
-    """L1 error of the worse marginal at the final check, as a share of the mass"""
-    worst: float
-    """largest relative error of a single entry of the marginals at the final check"""
-    method: str
-    tol: float
     u: Real = field(repr=False)
     """scaling of the rows, float64; negative entries only after ``on_negative="continue"``"""
     v: Real = field(repr=False)
     """scaling of the columns, float64"""
-    penalty: tuple[float, float] = (math.inf, math.inf)
-    """weights of the KL penalties on both marginals; infinite: met exactly"""
     signs_checked: float = 1.0
     """the share of the entries whose signs were looked at; below 1, ``.negative`` looks at all of them"""
-    on_fail: str = field(default="warn", repr=False)
-    """what using the result does when it did not converge: "warn" or "ignore" """
 
     @cached_property
     def negative(self) -> NegativeEntries:
@@ -220,16 +193,9 @@ class FactoredBridge(WarnsOnUse):
 
     def __str__(self) -> str:
         n, m = self.kernel.shape
-        state = "converged" if self.converged else f"not converged ({self.status})"
-        signs = (
-            ""
-            if self.signs_checked == 1
-            else f"\n  signs of {self.signs_checked:.2%} of the entries checked"
-        )
-        return (
-            f"Factored Schrödinger bridge {n} x {m}, {self.kernel.dtype}: {state}\n"
-            f"  {self.n_iter} iterations ({self.method}), "
-            f"marginal error {self.error:.3g} of the mass (tolerance {self.tol:.3g}){signs}"
+        signs = f"\n  signs of {self.signs_checked:.2%} of the entries checked"
+        return self._summary(f"Factored Schrödinger bridge {n} x {m}, {self.kernel.dtype}") + (
+            "" if self.signs_checked == 1 else signs
         )
 
 
@@ -303,9 +269,8 @@ def solve_factored(
         init=init,
         n_threads=n_threads,
     )
-    with reporter(callback, progress, asked.problem.tol) as report:
-        found = asked.solve(report)
-    return settle(_result(kernel, asked.problem, found, signs), fails)
+    fields = asked.solved(callback, progress)
+    return settle(_result(kernel, asked.problem, fields, signs), fails)
 
 
 class FactoredKernel(BridgeKernel):
@@ -371,8 +336,10 @@ class FactoredKernel(BridgeKernel):
         return super().automatic(symmetric) if self.given.nonnegative else "alternating"
 
 
-def _result(kernel: FactoredKernel, p: _Problem, found: Found, signs: str) -> FactoredBridge:
-    f, g, status = found.f, found.g, found.status
+def _result(
+    kernel: FactoredKernel, p: _Problem, fields: dict[str, Any], signs: str
+) -> FactoredBridge:
+    f, g, status = fields["f"], fields["g"], fields["status"]
     mass = _checks.total(p.mu) if p.balanced else 1.0
     u, v = kernel.scalings(f, g, mass)
     lost = bool((u[p.mu > 0] < 0).any() or (v[p.nu > 0] < 0).any())
@@ -380,28 +347,12 @@ def _result(kernel: FactoredKernel, p: _Problem, found: Found, signs: str) -> Fa
     checked = 1.0
     if status != "infeasible" and lost:
         status = "negative kernel"
-    elif found.converged and not kernel.given.nonnegative:
+    elif fields["converged"] and not kernel.given.nonnegative:
         some, checked, negative = _signs(kernel, u, v, signs, p.n_threads)
         status = "negative entries" if some else status
-    dtype = kernel.dtype
-    figures = found.figures() | {
-        "f": f.astype(dtype, copy=False),
-        "g": g.astype(dtype, copy=False),
-        "status": status,
-        "converged": status == "converged",
-    }
-    result = FactoredBridge(
-        kernel=kernel.given,
-        mu=p.mu,
-        nu=p.nu,
-        tol=p.tol,
-        n_visits=found.n_visits,
-        u=u * mass,
-        v=v,
-        signs_checked=checked,
-        penalty=(p.row_penalty, p.col_penalty),
-        **figures,
-    )
+    fields |= {name: fields[name].astype(kernel.dtype, copy=False) for name in ("f", "g")}
+    fields |= {"status": status, "converged": status == "converged"}
+    result = FactoredBridge(kernel=kernel.given, u=u * mass, v=v, signs_checked=checked, **fields)
     if negative is not None:
         result.__dict__["negative"] = negative  # the cached property
     return result

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -12,49 +11,23 @@ import numpy.typing as npt
 
 from . import _checks
 from ._bridge_kernels import GivenKernel
-from ._bridge_report import Callback, reporter
-from ._bridge_result import dual_value
-from ._bridge_solve import ask
+from ._bridge_result import SolvedBridge, dual_value
 from ._config import resolve_threads
-from ._convergence import WarnsOnUse
 from ._lazy_scores import Real
 
-__all__ = ["GivenBridge", "solve_given"]
+__all__ = ["GivenBridge"]
 
 
-@dataclass(frozen=True, eq=False)
-class GivenBridge(WarnsOnUse):
+@dataclass(frozen=True, eq=False, kw_only=True)
+class GivenBridge(SolvedBridge):
     """A bridge over an object with ``rows`` and ``columns``: the names of :class:`SchrodingerBridge`.
 
     The coupling is :math:`\\Pi_{ij} = e^{f_i + s_{ij} + g_j}`, where only the object knows :math:`s`. All
-    that is computed here goes through its own methods; so does the final check.
+    that is computed here goes through its own methods; so does the final check. ``n_visits`` counts calls of
+    ``rows``, ``columns`` and ``curvature`` by the solver.
     """
 
     kernel: Any = field(repr=False)
-    mu: Real = field(repr=False)
-    nu: Real = field(repr=False)
-    f: Real = field(repr=False)
-    """log potential of the rows"""
-    g: Real = field(repr=False)
-    """log potential of the columns; sum_j nu_j g_j = 0 for balanced problems"""
-    status: str
-    """"converged", or why not; "negative kernel" when the object's column sums were negative"""
-    converged: bool
-    """finite, and the conditions met within ``tol`` at a final check, by the object's own ``rows``"""
-    n_iter: int
-    n_visits: int
-    """calls of ``rows``, ``columns`` and ``curvature`` by the solver"""
-    errors: npt.NDArray[np.float64] = field(repr=False)
-    error: float
-    """L1 error of the worse marginal at the final check (of the optimality conditions if unbalanced), as a
-    share of the mass"""
-    worst: float
-    method: str
-    tol: float
-    penalty: tuple[float, float] = (math.inf, math.inf)
-    relaxation: float = 1.0
-    on_fail: str = field(default="warn", repr=False)
-    """what using the result does when it did not converge: "warn" or "ignore" """
 
     @property  # of its own for each call, so that results can be shared between threads
     def _native(self) -> Any:
@@ -117,35 +90,7 @@ class GivenBridge(WarnsOnUse):
         return dual_value(self._sums, ((self.f, self.mu), (self.g, self.nu)), self.penalty)
 
     def __str__(self) -> str:
-        state = "converged" if self.converged else f"not converged ({self.status})"
-        return (
-            f"Schrödinger bridge {len(self.mu)} x {len(self.nu)} over {type(self.kernel).__name__}, "
-            f"{self.f.dtype}: {state}\n"
-            f"  {self.n_iter} iterations ({self.method}), error {self.error:.3g} of the mass "
-            f"(tolerance {self.tol:.3g})"
+        shape = f"{len(self.mu)} x {len(self.nu)}"
+        return self._summary(
+            f"Schrödinger bridge {shape} over {type(self.kernel).__name__}, {self.f.dtype}"
         )
-
-
-def solve_given(
-    kernel: Any,
-    mu: npt.ArrayLike,
-    nu: npt.ArrayLike,
-    *,
-    callback: Callback | None = None,
-    progress: bool = False,
-    **options: Any,
-) -> GivenBridge:
-    asked = ask(GivenKernel(kernel), mu, nu, **options)
-    p = asked.problem
-    with reporter(callback, progress, p.tol) as report:
-        found = asked.solve(report)
-    return GivenBridge(
-        kernel=kernel,
-        mu=p.mu,
-        nu=p.nu,
-        n_visits=found.n_visits,
-        tol=p.tol,
-        penalty=(p.row_penalty, p.col_penalty),
-        relaxation=found.relaxation,
-        **found.figures(),
-    )

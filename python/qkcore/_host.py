@@ -59,8 +59,11 @@ class _Normalizer:
 class Host:
     """The one instance is ``HOST``."""
 
-    __slots__ = ()
-    place = "cpu"
+    host_arrays = True
+
+    @property
+    def place(self) -> str:
+        return "cpu"
 
     # ---- arguments ----------------------------------------------------------------------------------
 
@@ -152,6 +155,10 @@ class Host:
             for part, n in zip(core, array.shape[lead:], strict=True)
         )
         return array[(*at, *own)]
+
+    def part(self, array: Real, index: Any) -> Real:
+        out: Real = array[index]
+        return out
 
     def taken(self, array: Real, at: npt.NDArray[np.intp], axis: int) -> Real:
         return np.take(array, at, axis)

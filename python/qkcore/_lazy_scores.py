@@ -34,7 +34,7 @@ class Scores:
            [  1.,   2.,   2.]])
     """
 
-    __slots__ = ("_spec", "backend", "batch", "bound", "dtype", "n_cols", "n_rows", "terms")
+    __slots__ = ("_described", "backend", "batch", "bound", "dtype", "n_cols", "n_rows", "terms")
 
     # Array libraries must not try to loop over us: arr + s is an error, not an object array.
     __array_ufunc__ = None
@@ -66,7 +66,17 @@ class Scores:
         self.bound = bound
         """what no finite score exceeds in magnitude"""
         self.backend = backend
-        self._spec = backend.describe(self)
+        self._described = backend.describe(self)
+
+    @property
+    def _spec(self) -> tuple[Any, ...]:
+        """What the CPU engine reads."""
+        if not self.backend.host_arrays:
+            raise TypeError(
+                f"scores: wanted scores of CPU arrays here, got {self!r}; copy the arrays to the CPU "
+                "(docs/cuda.md lists what works on a device)"
+            )
+        return self._described
 
     def _with(
         self,

@@ -8,7 +8,8 @@ column sums that follow from it.
 from __future__ import annotations
 
 import math
-from typing import Any, overload
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypedDict, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -23,79 +24,51 @@ from ._bridge_check import (
     wide_marginals,
     widened,
 )
-from ._bridge_kernels import ScoresKernel, SweepKernel, is_given
-from ._bridge_problem import (
-    _TOL,
-    Init,
-    _at_least_one,
-    _marginal,
-    _memory,
-    _penalties,
-)
-from ._bridge_report import Callback, reporter
+from ._bridge_kernels import GivenKernel, ScoresKernel, SweepKernel, is_given
+from ._bridge_problem import _TOL, _marginal, _memory
+from ._bridge_report import Callback
 from ._bridge_result import SchrodingerBridge
 from ._bridge_solve import ask
 from ._config import resolve_threads
 from ._convergence import ConvergenceError, on_fail_option, settle
 from ._factored_bridge import FactoredBridge, solve_factored
 from ._factors import Factored
-from ._given_bridge import GivenBridge, solve_given
+from ._given_bridge import GivenBridge
 from ._lazy_scores import Scores
 from .operators import MarkovOperator, _scores_argument
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 __all__ = ["GivenBridge", "SchrodingerBridge", "bridge", "semi_relaxed", "sinkhorn"]
 
 
+class _Options(TypedDict, total=False):
+    """What :func:`bridge` takes beside the problem, for type checkers."""
+
+    tol: float | None
+    max_iter: int
+    solver: str
+    penalty: float | tuple[float, float] | None
+    init: Any
+    max_memory: float | None
+    callback: Callback | None
+    progress: bool
+    on_fail: str
+    n_threads: int | None
+
+
 @overload
 def bridge(
-    kernel: Scores,
-    mu: npt.ArrayLike,
-    nu: npt.ArrayLike,
-    *,
-    tol: float | None = None,
-    max_iter: int = 10_000,
-    solver: str = "auto",
-    penalty: float | tuple[float, float] | None = None,
-    init: Init = None,
-    max_memory: float | None = None,
-    callback: Callback | None = None,
-    progress: bool = False,
-    on_fail: str = "warn",
-    n_threads: int | None = None,
+    kernel: Scores, mu: npt.ArrayLike, nu: npt.ArrayLike, **options: Unpack[_Options]
 ) -> SchrodingerBridge: ...
 @overload
 def bridge(
-    kernel: SweepKernel,
-    mu: npt.ArrayLike,
-    nu: npt.ArrayLike,
-    *,
-    tol: float | None = None,
-    max_iter: int = 10_000,
-    solver: str = "auto",
-    penalty: float | tuple[float, float] | None = None,
-    init: Any = None,
-    max_memory: float | None = None,
-    callback: Callback | None = None,
-    progress: bool = False,
-    on_fail: str = "warn",
-    n_threads: int | None = None,
+    kernel: SweepKernel, mu: npt.ArrayLike, nu: npt.ArrayLike, **options: Unpack[_Options]
 ) -> GivenBridge: ...
 @overload
 def bridge(
-    kernel: Factored,
-    mu: npt.ArrayLike,
-    nu: npt.ArrayLike,
-    *,
-    tol: float | None = None,
-    max_iter: int = 10_000,
-    solver: str = "auto",
-    penalty: float | tuple[float, float] | None = None,
-    init: Any = None,
-    max_memory: float | None = None,
-    callback: Callback | None = None,
-    progress: bool = False,
-    on_fail: str = "warn",
-    n_threads: int | None = None,
+    kernel: Factored, mu: npt.ArrayLike, nu: npt.ArrayLike, **options: Unpack[_Options]
 ) -> FactoredBridge: ...
 def bridge(
     kernel: Scores | Factored | SweepKernel,
@@ -140,7 +113,9 @@ def bridge(
     log-sum-exps of the rows of s + g, and ``columns``, :math:`\\sum_i m_i p_{ij}` for m = ``mass(lse)``
     (None when ``mass`` is None); ``columns(f)`` returns the log-sum-exps of the columns of f + s;
     ``curvature(x, mass)`` returns :math:`\\sum_i \\mathrm{mass}_i p_{ij} \\sum_k p_{ik} x_k` at the g of the
-    last ``rows``. Without ``curvature``, "newton" and "accelerated" are refused, and "auto" does without.
+    last ``rows``. ``scaled(factor)`` returns the object whose scores are factor s. Without ``curvature``
+    "newton", "accelerated" and "annealed" are refused, without ``scaled`` "annealed" is; "auto" does
+    without. A method that raises OverflowError says that the potentials are out of its range.
     ``symmetric = True`` says that s is symmetric. The result is a :class:`GivenBridge`.
 
     A masked kernel that cannot carry the marginals ends with status "infeasible"; one that can, but not
@@ -169,78 +144,40 @@ def bridge(
     >>> b.converged
     True
     """
-    fails = on_fail_option(on_fail)
+    fails, memory = on_fail_option(on_fail), _memory(max_memory)
+    options: dict[str, Any] = {
+        "tol": tol,
+        "max_iter": max_iter,
+        "solver": solver,
+        "penalty": penalty,
+        "init": init,
+        "n_threads": n_threads,
+    }
+    shown: dict[str, Any] = {"callback": callback, "progress": progress}
     if isinstance(kernel, Factored):
-        return solve_factored(
-            kernel,
-            mu,
-            nu,
-            tol=tol,
-            max_iter=max_iter,
-            solver=solver,
-            penalty=penalty,
-            init=init,
-            callback=callback,
-            progress=progress,
-            on_fail=fails,
-            n_threads=n_threads,
-        )
+        return solve_factored(kernel, mu, nu, on_fail=fails, **options, **shown)
     if _device.is_factored(kernel):
         raise TypeError(
             f"kernel: wanted scores for a bridge on a device, got {kernel!r}; factored kernels are "
             "solved on the CPU: pass kernel.to_cpu() and NumPy marginals"
         )
-    if _device.is_scores(kernel):
-        there = _bridge_on_device(
-            kernel, mu, nu, tol, max_iter, solver, penalty, init, max_memory, callback, progress
-        )
-        return settle(there, fails)
-    if not isinstance(kernel, (Scores, MarkovOperator)) and is_given(kernel):
-        given = solve_given(
-            kernel,
-            mu,
-            nu,
-            tol=tol,
-            max_iter=max_iter,
-            solver=solver,
-            penalty=penalty,
-            init=init,
-            callback=callback,
-            progress=progress,
-            n_threads=n_threads,
-        )
-        return settle(given, fails)
-    s = _scores_argument(kernel)
-    asked = ask(
-        ScoresKernel(s, _memory(max_memory)),
-        mu,
-        nu,
-        tol=tol,
-        max_iter=max_iter,
-        solver=solver,
-        penalty=penalty,
-        init=init,
-        n_threads=n_threads,
-    )
-    if s.batch or s.terms.offsets is not None:
-        if callback is not None or progress:
-            raise ValueError(
-                "kernel: wanted one problem for a callback or a progress bar, got a batch"
-            )
+    there = _device.is_scores(kernel)
+    if not there and not isinstance(kernel, (Scores, MarkovOperator)) and is_given(kernel):
+        fields = ask(GivenKernel(kernel), mu, nu, **options).solved(**shown)
+        return settle(GivenBridge(kernel=kernel, **fields), fails)
+    s: Any = kernel if there else _scores_argument(kernel)
+    alone = not s.batch and (there or s.terms.offsets is None)
+    if not alone and (callback is not None or progress):
+        raise ValueError("kernel: wanted one problem for a callback or a progress bar, got a batch")
+    if there:
+        from ._device._bridge import solved
+
+        fields = solved(s, mu, nu, max_memory=memory, **shown, **options)
+        return settle(SchrodingerBridge(scores=s, **fields), fails)
+    asked = ask(ScoresKernel(s, memory), mu, nu, **options)
+    if not alone:
         return settle(solve_batch(asked), fails)
-    with reporter(callback, progress, asked.problem.tol) as report:
-        found = asked.solve(report)
-    one = SchrodingerBridge(
-        scores=s,
-        mu=asked.problem.mu,
-        nu=asked.problem.nu,
-        n_visits=found.n_visits,
-        tol=asked.problem.tol,
-        penalty=(asked.problem.row_penalty, asked.problem.col_penalty),
-        relaxation=found.relaxation,
-        **found.figures(),
-    )
-    return settle(one, fails)
+    return settle(SchrodingerBridge(scores=s, **asked.solved(**shown)), fails)
 
 
 def sinkhorn(
@@ -263,26 +200,23 @@ def sinkhorn(
     >>> B.to_numpy().sum(axis=0)
     array([1., 1., 1.])
     """
-    there = _device.is_scores(s)
-    if not there:
-        s = _scores_argument(s)
+    s = _scores_argument(s)
     if s.ndim != 2 or s.shape[0] != s.shape[1]:
         raise ValueError(f"s: wanted square scores (N, N), got shape {s.shape}; see qk.bridge")
-    if there:
-        return _sinkhorn_on_device(s, tol, max_iter, max_memory)
     if s.terms.offsets is not None:
         raise ValueError("s: wanted one problem, got ragged blocks; see qk.bridge")
-    n = s.shape[0]
-    uniform = np.full(n, 1 / n, s.dtype)
+    n, b = s.shape[0], s.backend
+    uniform = b.give(b.from_host(np.full(n, 1 / n, s.dtype)))
     found = bridge(
         s, uniform, uniform, tol=tol, max_iter=max_iter, max_memory=max_memory, n_threads=n_threads
     )
     _require_converged(found)
+    f, g, log_n = found._here.f, found._here.g, s.dtype.type(math.log(n))
     if found.method.startswith("symmetric"):
-        half = (found.f + found.g + s.dtype.type(math.log(n))) / 2
+        half = b.give(b.from_host((f + g + log_n) / 2))
         # Added together, so that the operator has the same bits as its transpose.
         return MarkovOperator(s.shift(rows=half, columns=half), 1, bridge=found)
-    rows = found.f + s.dtype.type(math.log(n))
+    rows = b.give(b.from_host(f + log_n))
     return MarkovOperator(s._coupled(rows, found.g), 1, bridge=found)
 
 
@@ -293,18 +227,6 @@ def _require_converged(found: Any) -> None:
             f"{found.error:.3g} (wanted {found.tol:.3g}); raise max_iter or tol, lower beta, or look "
             "at qk.bridge(s, mu, nu), which returns what it has"
         )
-
-
-def _sinkhorn_on_device(
-    s: Any, tol: float | None, max_iter: int, max_memory: float | None
-) -> MarkovOperator:
-    from ._device._operators import bistochastic, uniform
-
-    law = uniform(s)
-    found = bridge(s, law, law, tol=tol, max_iter=max_iter, max_memory=max_memory)
-    _require_converged(found)
-    operator: Any = bistochastic(s, found)
-    return operator  # type: ignore[no-any-return]  # the same methods
 
 
 def semi_relaxed(
@@ -325,12 +247,9 @@ def semi_relaxed(
     >>> qk.semi_relaxed(s, np.ones(1), reference=np.array([1.0, 3.0])).plan()
     array([[0.25, 0.75]])
     """
-    if _device.is_scores(kernel):
-        from ._device._bridge import semi_relaxed as on_device
-
-        there: Any = on_device(kernel, mu, reference)
-        return there  # type: ignore[no-any-return]  # the same figures, with arrays on the device
     s = _scores_argument(kernel)
+    if _device.is_scores(s):
+        return _semi_relaxed_on_device(s, mu, reference)
     rows = _marginal("mu", mu, s, 0)
     if reference is None:
         g = np.zeros(s.shape[-1], s.dtype)
@@ -353,77 +272,50 @@ def semi_relaxed(
     tol = _TOL[s.dtype.itemsize]
     sides = Conditions(rows, math.inf), Conditions(_pieces.converted(cols, s.dtype), 0.0)
     unseen = _pieces.mapped(lambda x, w: (np.isneginf(x) & (w > 0)).astype(np.float64), lse, rows)
-    figures: dict[str, Any]
-    if s.batch or s.terms.offsets is not None:
-        cuts = None if s.terms.offsets is None else s.terms.offsets[0]
-        errors, worsts, met = batch_residuals(s, *sides, f, g, tol, threads)
-        blind = block_sums(unseen, cuts) > 0
-        status = np.where(blind, "infeasible", np.where(met, "converged", "stagnated"))
-        once = np.ones(met.shape, np.int64)
-        figures = {
-            "status": status,
-            "converged": met,
-            "n_iter": once,
-            "n_visits": once,
-            "errors": errors,
-            "error": errors,
-            "worst": worsts,
-        }
-        if s.terms.offsets is None:
-            figures = {name: values.reshape(s.batch) for name, values in figures.items()}
+    alone = not s.batch and s.terms.offsets is None
+    found: tuple[Any, Any, Any]
+    if alone:
+        found = residual(s, *sides, f, g, tol, threads)
+        blind: Any = unseen.any()
     else:
-        error, worst, one_met = residual(s, *sides, f, g, tol, threads)
-        figures = {
-            "status": "infeasible" if unseen.any() else "converged" if one_met else "stagnated",
-            "converged": one_met,
-            "n_iter": 1,
-            "n_visits": 1,
-            "errors": np.array([error]),
-            "error": error,
-            "worst": worst,
-        }
+        cuts = None if s.terms.offsets is None else s.terms.offsets[0]
+        found = batch_residuals(s, *sides, f, g, tol, threads)
+        blind = block_sums(unseen, cuts) > 0
+    error, worst, met = found
+    figures: dict[str, Any] = {
+        "status": np.where(blind, "infeasible", np.where(met, "converged", "stagnated")),
+        "converged": met,
+        "n_iter": np.ones_like(met, np.int64),
+        "n_visits": np.ones_like(met, np.int64),
+        "error": error,
+        "worst": worst,
+        "method": np.full_like(met, "one row update", "U14"),
+    }
+    for name, values in figures.items():
+        figures[name] = np.asarray(values).item() if alone else values.reshape(s.batch or -1)
     return SchrodingerBridge(
         scores=s,
         mu=rows,
         nu=sides[1].weights,
         f=f,
         g=g,
-        method="one row update",
+        errors=np.atleast_1d(figures["error"]),
         tol=tol,
         penalty=(math.inf, 0.0),
         **figures,
     )
 
 
-# ---- arguments ----------------------------------------------------------------------------------
+def _semi_relaxed_on_device(s: Scores, mu: Any, reference: Any) -> SchrodingerBridge:
+    """Vectors on the host, visits on the device."""
+    from ._device._visits import visited
 
-
-def _bridge_on_device(
-    kernel: Any,
-    mu: Any,
-    nu: Any,
-    tol: float | None,
-    max_iter: int,
-    solver: str,
-    penalty: float | tuple[float, float] | None,
-    init: Any,
-    max_memory: float | None,
-    callback: Callback | None,
-    progress: bool,
-) -> SchrodingerBridge:
-    from ._device._bridge import bridge as solve
-
-    with reporter(callback, progress, tol) as report:
-        found: Any = solve(
-            kernel,
-            mu,
-            nu,
-            tol=tol,
-            max_iter=_at_least_one("max_iter", max_iter),
-            solver=solver,
-            penalty=_penalties(penalty),
-            init=init,
-            max_memory=_memory(max_memory),
-            report=report,
-        )
-    return found  # type: ignore[no-any-return]  # the same figures, with arrays on the device
+    b, (*_, n, m) = s.backend, s.shape
+    named = [("mu", mu, n)] + ([] if reference is None else [("reference", reference, m)])
+    host = [b.to_host(x) for x, _ in b.vectors(s.dtype, s.batch, *named)]
+    found = semi_relaxed(visited(s, "kernel"), host[0], reference=host[1] if host[1:] else None)
+    there = {
+        name: b.give(b.from_host(np.ascontiguousarray(getattr(found, name))))
+        for name in ("mu", "nu", "f", "g")
+    }
+    return replace(found, scores=s, **there)

@@ -12,39 +12,24 @@ import numpy.typing as npt
 
 from . import _checks
 from ._bridge_kernels import ChainKernel
-from ._bridge_report import Callback, reporter
+from ._bridge_report import Callback
+from ._bridge_result import SolvedBridge
 from ._bridge_solve import ask
-from ._convergence import WarnsOnUse, on_fail_option, settle
+from ._convergence import on_fail_option, settle
 from ._lazy_scores import Real, Scores
 from .operators import MarkovOperator, _scores_argument, softmax
 
 __all__ = ["BridgeChain", "bridge_chain"]
 
 
-@dataclass(frozen=True, eq=False)
-class BridgeChain(WarnsOnUse):
-    """The path measure :math:`e^{f(x_0)} \\prod_k e^{s_k(x_{k-1}, x_k)} e^{g(x_n)}` with given ends."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class BridgeChain(SolvedBridge):
+    """The path measure :math:`e^{f(x_0)} \\prod_k e^{s_k(x_{k-1}, x_k)} e^{g(x_n)}` with given ends.
+
+    Errors are those of the ends.
+    """
 
     scores: tuple[Scores, ...] = field(repr=False)
-    mu: Real = field(repr=False)
-    nu: Real = field(repr=False)
-    f: Real = field(repr=False)
-    g: Real = field(repr=False)
-    status: str
-    converged: bool
-    n_iter: int
-    n_visits: int
-    """visits of all kernels, each of which is gone through twice, including those of inner solves"""
-    errors: npt.NDArray[np.float64] = field(repr=False)
-    """after each iteration, the L1 error of the last marginal as a share of the mass"""
-    error: float
-    """L1 error of the worse end as a share of the mass, at the final check"""
-    worst: float
-    """largest relative error of a single entry of the end marginals at the final check"""
-    method: str
-    tol: float
-    on_fail: str = field(default="warn", repr=False)
-    """what using the result does when it did not converge: "warn" or "ignore" """
 
     @cached_property
     def _backward_potentials(self) -> list[Real]:
@@ -72,11 +57,7 @@ class BridgeChain(WarnsOnUse):
 
     def __str__(self) -> str:
         sizes = " -> ".join(str(len(x)) for x in self._backward_potentials)
-        state = "converged" if self.converged else f"not converged ({self.status})"
-        return (
-            f"bridge over {len(self.scores)} steps ({sizes} states): {state}\n"
-            f"  {self.n_iter} iterations, marginal error {self.error:.3g} (tolerance {self.tol:.3g})"
-        )
+        return self._summary(f"bridge over {len(self.scores)} steps ({sizes} states)")
 
 
 def bridge_chain(
@@ -98,7 +79,7 @@ def bridge_chain(
 
     Kernels (N0, N1), (N1, N2), ... as scores; intermediate states need not be as many as the ends.
     Every kernel is gone through twice per visit; products of kernels are never formed. ``solver`` (any but
-    "symmetric" and "annealed"), ``penalty``, ``init``, ``callback``, ``progress`` and ``on_fail`` are those
+    "symmetric"), ``penalty``, ``init``, ``callback``, ``progress`` and ``on_fail`` are those
     of :func:`bridge`.
 
     >>> import numpy as np, qkcore as qk
@@ -121,9 +102,8 @@ def bridge_chain(
                 f"kernels[{k}]: wanted {chain[k - 1].shape[1]} rows, the columns of kernels[{k - 1}], "
                 f"got shape {s.shape}"
             )
-    kernel = ChainKernel(chain)
     asked = ask(
-        kernel,
+        ChainKernel(chain),
         mu,
         nu,
         tol=tol,
@@ -133,14 +113,4 @@ def bridge_chain(
         init=init,
         n_threads=n_threads,
     )
-    with reporter(callback, progress, asked.problem.tol) as report:
-        found = asked.solve(report)
-    bridge = BridgeChain(
-        scores=chain,
-        mu=asked.problem.mu,
-        nu=asked.problem.nu,
-        n_visits=found.n_visits,
-        tol=asked.problem.tol,
-        **found.figures(),
-    )
-    return settle(bridge, fails)
+    return settle(BridgeChain(scores=chain, **asked.solved(callback, progress)), fails)

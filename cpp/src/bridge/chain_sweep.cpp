@@ -1,6 +1,9 @@
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <utility>
 
+#include "bridge/scaled_problem.hpp"
 #include "qk/bridge_kernels.hpp"
 #include "qk/scalar_math.hpp"
 
@@ -12,7 +15,10 @@ namespace {
 template <class T>
 class Chain final : public Sweep {
 public:
-    explicit Chain(const std::vector<Problem<T>>& steps) : steps_(steps), h_(steps.size() + 1) {
+    explicit Chain(const std::vector<Problem<T>>& steps) : Chain(steps, {}) {}
+    // `biases` are what the steps refer to.
+    Chain(const std::vector<Problem<T>>& steps, std::vector<std::vector<T>> biases)
+        : steps_(steps), biases_(std::move(biases)), h_(steps.size() + 1) {
         h_[0].resize(static_cast<std::size_t>(steps.front().n_rows));
         for (std::size_t k = 0; k < steps.size(); ++k)
             h_[k + 1].resize(static_cast<std::size_t>(steps[k].n_cols));
@@ -81,6 +87,18 @@ public:
         return Status::ok;
     }
 
+    // The scores of every step times the factor: the same law of paths at another temperature.
+    std::unique_ptr<Sweep> scaled(double factor, const Run&) const override {
+        std::vector<Problem<T>> steps;
+        std::vector<std::vector<T>> biases;
+        for (const Problem<T>& step : steps_) {
+            ScaledProblem<T> one = scaled_problem(step, factor);
+            steps.push_back(std::move(one.problem));
+            std::ranges::move(one.biases, std::back_inserter(biases));
+        }
+        return std::make_unique<Chain>(steps, std::move(biases));
+    }
+
 private:
     static void assign(std::vector<T>& to, const double* from) {
         for (std::size_t i = 0; i < to.size(); ++i) to[i] = static_cast<T>(from[i]);
@@ -110,6 +128,7 @@ private:
     }
 
     std::vector<Problem<T>> steps_;
+    std::vector<std::vector<T>> biases_;
     std::vector<std::vector<T>> h_;  // at the last visit
 };
 

@@ -151,18 +151,6 @@ def sinkhorn_sweeps(
 ) -> tuple[float, float]:
     """n full iterations in place on g, lse, f; gives (L1 error of the columns, columns that underflowed)."""
 
-def sinkhorn_sweeps_many(
-    problems: list[tuple[Any, ...]],
-    residual: DeviceArray,
-    n: int,
-    warm: bool,
-    row_damping: float = 1.0,
-    col_damping: float = 1.0,
-    store_weights: bool = True,
-    stream: Stream = None,
-) -> list[tuple[float, float]]:
-    """The same of several problems (scores, g, mu, nu, lse, f, columns), with one transfer for all."""
-
 def scaling_sweeps(
     kernel: DeviceArray,
     v: DeviceArray,

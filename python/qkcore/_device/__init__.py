@@ -12,7 +12,7 @@ __all__ = ["is_factored", "is_scores", "on_device", "place", "to_host"]
 
 def is_scores(s: object) -> TypeGuard[Any]:
     """Whether these are scores of device arrays."""
-    return hasattr(s, "terms") and getattr(s, "device", "cpu") != "cpu"
+    return hasattr(s, "terms") and not getattr(getattr(s, "backend", None), "host_arrays", True)
 
 
 def to_host(name: str, array: object) -> Any:

@@ -40,6 +40,7 @@ class _Normalizer:
 class Cuda(Context):
     """One device, and the array library of the first device array of a call."""
 
+    host_arrays = False
     inputs = ""
     """the dtype of points, matrices and right-hand sides: 16 bits, or that of the results"""
 
@@ -141,6 +142,9 @@ class Cuda(Context):
     def one(self, array: Any, index: tuple[int, ...], core: tuple[slice, ...]) -> Any:
         return one_of(array, index, len(core))
 
+    def part(self, array: Any, index: Any) -> Any:
+        return self.give(one_of(self.take("batch", array), tuple(map(int, index)), 1))
+
     def taken(self, array: Any, at: npt.NDArray[np.intp], axis: int) -> Any:
         raise NotImplementedError(
             f"columns: wanted scores of CPU arrays, got some on {self.place}, where no kernel gathers"
@@ -234,7 +238,7 @@ class Cuda(Context):
         )
 
     def logsumexp(self, s: Scores, target: Any, at: int) -> Any:
-        return self.module.reduce_rows(s._spec, _SOFTMAX, None, True, lse=target, stream=at)[0]
+        return self.module.reduce_rows(s._described, _SOFTMAX, None, True, lse=target, stream=at)[0]
 
     def normalizer(self, s: Scores, at: int) -> _Normalizer:
         return _Normalizer(self, self.logsumexp(s, None, at))
@@ -244,7 +248,7 @@ class Cuda(Context):
     ) -> tuple[Any, _Normalizer | None]:
         normalised = weight == "softmax"
         lse, product = self.module.reduce_rows(
-            s._spec, WEIGHTS[weight], values, normalised, out=target, stream=at
+            s._described, WEIGHTS[weight], values, normalised, out=target, stream=at
         )
         return product, _Normalizer(self, lse) if normalised else None
 
@@ -256,10 +260,10 @@ class Cuda(Context):
                 f'to_numpy: wanted weight "exp" on {self.place}, got {weight!r}, which no kernel writes '
                 "out; take to_numpy() of the scores"
             )
-        return self.module.materialize(s._spec, weight is None, target, stream=at)
+        return self.module.materialize(s._described, weight is None, target, stream=at)
 
     def marginals(self, s: Scores, at: int) -> tuple[Any, Any]:
-        rows, columns = self.module.marginals(s._spec, stream=at)
+        rows, columns = self.module.marginals(s._described, stream=at)
         return rows, columns
 
     def moment(self, which: str, s: Scores, log_weights: Callable[[int], Scores], at: int) -> Any:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .._native import cpu
 from .._ode import METHODS, Integrator, NoConvergence, Overflow
-from ._arrays import Context
+from ._cuda import Cuda
 from ._steps import Particles
 from ._velocity import DeviceField, cloud
 
@@ -40,7 +40,7 @@ class FlowOptions(NamedTuple):
 
 def flow(field: Any, X0: Any, options: FlowOptions) -> tuple[Any, ...]:
     """(t, x, status, steps, rejected, evaluations): x is a device array (T, N, d)."""
-    c = Context(X0)
+    c = Cuda(X0)
     x = cloud(c, "X0", X0, field.d if hasattr(field, "parameters") else None)
     o, of = options, DeviceField(field, c, x, "X0")
     watched = _Watched(of, o, c.stream())
@@ -69,7 +69,7 @@ def flow(field: Any, X0: Any, options: FlowOptions) -> tuple[Any, ...]:
 
 def last_radius(states: Any) -> float:
     """The distance from 0 of the farthest particle of the last state."""
-    c = Context(states)
+    c = Cuda(states)
     array = c.take("x", states)
     x, stream = array.entry(array.shape[0] - 1), c.stream()
     size = max(c.figures(("x", x, None))[0]["largest"], 1e-300)  # taken out, as squares overflow

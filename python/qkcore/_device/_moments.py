@@ -1,4 +1,4 @@
-"""Sums over entries of a kernel times its scores: costs, entropies, expected scores, by blocks of rows.
+"""Sums over the entries of a row of a kernel times its scores: entropies, expected scores, by blocks of rows.
 
 The reductions of the kernels know products with values, not with the scores themselves. A block of rows is
 written out, weights beside scores, and read once; sums over a whole matrix are in double.
@@ -7,14 +7,13 @@ written out, weights beside scores, and read once; sums over a whole matrix are 
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Iterator
 from typing import Any
 
 from .._lazy_scores import Scores
 from ._cuda import one_of
 
-__all__ = ["expected_rows", "totals"]
+__all__ = ["expected_rows"]
 
 # Of one array of a block; three of them are alive at a time.
 BLOCK_BYTES = 2**26
@@ -24,21 +23,6 @@ def _blocks(s: Scores) -> Iterator[tuple[int, int]]:
     n, m = s.shape[-2:]
     count = max(1, BLOCK_BYTES // (m * s.dtype.itemsize))
     return ((first, min(n, first + count)) for first in range(0, n, count))
-
-
-def totals(log_plan: Scores, scores: Scores, stream: int) -> tuple[float, float]:
-    """Sums of P s and of P log P over all entries with P = exp(log_plan) > 0, of one problem."""
-    c: Any = scores.backend
-    parts: tuple[list[float], list[float]] = ([], [])
-    for first, last in _blocks(scores):
-        of_plan, of_scores = (s.rows(first, last)._spec for s in (log_plan, scores))
-        plan = c.module.materialize(of_plan, False, stream=stream)
-        raw = c.module.materialize(of_scores, True, stream=stream)
-        log = c.module.materialize(of_plan, True, stream=stream)
-        found = c.module.summaries([("scores", raw, plan), ("log plan", log, plan)], stream)
-        for part, figures in zip(parts, found, strict=True):
-            part.append(figures["dot"])
-    return math.fsum(parts[0]), math.fsum(parts[1])
 
 
 def expected_rows(log_weights: Scores, values: Scores, stream: int) -> Any:
@@ -51,8 +35,10 @@ def expected_rows(log_weights: Scores, values: Scores, stream: int) -> Any:
         weights, scores = log_weights._problem(k), values._problem(k)
         row = one_of(out, index, 1)
         for first, last in _blocks(scores):
-            weight = c.module.materialize(weights.rows(first, last)._spec, False, stream=stream)
-            raw = c.module.materialize(scores.rows(first, last)._spec, True, stream=stream)
+            weight = c.module.materialize(
+                weights.rows(first, last)._described, False, stream=stream
+            )
+            raw = c.module.materialize(scores.rows(first, last)._described, True, stream=stream)
             # -s, and 0 for what is masked: 0 times -inf would be no number.
             c.module.map_vector("minus_or_zero", raw, out=raw, stream=stream)
             c.module.row_dots(weight, raw, -1.0, out=row.cut(-1, first, last), stream=stream)

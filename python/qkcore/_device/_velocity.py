@@ -15,8 +15,8 @@ import numpy.typing as npt
 from .. import _particle_checks as checks
 from .._host import WEIGHTS
 from .._terms import UNBOUNDED
-from ._arrays import Context
 from ._bistochastic import Bistochastic
+from ._cuda import Cuda
 from ._errors import NoConvergence, Overflow
 from ._rows import ALL, LINEAR, Sphere, divide, reduced, rows_times
 
@@ -28,7 +28,7 @@ _NORMALISED = ("softmax", "l2")
 class DeviceField:
     """An AttentionField whose matrices are on the device, or any function of device arrays."""
 
-    def __init__(self, field: Any, c: Context, x: Any, name: str) -> None:
+    def __init__(self, field: Any, c: Cuda, x: Any, name: str) -> None:
         self.field, self.c, self.x = field, c, x
         self.attention = hasattr(field, "parameters")
         self.sphere: Sphere | None = None
@@ -209,7 +209,7 @@ class _Centred(_Head):
 class _Seen:
     """Which particles see which and with what weight, brought to the device once."""
 
-    def __init__(self, field: Any, c: Context, x: Any) -> None:
+    def __init__(self, field: Any, c: Cuda, x: Any) -> None:
         self.c = c
         n, d = x.shape
         dtype = x.dtype
@@ -294,7 +294,7 @@ def _refuse(field: Any) -> None:
 # ---- one velocity -----------------------------------------------------------------------------------
 
 
-def cloud(c: Context, name: str, X: Any, d: int | None) -> Any:
+def cloud(c: Cuda, name: str, X: Any, d: int | None) -> Any:
     """Particles (N, d), finite and contiguous."""
     x = c.numbers(name, X)
     if x.ndim != 2 or (d is not None and x.shape[1] != d):
@@ -310,7 +310,7 @@ def cloud(c: Context, name: str, X: Any, d: int | None) -> Any:
 
 def velocity(field: Any, X: Any, t: float) -> Any:
     """The velocities (N, d) of particles on the device."""
-    c = Context(X)
+    c = Cuda(X)
     x = cloud(c, "X", X, field.d)
     stream = c.stream()
     target = c.output("out", None, x.shape, x.dtype)

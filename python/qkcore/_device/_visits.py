@@ -18,7 +18,7 @@ from .._host import Host
 from .._lazy_scores import Scores
 from ._cuda import Cuda
 
-__all__ = ["visited"]
+__all__ = ["visited", "visits"]
 
 Array = npt.NDArray[Any]
 
@@ -28,8 +28,8 @@ class _Visits(Host):
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda
-        # The counterpart of arrays of the host, found by the address of their data; the copies that the scores
-        # came with are kept, the others are forgotten with the array.
+        # The counterpart of arrays of the host, found by the address of their data. Copies that the scores
+        # came with are kept; the others are forgotten with the array.
         self._there: dict[tuple[Any, ...], Any] = {}
         self._copies: list[Array] = []
 
@@ -47,7 +47,7 @@ class _Visits(Host):
             host = np.broadcast_to(self.cuda.download(array.cut(-2, 0, 1)), array.shape)
         else:
             raise ValueError(
-                "operator: wanted contiguous arrays for the dynamics of a chain, got shape "
+                "scores: wanted contiguous arrays for iterations of the host, got shape "
                 f"{array.shape} with strides {array.strides}; pass contiguous copies"
             )
         if host.dtype == np.bool_:
@@ -70,16 +70,15 @@ class _Visits(Host):
         weakref.finalize(array, self._there.pop, key, None)
         return found
 
-    def _scores(self, s: Scores) -> Scores:
+    def on_device(self, s: Scores) -> Scores:
+        """The same scores of device arrays."""
         move = self._on_device
         terms = s.terms.map(x=move, y=move, z=move, r=move, c=move)
-        return Scores(
-            s.dtype, s.batch, s.n_rows, s.n_cols, terms, bound=s.bound, backend=self.cuda
-        )
+        return Scores(s.dtype, s.batch, s.n_rows, s.n_cols, terms, bound=s.bound, backend=self.cuda)
 
     def logsumexp(self, s: Scores, target: Any, at: int) -> Array:
         c = self.cuda
-        return c.download(c.logsumexp(self._scores(s), None, c.stream()))
+        return c.download(c.logsumexp(self.on_device(s), None, c.stream()))
 
     def normalizer(self, s: Scores, at: int) -> Any:
         return _Rounded(self.logsumexp(s, None, at))
@@ -87,19 +86,26 @@ class _Visits(Host):
     def product(self, s: Scores, weight: str, values: Array, target: Any, at: int) -> Any:
         c = self.cuda
         out, found = c.product(
-            self._scores(s), weight, c.upload(values, str(s.dtype)), None, c.stream()
+            self.on_device(s), weight, c.upload(values, str(s.dtype)), None, c.stream()
         )
         lse = None if found is None else _Rounded(c.download(found.lse))
         return c.download(out), lse
 
     def marginals(self, s: Scores, at: int) -> tuple[Array, Array]:
         c = self.cuda
-        rows, columns = c.marginals(self._scores(s), c.stream())
+        rows, columns = c.marginals(self.on_device(s), c.stream())
         return c.download(rows), c.download(columns)
 
     def materialize(self, s: Scores, weight: str | None, target: Any, at: int) -> Array:
         c = self.cuda
-        return c.download(c.materialize(self._scores(s), weight, None, c.stream()))
+        return c.download(c.materialize(self.on_device(s), weight, None, c.stream()))
+
+    def moment(self, which: str, s: Scores, log_weights: Callable[[int], Scores], at: int) -> Array:
+        c = self.cuda
+        found = c.moment(
+            which, self.on_device(s), lambda _: self.on_device(log_weights(at)), c.stream()
+        )
+        return c.download(found)
 
 
 class _Rounded:
@@ -115,14 +121,20 @@ class _Rounded:
         return None
 
 
-def visited(s: Scores) -> Scores:
-    """The same scores with arrays on the host, and visits on the device."""
+def visits(s: Scores) -> _Visits:
+    """The backend of scores that ``visited`` has made."""
+    assert isinstance(s.backend, _Visits)
+    return s.backend
+
+
+def visited(s: Scores, name: str = "operator") -> Scores:
+    """The same scores with arrays on the host, and visits on the device; ``name``: the caller's argument."""
     cuda = s.backend
     assert isinstance(cuda, Cuda)
     if cuda.inputs != str(s.dtype):
         raise TypeError(
-            f"operator: wanted float32 or float64 for the dynamics of a chain, got {cuda.inputs}; "
-            "convert the points"
+            f"{name}: wanted float32 or float64 for iterations of the host, got {cuda.inputs}; convert the "
+            "points"
         )
     backend = _Visits(cuda)
     seen: dict[int, Array] = {}

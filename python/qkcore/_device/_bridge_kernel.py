@@ -1,0 +1,188 @@
+"""The kernel of a bridge on a device: entries stay there, potentials and sums cross to the host."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .._bridge_check import widened
+from .._bridge_kernels import ScoresKernel
+from .._lazy_scores import Real, Scores
+from .._native import cpu
+from ._visits import visited, visits
+
+__all__ = ["DeviceKernel", "DeviceSweep", "keeps_weights", "native"]
+
+# Weights of a strip of rows are kept between their two uses up to this much scratch memory.
+_STORED_BYTES = 2**30
+# Masses that differ by no more, as shares of each other, are the same but for rounding on the host.
+_ALIKE = 1e-13
+# Masses whose largest has a greater logarithm than this are not left to the device's own dtype.
+_IN_RANGE = 46.0
+
+
+class DeviceKernel(ScoresKernel):
+    """exp(s) of one problem. ``mu`` and the penalty on it tell which masses the rows will mostly get.
+
+    The final check, and what zeros of the kernel allow, are those of scores on the CPU: over a copy of the
+    points and shifts, with visits on the device in double precision.
+    """
+
+    def __init__(
+        self,
+        s: Scores,
+        mu: Real,
+        penalty: float = math.inf,
+        max_memory: float | None = None,
+    ) -> None:
+        super().__init__(visited(s, "kernel"), max_memory)
+        self.there = s
+        self.stored = keeps_weights(s, max_memory)
+        self._masses = mu, penalty
+
+    @cached_property
+    def native(self) -> Any:
+        stream = visits(self.scores).cuda.stream()
+        return native(DeviceSweep(self.there, *self._masses, self.stored, stream))
+
+    @property
+    def kept(self) -> str:
+        return f"{'one exp' if self.stored else 'two exps'} per entry and visit"
+
+    def in_double(self) -> DeviceKernel | None:
+        if self.dtype == np.float64:
+            return None
+        self.forget()
+        there = visits(self.scores).on_device(widened(self.scores))
+        return DeviceKernel(there, *self._masses, self.max_memory)
+
+    def automatic(self, symmetric: bool) -> str:
+        return "auto"
+
+
+def keeps_weights(s: Scores, max_memory: float | None = None) -> bool:
+    """Whether the weights of a strip of rows fit between their two uses in a visit."""
+    # 216 blocks keep a strip of 32 rows each (cuda/src/sweep.hpp).
+    strips = min(216, -(-s.n_rows // 32)) * 32 * s.n_cols * s.dtype.itemsize
+    return strips <= (_STORED_BYTES if max_memory is None else max_memory)
+
+
+def native(sweep: DeviceSweep) -> Any:
+    """The kernel as the core knows it."""
+    s = sweep.s
+    return cpu.bridge_object(sweep, s.n_rows, s.n_cols, float(np.finfo(s.dtype).eps))
+
+
+class DeviceSweep:
+    """What the core asks of a kernel that is given from Python, by the device's own reductions."""
+
+    def __init__(self, s: Scores, mu: Real, penalty: float, stored: bool, stream: int) -> None:
+        self.s, self.mu, self.penalty = s, mu, penalty
+        self.c: Any = s.backend
+        self.stored, self.stream = stored, stream
+        self.damping = 1.0 if math.isinf(penalty) else penalty / (1 + penalty)
+        with np.errstate(divide="ignore"):
+            self._log_mu = np.log(mu.astype(np.float64))
+        n, m = s.shape
+        self._marginals = self._up(mu), self._up(np.ones(m))
+        empty, device = self.c.module.empty, self.c.device
+        self._out = [empty((k,), str(s.dtype), device, stream) for k in (n, n, m)]
+        self._residual = empty((2,), "float64", device, stream)
+        self._warm = (
+            False  # whether the log-sum-exps of a visit are there, for the next to start from
+        )
+
+    def rows(self, g: Real, mass: Any) -> tuple[Real, Real | None]:
+        """One visit where the masses are those of Sinkhorn's update, up to a factor; else another one for
+        the columns."""
+        if mass is None:
+            return self._lse(self.s, g), None
+        lse_there, f_there, columns_there = self._out
+        mu, nu = self._marginals
+        self.c.module.sinkhorn_sweeps(
+            self.s._described,
+            self._up(g),
+            mu,
+            nu,
+            lse_there,
+            f_there,
+            columns_there,
+            self._residual,
+            1,
+            self._warm,
+            self.damping,
+            1.0,
+            self.stored,
+            self.stream,
+        )
+        lse, self._warm = _in_range(self._down(lse_there)), True
+        self._g, self._minus_lse = g, np.where(np.isneginf(lse), -np.inf, -lse)
+        masses = mass(lse)
+        live = np.isfinite(self._log_mu) & np.isfinite(lse)
+        log_guessed = self.damping * self._log_mu[live] + (1 - self.damping) * lse[live]
+        with np.errstate(divide="ignore"):
+            log_masses = np.log(masses)
+        factors = log_masses[live] - log_guessed
+        in_range = abs(log_guessed.max(initial=-math.inf)) < _IN_RANGE
+        if in_range and np.isfinite(factors).all() and np.ptp(factors) <= _ALIKE:
+            return lse, math.exp(factors[0]) * self._down(columns_there)
+        return lse, np.exp(g + self.columns(log_masses + self._minus_lse))
+
+    def columns(self, f: Real) -> Real:
+        return self._lse(self.s.T, f)
+
+    def curvature(self, x: Real, mass: Real) -> Real:
+        """By products: p x, and the transpose of p with the result."""
+        g, minus_lse = self._up(self._g), self._up(self._minus_lse)
+        at = _shifted(self.s, columns=g)
+        inner = self._product(at, "softmax", x)
+        return self._product(_shifted(at, rows=minus_lse).T, "exp", mass * inner)
+
+    def scaled(self, factor: float) -> DeviceSweep:
+        penalty = self.penalty * factor
+        return DeviceSweep(self.s * factor, self.mu, penalty, self.stored, self.stream)
+
+    def sums(self, f: Real, g: Real) -> tuple[Real, Real]:
+        """Row and column sums of exp(f + s + g)."""
+        plan = _shifted(self.s, rows=self._up(f), columns=self._up(g))
+        rows, columns = self.c.marginals(plan, self.stream)
+        return self._down(rows), self._down(columns)
+
+    def _lse(self, s: Scores, potential: Real) -> Real:
+        """Log-sum-exps of the rows of s + potential."""
+        shifted = _shifted(s, columns=self._up(potential))
+        return _in_range(self._down(self.c.logsumexp(shifted, None, self.stream)))
+
+    def _product(self, s: Scores, weight: str, values: Real) -> Real:
+        given = self._up(values[:, None])
+        return self._down(self.c.product(s, weight, given, None, self.stream)[0])[:, 0]
+
+    def _up(self, host: Real) -> Any:
+        with np.errstate(over="ignore"):
+            ready = np.ascontiguousarray(host, dtype=self.s.dtype)
+        c, dtype = self.c, str(self.s.dtype)
+        return c.module.upload(ready, ready.shape, dtype, c.device, self.stream)
+
+    def _down(self, array: Any) -> npt.NDArray[np.float64]:
+        out = np.empty(array.shape, self.s.dtype)
+        self.c.module.download(array, out, self.stream)
+        return out.astype(np.float64)
+
+
+def _shifted(s: Scores, rows: Any = None, columns: Any = None) -> Scores:
+    """Shifts of the device's own arrays, not checked; scores may grow beyond their bound by them."""
+    terms = s.terms
+    for axis, shift in ((1, rows), (0, columns)):
+        if shift is not None:
+            terms = terms.shifted(axis, (shift,))
+    return s._with(terms)
+
+
+def _in_range(sums: Real) -> Real:
+    if np.isnan(sums).any() or (sums == np.inf).any():
+        raise OverflowError("the potentials are out of the range of the dtype")
+    return sums
