@@ -68,7 +68,9 @@ def doubly_normalised(z: Any, w: Any) -> Any:
         share = min(Long(1), 2 / abs(step).max())
         f, g = f + share * step[:n], g + share * step[n:]
         plan, off = missing(f, g)
-    if not abs(off).sum() < 1e-15:
+    # The tolerance of the library's own solve is thousands of times larger; where the spectral gap vanishes,
+    # rounding of large potentials leaves some 1e-15.
+    if not abs(off).sum() < 1e-13:
         raise ArithmeticError(f"the oracle's marginals are off by {abs(off).sum():.3g}")
     return plan
 
