@@ -118,5 +118,33 @@ def test_visits_run_on_the_device(xp: Library, monkeypatch: pytest.MonkeyPatch) 
 def test_short_floats_are_refused(xp: Library) -> None:
     X = np.random.default_rng(0).normal(size=(8, 2)).astype(np.float16)
     A = qk.softmax(qk.scores.dot(xp.asarray(X)))
-    with pytest.raises(TypeError, match="operator: wanted float32 or float64 .* got float16"):
+    with pytest.raises(TypeError, match=r"operator: wanted float32 or float64 .* got float16"):
         A.stationary()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("solver", ["auto", "alternating", "newton", "anderson", "annealed"])
+def test_bridges_over_several_steps(xp: Library, solver: str, dtype: str) -> None:
+    """DAC-7: every solver, on steps of different sizes; what follows from the result is on the device."""
+    r = np.random.default_rng(4)
+    X = [r.normal(size=(n, 2)).astype(dtype) for n in (7, 9, 6)]
+    mu, nu = (np.full(n, 1 / n, dtype) for n in (7, 6))
+
+    def steps(to: Any) -> list[Any]:
+        return [
+            qk.scores.distance(to(X[0]), to(X[1]), beta=0.5),
+            qk.scores.distance(to(X[1]), to(X[2])),
+        ]
+
+    d = xp.asarray
+    a = qk.bridge_chain(steps(lambda x: x), mu, nu, solver=solver)
+    b = qk.bridge_chain(steps(d), d(mu), d(nu), solver=solver)
+    assert a.converged and b.converged and b.status == a.status
+    for mine, theirs in zip(a.marginals, b.marginals, strict=True):
+        np.testing.assert_allclose(xp.numpy(theirs), mine, atol=4 * a.tol)
+    for mine, theirs in zip(a.kernels, b.kernels, strict=True):
+        np.testing.assert_allclose(theirs.to_numpy(), mine.to_numpy(), atol=40 * a.tol)
+    again = qk.bridge_chain(steps(d), d(mu), d(nu), init=b)
+    assert again.converged and again.n_iter <= 2
+    with pytest.raises(ValueError, match=r"kernels\[1\]: wanted scores on cuda:0"):
+        qk.bridge_chain([steps(d)[0], steps(lambda x: x)[1]], d(mu), d(nu))

@@ -35,7 +35,7 @@ class Normalizer(Protocol):
         """What to add to the scores of a row, one after the other: the exponentials then are the weights."""
 
     def divided(self) -> tuple[Array, Host] | None:
-        """A shift of the scores, and factors of the right-hand sides that do the rest; None if it is no gain."""
+        """A shift of the scores, and factors of the right-hand sides that do the rest; None: no gain."""
 
 
 class Backend(Protocol):

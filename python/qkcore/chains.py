@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
+from . import _checks, _device
 from ._bridge_kernels import ChainKernel
 from ._bridge_report import Callback
 from ._bridge_result import SolvedBridge
@@ -50,7 +50,11 @@ class BridgeChain(SolvedBridge):
     def marginals(self) -> tuple[Real, ...]:
         """The laws at times 0..n: mu, pushed through the steps."""
         self._used()
-        laws = [np.exp(self.f + self._backward_potentials[0])]
+        b = self.scores[0].backend
+        ends = (("f", self.f), ("h", self._backward_potentials[0]))
+        named = [(name, x, self.scores[0].n_rows) for name, x in ends]
+        f, h = (b.to_host(x) for x, _ in b.vectors(self.scores[0].dtype, (), *named))
+        laws: list[Real] = [b.give(b.from_host(np.exp(f + h)))]
         for step in self.kernels:
             laws.append(step.apply_left(laws[-1]))
         return tuple(laws)
@@ -102,15 +106,33 @@ def bridge_chain(
                 f"kernels[{k}]: wanted {chain[k - 1].shape[1]} rows, the columns of kernels[{k - 1}], "
                 f"got shape {s.shape}"
             )
-    asked = ask(
-        ChainKernel(chain),
-        mu,
-        nu,
-        tol=tol,
-        max_iter=max_iter,
-        solver=solver,
-        penalty=penalty,
-        init=init,
-        n_threads=n_threads,
-    )
-    return settle(BridgeChain(scores=chain, **asked.solved(callback, progress)), fails)
+        if s.device != chain[0].device:
+            raise ValueError(
+                f"kernels[{k}]: wanted scores on {chain[0].device} like kernels[0], got some on {s.device}"
+            )
+    options: dict[str, Any] = {
+        "tol": tol,
+        "max_iter": max_iter,
+        "solver": solver,
+        "penalty": penalty,
+        "n_threads": n_threads,
+    }
+    if not any(map(_device.is_scores, chain)):
+        asked = ask(ChainKernel(chain), mu, nu, init=init, **options)
+        return settle(BridgeChain(scores=chain, **asked.solved(callback, progress)), fails)
+    from ._device._chain import DeviceChain, on_host
+
+    sizes = chain[0].n_rows, chain[-1].n_cols
+
+    def here(names: tuple[str, str], pair: Any) -> tuple[Any, ...]:
+        return tuple(on_host(chain[0], *one) for one in zip(names, pair, sizes, strict=True))
+
+    laws = here(("mu", "nu"), (mu, nu))
+    pair = (init.f, init.g) if isinstance(init, BridgeChain) else init
+    if isinstance(pair, tuple) and len(pair) == 2:
+        init = here(("init f", "init g"), pair)
+    asked = ask(DeviceChain.of(chain), *laws, init=init, **options)
+    fields = asked.solved(callback, progress)
+    b = chain[0].backend
+    there = {name: b.give(b.from_host(fields[name])) for name in ("f", "g")}
+    return settle(BridgeChain(scores=chain, **(fields | there | {"mu": mu, "nu": nu})), fails)

@@ -89,7 +89,8 @@ class DeviceSweep:
             self._log_mu = np.log(mu.astype(np.float64))
         n, m = s.shape
         self._marginals = self._up(mu), self._up(np.ones(m))
-        empty, device = self.c.module.empty, self.c.device
+        c: Any = self.c
+        empty, device = c.module.empty, c.device
         self._out = [empty((k,), str(s.dtype), device, stream) for k in (n, n, m)]
         self._residual = empty((2,), "float64", device, stream)
         self._warm = (
