@@ -148,3 +148,38 @@ def test_bridges_over_several_steps(xp: Library, solver: str, dtype: str) -> Non
     assert again.converged and again.n_iter <= 2
     with pytest.raises(ValueError, match=r"kernels\[1\]: wanted scores on cuda:0"):
         qk.bridge_chain([steps(d)[0], steps(lambda x: x)[1]], d(mu), d(nu))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_diffusion_operators(xp: Library, alpha: float, dtype: str) -> None:
+    """DAC-5: operators of points on the device, their conjugates, distances between laws."""
+    X = np.random.default_rng(5).normal(size=(30, 2)).astype(dtype)
+    P = qk.diffusion.operator(X, beta=0.7, alpha=alpha)
+    Q = qk.diffusion.operator(xp.asarray(X), beta=0.7, alpha=alpha)
+    close(Q.to_numpy(), P.to_numpy(), 4)
+    S, T = qk.diffusion.symmetric_conjugate(P), qk.diffusion.symmetric_conjugate(Q)
+    close(T.to_numpy(), S.to_numpy(), 4)
+    close(xp.numpy(T @ xp.asarray(X)), S @ X, 4)
+    found = qk.diffusion.diffusion_distance(Q, 0, [1, 2, 3], 2)
+    close(found, qk.diffusion.diffusion_distance(P, 0, [1, 2, 3], 2), 100)
+    close(xp.numpy(Q.stationary()), P.stationary(), 4)
+    B = qk.diffusion.bistochastic(xp.asarray(X), beta=0.7)
+    assert np.abs(B.to_numpy().sum(axis=0) - 1).max() < 30 * 1e-5
+
+
+@pytest.mark.parametrize("bandwidth", ["global", "self-tuning"])
+@pytest.mark.parametrize("n", [40, 300])
+def test_diffusion_maps(xp: Library, n: int, bandwidth: str) -> None:
+    """Fitted attributes are NumPy's; coordinates are arrays of the library that X came from."""
+    r = np.random.default_rng(6)
+    X, new = r.normal(size=(n, 2)), r.normal(size=(5, 2))
+    options: dict[str, Any] = {"bandwidth": bandwidth, "alpha": 0.5, "n_neighbors": 5}
+    mine = qk.diffusion.DiffusionMap(3, **options).fit(X)
+    theirs = qk.diffusion.DiffusionMap(3, **options)
+    found = theirs.fit_transform(xp.asarray(X))
+    close(xp.numpy(found), mine.embedding_, 1e4)
+    assert isinstance(theirs.embedding_, np.ndarray) and not theirs.materialized_
+    close(xp.numpy(theirs.transform(xp.asarray(new))), mine.transform(new), 1e4)
+    close(xp.numpy(theirs.eigenfunctions(xp.asarray(new))), mine.eigenfunctions(new), 1e4)
+    close(theirs.transform(new), mine.transform(new), 1e4)

@@ -165,6 +165,12 @@ class Backend(Protocol):
     def squeeze(self, array: Array) -> Array:
         """(..., n, 1) as (..., n)."""
 
+    def here(self, name: str, array: Any) -> Any:
+        """The caller's array as one of the host; what is there already passes as it is."""
+
+    def visiting(self, s: Scores) -> Scores:
+        """Scores of NumPy arrays whose visits run where this backend computes."""
+
     def to_host(self, array: Array) -> Host:
         """A NumPy array with the same numbers."""
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .._lazy_scores import Scores
     from .._terms import Terms
 
-__all__ = ["Cuda", "one_of"]
+__all__ = ["Cuda", "one_of", "place_of"]
 
 _SOFTMAX = WEIGHTS["softmax"]
 
@@ -154,7 +154,7 @@ class Cuda(Context):
         return array.expand()
 
     def same(self, a: Any, b: Any) -> bool:
-        return a is b
+        return a is b or place_of(a) == place_of(b)
 
     # ---- small maps ---------------------------------------------------------------------------------
 
@@ -284,11 +284,24 @@ class Cuda(Context):
     def squeeze(self, array: Any) -> Any:
         return array.squeeze()
 
+    def here(self, name: str, array: Any) -> npt.NDArray[Any]:
+        return self.download(self.take(name, array))
+
+    def visiting(self, s: Scores) -> Scores:
+        from ._visits import visiting
+
+        return visiting(s, self)
+
     def to_host(self, array: Any) -> npt.NDArray[Any]:
         return self.download(array)
 
     def from_host(self, array: npt.NDArray[Any]) -> Any:
         return self.upload(array, str(array.dtype))
+
+
+def place_of(array: Any) -> tuple[Any, ...]:
+    """Where a device array's entries are, and in which order."""
+    return array.pointer, array.shape, array.strides, array.dtype
 
 
 def one_of(array: Any, index: tuple[int, ...], core: int) -> Any:

@@ -16,9 +16,9 @@ import numpy.typing as npt
 
 from .._host import Host
 from .._lazy_scores import Scores
-from ._cuda import Cuda
+from ._cuda import Cuda, place_of
 
-__all__ = ["visited", "visits"]
+__all__ = ["visited", "visiting", "visits"]
 
 Array = npt.NDArray[Any]
 
@@ -137,16 +137,22 @@ def visited(s: Scores, name: str = "operator") -> Scores:
             "points"
         )
     backend = _Visits(cuda)
-    seen: dict[int, Array] = {}
+    seen: dict[tuple[Any, ...], Array] = {}
 
     def copied(array: Any) -> Array:  # one array for one array, so that symmetric scores stay so
-        if id(array) not in seen:
-            seen[id(array)] = backend.copied(array)
-        return seen[id(array)]
+        if (place := place_of(array)) not in seen:
+            seen[place] = backend.copied(array)
+        return seen[place]
 
     move: Callable[[Any], Array] = copied
     terms = s.terms.map(x=move, y=move, z=move, r=move, c=move)
     return Scores(s.dtype, s.batch, s.n_rows, s.n_cols, terms, bound=s.bound, backend=backend)
+
+
+def visiting(s: Scores, cuda: Cuda) -> Scores:
+    """The same scores of NumPy arrays, which are uploaded when they are visited first."""
+    backend = _Visits(cuda)
+    return Scores(s.dtype, s.batch, s.n_rows, s.n_cols, s.terms, bound=s.bound, backend=backend)
 
 
 def _key(array: Array) -> tuple[Any, ...]:

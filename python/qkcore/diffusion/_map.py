@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._backend import Backend, backend_of
 from .._config import resolve_threads
 from .._estimator import Estimator
 from .._lanczos import Product
@@ -104,7 +105,9 @@ class DiffusionMap(Estimator):
         return self._fit(X, 3)
 
     def _fit(self, X: npt.ArrayLike, stacklevel: int) -> DiffusionMap:
-        points = np.array(self._points(X), order="C")  # new points are compared with these
+        where = backend_of(X)
+        # New points are compared with these.
+        points = np.array(self._points(where.here("X", X)), order="C")
         n = len(points)
         k = _checks.integer("n_components", self.n_components)
         if n < 2:
@@ -131,8 +134,8 @@ class DiffusionMap(Estimator):
             weights = SelfTuningKernel(points, self.W, choice.beta, near, threads)
         else:
             weights = GlobalKernel(points, self.W, choice.beta)
-        s = weights.scores()
-        materialized = stored_bytes(n, s.dtype) <= memory
+        s = where.visiting(weights.scores())
+        materialized = where.host_arrays and stored_bytes(n, s.dtype) <= memory
         multiply: Product | None = None
         # Distances give weights from 0 to 1, with 1 on the diagonal: sums and their powers are numbers, and
         # the stored weights serve them all. Other metrics and powers go by logarithms.
@@ -224,7 +227,9 @@ class DiffusionMap(Estimator):
 
     def fit_transform(self, X: npt.ArrayLike, y: object = None) -> Real:
         """Fit, and give the coordinates of X, (n, n_components)."""
-        return self._fit(X, 3).embedding_
+        where = backend_of(X)
+        out: Real = where.give(where.from_host(self._fit(X, 3).embedding_))
+        return out
 
     @property
     def operator_(self) -> MarkovOperator:
@@ -250,27 +255,29 @@ class DiffusionMap(Estimator):
         array([[-0.6211],
                [ 0.5039]])
         """
-        product = self._extended(X)
+        where, product = self._extended(X)
         t = self._fitted[0]
-        if t >= 1:
-            out: Real = product * _powers(self.eigenvalues_, t - 1)
-            return out
-        self._refuse_zero_eigenvalues(f"transform with t={t:g} < 1")
-        return product / self.eigenvalues_ * _powers(self.eigenvalues_, t)
+        if t < 1:
+            self._refuse_zero_eigenvalues(f"transform with t={t:g} < 1")
+            product, t = product / self.eigenvalues_, t + 1
+        out: Real = where.give(where.from_host(product * _powers(self.eigenvalues_, t - 1)))
+        return out
 
     def eigenfunctions(self, X: npt.ArrayLike) -> Real:
         """:math:`\\psi_k(x) = \\lambda_k^{-1}\\sum_j P(x, x_j)\\psi_{jk}` at points X (m, d): Nyström.
 
         Rounding is divided by the eigenvalue too; eigenvalues that are 0 to rounding are refused.
         """
-        product = self._extended(X)
+        where, product = self._extended(X)
         self._refuse_zero_eigenvalues("eigenfunctions")
-        out: Real = product / self.eigenvalues_
+        out: Real = where.give(where.from_host(product / self.eigenvalues_))
         return out
 
-    def _extended(self, X: npt.ArrayLike) -> Real:
+    def _extended(self, X: npt.ArrayLike) -> tuple[Backend, Real]:
         """sum_j P(x, x_j) psi_jk; a density of x itself would cancel in the row's normaliser."""
         self._require_fitted("embedding_")
+        where = backend_of(X)
+        X = where.here("X", X)
         array = np.asarray(X)
         points = self._points(array.astype(self.points_.dtype) if array.dtype.kind in "iub" else X)
         if points.shape[1] != self.n_features_in_:
@@ -281,10 +288,10 @@ class DiffusionMap(Estimator):
             )
         _checks.same_dtype("X", points, self.points_.dtype, "the points of fit")
         _, weights, shift = self._fitted
-        s = weights.cross(points, resolve_threads(self.n_threads))
+        s = where.visiting(weights.cross(points, resolve_threads(self.n_threads)))
         P = softmax(s if shift is None else s.shift(columns=shift))
         vectors = self.eigenvectors_.astype(s.dtype, copy=False)
-        return P.apply(vectors, n_threads=self.n_threads).astype(points.dtype, copy=False)
+        return where, P.apply(vectors, n_threads=self.n_threads).astype(points.dtype, copy=False)
 
     def _refuse_zero_eigenvalues(self, what: str) -> None:
         lost = np.abs(self.eigenvalues_) <= 100 * np.finfo(self.eigenvalues_.dtype).eps

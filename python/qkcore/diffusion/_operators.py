@@ -89,13 +89,14 @@ def symmetric_conjugate(P: MarkovOperator, *, n_threads: int | None = None) -> K
     rows = _reversible("P", P)
     if rows.bistochastic:
         return kernel(rows.log_weights, "exp")
-    return kernel(_halved(rows, resolve_threads(n_threads)), "exp")
+    return kernel(_halved(rows, n_threads), "exp")
 
 
-def _halved(rows: MarkovOperator, n_threads: int) -> Scores:
+def _halved(rows: MarkovOperator, n_threads: int | None) -> Scores:
     """s_ij - lse_i / 2 - lse_j / 2, with one array for both shifts so that the symmetry shows."""
-    halves = tuple([0.5 * shift for shift in rows._normalizer(n_threads).shifts()])
-    return rows.scores.normalized(halves, 0, 1)
+    b = rows.scores.backend
+    halves = [b.scaled(x, 0.5) for x in rows._normalizer(b.at(n_threads)).shifts()]
+    return rows.scores.normalized(tuple(halves), 0, 1)
 
 
 def _density_normalized(
@@ -105,7 +106,8 @@ def _density_normalized(
     power = _checks.number("alpha", alpha)
     if power == 0:
         return s, None
-    shift: Real = s.logsumexp(n_threads=n_threads) * s.dtype.type(-power)
+    b = s.backend
+    shift: Real = b.give(b.scaled(b.logsumexp(s, None, b.at(n_threads)), -power))
     return s.shift(rows=shift, columns=shift), shift
 
 
@@ -268,7 +270,7 @@ def diffusion_distance(
     >>> diffusion.diffusion_distance(P, 0, [1, 2]).round(4)
     array([1.075 , 2.2837])
     """
-    rows = _reversible("P", P)
+    rows = _reversible("P", P)._with_host_vectors()
     steps = _checks.integer("t", t)
     if steps < 0:
         raise ValueError(f"t: wanted a number of steps, 0 or more, got {steps}")
