@@ -96,6 +96,12 @@ class Backend(Protocol):
     def one(self, array: Array, index: tuple[int, ...], core: tuple[slice, ...]) -> Array:
         """What one problem of a batch sees of an array, whose last axes are its own, cut as ``core`` says."""
 
+    def indexed(self, array: Array, index: tuple[Any, ...], core: int) -> Array:
+        """The entries at integers and slices, one for each batch axis; the last ``core`` axes stay."""
+
+    def has_minus_inf(self, array: Array) -> bool:
+        """Whether -inf masks an entry."""
+
     def part(self, array: Any, index: Any) -> Any:
         """The vector of one problem, out of the caller's array of them."""
 

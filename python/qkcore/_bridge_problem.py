@@ -61,8 +61,7 @@ def _gauge(f: Real, g: Real, nu: Real) -> tuple[Real, Real]:
 
 
 def _marginal(name: str, value: npt.ArrayLike, s: Scores | BridgeKernel, side: int) -> Real:
-    array = _checks.real_array(name, value)
-    _checks.same_dtype(name, array, s.dtype, "the kernel")
+    array = _checks.converted(name, value, s.dtype, "the kernel")
     what = "rows" if side == 0 else "columns"
     length = s.shape[side - 2]
     if isinstance(s, BridgeKernel) and not isinstance(s, ScoresKernel) and array.shape != (length,):
@@ -74,6 +73,34 @@ def _marginal(name: str, value: npt.ArrayLike, s: Scores | BridgeKernel, side: i
         _checks.into_batch(name, array.shape, array.shape[:-1], s.batch)
     _checks.masses(name, array)
     return array
+
+
+def uniform_marginals(s: Scores, mu: Any, nu: Any) -> tuple[Any, Any]:
+    """Weights that the caller left out: equal ones in every problem, of the mass of the others or of 1."""
+    if mu is not None and nu is not None:
+        return mu, nu
+    b, offsets = s.backend, s.terms.offsets
+    if mu is None and nu is None:
+        both = zip(s.shape[-2:], offsets or (None, None), strict=True)
+        mu, nu = (b.give(b.from_host(_uniform(n, cuts, 1.0).astype(s.dtype))) for n, cuts in both)
+        return mu, nu
+    side = 0 if nu is None else 1
+    name, given = ("mu", mu) if nu is None else ("nu", nu)
+    ((array, _),) = b.vectors(s.dtype, s.batch, (name, given, s.shape[side - 2]))
+    weights = b.to_host(array)
+    cuts, others = (None, None) if offsets is None else (offsets[side], offsets[1 - side])
+    mass = weights.sum(axis=-1, dtype=np.float64) if cuts is None else block_sums(weights, cuts)
+    other = _uniform(s.shape[-1 - side], others, mass)
+    found = b.give(b.from_host(other.astype(s.dtype)))
+    return (mu, found) if nu is None else (found, nu)
+
+
+def _uniform(n: int, cuts: Any, mass: Any) -> npt.NDArray[np.float64]:
+    """Equal weights of this mass: of n entries, or of those of each block."""
+    if cuts is None:
+        return np.repeat(np.asarray(mass)[..., None] / n, n, axis=-1)
+    sizes = np.diff(cuts)
+    return np.repeat(np.broadcast_to(mass, sizes.shape) / np.maximum(sizes, 1), sizes)
 
 
 def _same_mass(p: _Problem) -> None:

@@ -17,6 +17,7 @@ from ._config import resolve_threads
 from ._convergence import WarnsOnUse
 from ._lazy_scores import Real, Scores
 from .operators import MarkovOperator, softmax
+from .scores import distance
 
 __all__ = ["SchrodingerBridge", "SolvedBridge"]
 
@@ -154,6 +155,41 @@ class SchrodingerBridge(SolvedBridge):
         """Barycentric projection: the mean of V (M, k) or (M,) under each row of the coupling."""
         self._used()
         return self._forward.apply(V)
+
+    def transform(self, new: Any, Y: npt.ArrayLike) -> Real:
+        """The barycentric projection out of sample: means of Y (M, k) under rows that were not solved for.
+
+        ``new``: scores of new rows against the same columns, made as those of the bridge were, or new points
+        for a bridge of ``qk.scores.distance(X, Y)`` without W. A row's own potential cancels.
+
+        >>> import numpy as np, qkcore as qk
+        >>> X, Y = np.array([[0.0], [1.0]]), np.array([[10.0], [11.0]])
+        >>> b = qk.bridge(qk.scores.distance(X, Y, beta=5.0))
+        >>> b.transform(np.array([[0.0], [0.5]]), Y).round(3)
+        array([[10. ],
+               [10.5]])
+        """
+        self._used()
+        s = new if isinstance(new, Scores) else self._against_columns(new)
+        columns = self.scores.shape[-1]
+        if s.shape[-1] != columns:
+            raise ValueError(f"new: wanted scores against {columns} columns, got shape {s.shape}")
+        return softmax(s.shift(columns=self.g)).apply(Y)
+
+    def _against_columns(self, points: Any) -> Scores:
+        """Scores of other points as rows, for bridges of plain distances."""
+        t = self.scores.terms
+        others = t.dots or t.dense or t.row_bias or t.col_bias or t.masks or t.banded or t.offsets
+        if others or len(t.distances) != 1:
+            raise TypeError(
+                "new: wanted scores of the new rows against the same columns for this kernel, got "
+                f"{type(points).__name__}; points are enough for qk.scores.distance(X, Y) of at most 16 "
+                "dimensions"
+            )
+        _, y, beta, n_negative = t.distances[0]
+        if n_negative:
+            raise TypeError("new: wanted scores for an indefinite metric, got points")
+        return distance(points, self.scores.backend.give(y), beta=beta)
 
     @property
     def cost(self) -> Figure:

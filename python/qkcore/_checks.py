@@ -64,6 +64,33 @@ def real_array(name: str, value: npt.ArrayLike) -> Real:
     return array
 
 
+def converted(name: str, value: npt.ArrayLike, dtype: np.dtype[Any], other: str) -> Real:
+    """Numbers in this dtype, for vectors: a view of an array that has it, else a copy."""
+    if type(value) is np.ndarray and value.dtype == dtype:
+        return real_array(name, value)
+    if hasattr(value, "__dlpack_device__"):
+        _refuse_device(name, value)
+    try:
+        given = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{name}: wanted an array of numbers, got {shown(value)} ({error})"
+        ) from None
+    if isinstance(value, np.ma.MaskedArray) or given.dtype.kind not in "biuf":
+        return real_array(name, value)  # says what was wanted
+    with np.errstate(over="ignore"):
+        array = given.astype(dtype)
+    if dtype == _FLOAT32 and given.dtype.itemsize > 4 and given.dtype.kind == "f":
+        lost = np.isinf(array) & np.isfinite(given) | (array == 0) & (given != 0)
+        if lost.any():
+            at = np.unravel_index(int(np.argmax(lost)), lost.shape)
+            raise OverflowError(
+                f"{name}: wanted numbers that float32 can hold like {other}, got {given[at]:.3g}; pass "
+                "float64 data"
+            )
+    return array
+
+
 def _refuse_device(name: str, value: object) -> None:
     from . import _device
 
@@ -278,6 +305,14 @@ def integer(name: str, value: object, *, any_size: bool = False) -> int:
             f"{name}: wanted an integer of 64 bits, got one of {out.bit_length()} bits"
         )
     return out
+
+
+def index(name: str, value: object, n: int) -> int:
+    """The number of one of n things, counted from the end if it is negative."""
+    k = integer(name, value)
+    if not -n <= k < n:
+        raise IndexError(f"{name}: wanted {-n} to {n - 1}, got {k}")
+    return k % n
 
 
 def integer_within(name: str, value: object, first: int, last: int, what: str) -> int:

@@ -149,8 +149,7 @@ def law(name: str, rho: npt.ArrayLike, P: Markov) -> Real:
     """A probability vector of the chain's length and dtype."""
     if _device.on_device(rho):
         rho = _device.to_host(name, rho)
-    array = _checks.real_array(name, rho)
-    _checks.same_dtype(name, array, P.dtype, "the operator")
+    array = _checks.converted(name, rho, P.dtype, "the operator")
     _checks.core_shape(name, array.shape, (P.shape[0],), "as the states of the chain")
     if array.ndim != 1:
         raise ValueError(f"{name}: wanted shape ({P.shape[0]},), got {array.shape}; pass one law")

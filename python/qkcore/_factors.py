@@ -15,6 +15,7 @@ import numpy.typing as npt
 from . import _checks, _device
 from ._config import resolve_threads
 from ._lazy_scores import Real, Scores
+from ._linear import LinearMap
 from ._native import cpu
 from .operators import KernelOperator, MarkovOperator, kernel
 
@@ -40,11 +41,8 @@ class NegativeEntries:
     """the sum of the negative entries"""
 
 
-class Factored:
+class Factored(LinearMap):
     """:math:`K_{ij} = \\prod_e \\sum_c L^e_{ic} R^e_{cj}`: applied through its factors, never formed."""
-
-    # So that `array @ kernel` comes to us and not to NumPy's loops.
-    __array_ufunc__ = None
 
     # Components first, points contiguous: what the engine streams.
     _left: tuple[Real, ...]
@@ -81,12 +79,6 @@ class Factored:
         values = _right_hand_sides("U", U, self, axis=1)
         return self.T._product(values.T, threads).T
 
-    def __matmul__(self, V: npt.ArrayLike) -> Real:
-        return self.apply(V)
-
-    def __rmatmul__(self, U: npt.ArrayLike) -> Real:
-        return self.apply_left(U)
-
     def _product(self, values: Real, n_threads: int) -> Real:
         if len(self._left) == 1:  # a plain matrix: two products by BLAS
             out: Real = self._left[0].T @ (self._right[0] @ values)
@@ -96,8 +88,9 @@ class Factored:
         found = cpu.factored_product(self._left, self._right, z, n_threads)
         return found[0] if vector else found.T
 
-    def to_numpy(self) -> Real:
-        """The kernel as an array (N, M)."""
+    def to_numpy(self, *, n_threads: int | None = None) -> Real:
+        """The kernel as an array (N, M), by BLAS, which has its own threads."""
+        resolve_threads(n_threads)
         return self._rows(0, self.shape[0])
 
     def _rows(self, start: int, stop: int) -> Real:

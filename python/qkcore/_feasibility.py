@@ -187,9 +187,9 @@ def usable_entries(s: Scores, mu: npt.ArrayLike, nu: npt.ArrayLike) -> npt.NDArr
            [False, False,  True]])
     """
     from ._bridge_problem import _marginal
-    from .operators import _scores_argument
+    from .operators import scores_argument
 
-    s = _scores_argument(s)
+    s = scores_argument(s)
     rows, cols = _marginal("mu", mu, s, 0), _marginal("nu", nu, s, 1)
     if s.ndim != 2 or math.prod(s.shape) > MAX_ENTRIES:
         raise ValueError(

@@ -26,6 +26,7 @@ WEIGHTS = {name: code for code, name in enumerate(cpu.WEIGHTS)}
 # points; above, from |x|^2 - 2<x,y> + |y|^2 on centred data, at the speed of a matrix product and
 # with an error of a few eps * beta * (|x|^2 + |y|^2).
 DIRECT_DISTANCE_MAX_DIM = 16
+_MINUS_INF = 4  # of cpu.scan's flags
 
 
 class _Normalizer:
@@ -93,13 +94,12 @@ class Host:
     ) -> list[tuple[Real, float]]:
         found = []
         for name, value, length in named:
-            array = _checks.real_array(name, value)
+            array = _checks.converted(name, value, dtype, "the scores")
             if array.ndim < 1:
                 raise ValueError(
                     f"{name}: wanted shape (..., {length}), got a single number; "
                     f"pass np.full({length}, value)"
                 )
-            _checks.same_dtype(name, array, dtype, "the scores")
             _checks.core_shape(name, array.shape, (length,), "as the scores")
             found.append((array, _checks.finite(name, array, minus_inf=True)))
         return found
@@ -155,6 +155,18 @@ class Host:
             for part, n in zip(core, array.shape[lead:], strict=True)
         )
         return array[(*at, *own)]
+
+    def indexed(self, array: Any, index: tuple[Any, ...], core: int) -> Any:
+        lead = array.ndim - core
+        own = index[len(index) - lead :]  # missing axes broadcast, and so do those of length 1
+        at = tuple(
+            (0 if hasattr(i, "__index__") else slice(None)) if n == 1 else i
+            for i, n in zip(own, array.shape, strict=False)
+        )
+        return array[at]
+
+    def has_minus_inf(self, array: Real) -> bool:
+        return bool(cpu.scan(array, get_num_threads())[0] & _MINUS_INF)
 
     def part(self, array: Real, index: Any) -> Real:
         out: Real = array[index]

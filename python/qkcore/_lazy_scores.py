@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -196,12 +197,63 @@ class Scores:
         )
         return self._with(terms, batch=(), shape=(n_rows, n_cols))
 
+    # ---- problems of a batch ------------------------------------------------------------------
+
+    def __bool__(self) -> bool:  # scores are something, however many problems they have
+        return True
+
+    def __len__(self) -> int:
+        """The length of the first batch axis, or the number of ragged blocks."""
+        if self.terms.offsets is not None:
+            return len(self.terms.offsets[0]) - 1
+        if not self.batch:
+            raise TypeError("len: wanted scores with batch axes, got one problem; see shape")
+        return self.batch[0]
+
+    def __getitem__(self, index: Any) -> Scores:
+        """Problems of a batch, by integers and slices for its leading axes: ``s[2]``, ``s[0, :3]``.
+
+        Block k of ragged scores is ``s[k]``. For rows see :meth:`rows`.
+        """
+        if self.terms.offsets is not None:
+            return self._problem(_checks.index("index", index, len(self)))
+        if not self.batch:
+            raise TypeError(
+                f"index: wanted scores with batch axes, got one problem of shape {self.shape}; rows(first, "
+                "last) takes rows, to_numpy() gives entries"
+            )
+        try:
+            batch = np.broadcast_to(np.int8(0), self.batch)[index].shape
+        except IndexError:
+            raise IndexError(
+                f"index: wanted problems of the batch {self.batch}, got {index!r}"
+            ) from None
+        parts = index if isinstance(index, tuple) else (index,)
+        if not all(isinstance(part, slice) or hasattr(part, "__index__") for part in parts):
+            raise TypeError(f"index: wanted integers and slices for batch axes, got {index!r}")
+        full = parts + (slice(None),) * (len(self.batch) - len(parts))
+
+        def taken(core: int) -> Any:
+            return lambda array: self.backend.indexed(array, full, core)
+
+        terms = self.terms.map(x=taken(2), y=taken(2), z=taken(2), r=taken(1), c=taken(1))
+        return self._with(terms, batch=batch)
+
+    def __iter__(self) -> Iterator[Scores]:
+        return (self[k] for k in range(len(self)))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return computed("scores", self.to_numpy(), dtype, copy)
+
     # ---- algebra ------------------------------------------------------------------------------
 
     def __add__(self, other: object) -> Scores:
         """Logit sum: the product of experts (DAC A.3). Shapes broadcast over batch axes."""
         if not isinstance(other, Scores):
-            return NotImplemented
+            array = self._array_term("s + array", other)
+            if array is None:
+                return NotImplemented
+            other = array
         self.backend.joined(self, other)
         if other.dtype != self.dtype:
             raise TypeError(
@@ -239,26 +291,81 @@ class Scores:
         return mine
 
     def __mul__(self, factor: object) -> Scores:
-        """Scores times a positive number (an inverse temperature)."""
+        """Scores times a number other than 0 (an inverse temperature). Masks stay masks.
+
+        A negative number turns closest into farthest; it is refused where -inf masks entries of arrays.
+        """
         if isinstance(factor, (Scores, np.ndarray)):
             return NotImplemented
-        c = _checks.positive("factor", factor)
+        c = _checks.number("factor", factor)
+        if c == 0:
+            raise ValueError(
+                "factor: wanted a number other than 0, got 0; scores of 0 are no scores"
+            )
+        if c < 0 and any(self.backend.has_minus_inf(x) for x in self.terms.numbers):
+            raise ValueError(
+                f"factor: wanted a number > 0 for scores in which -inf masks entries, got {c:g}; mask them "
+                "by masked(), which a sign does not touch"
+            )
         # Checked before the shifts are multiplied: they must not overflow on the way.
-        _checks.no_overflow("scores", c * self.bound, self.dtype)
-        _checks.representable("factor", c, self.dtype)
+        _checks.no_overflow("scores", abs(c) * self.bound, self.dtype)
+        _checks.representable("factor", abs(c), self.dtype)
+
+        def scaled(b: float) -> float:
+            _checks.representable("factor * beta", abs(c * b), self.dtype)
+            return c * b
+
         return self._with(
-            self.terms.scaled(
-                lambda b: _checks.representable("factor * beta", c * b, self.dtype),
-                lambda r: self.backend.scaled(r, c),
-            ),
-            bound=c * self.bound,
+            self.terms.scaled(scaled, lambda r: self.backend.scaled(r, c)),
+            bound=abs(c) * self.bound,
         )
 
     __rmul__ = __mul__
 
     def __truediv__(self, temperature: object) -> Scores:
-        """Scores over a positive temperature."""
-        return self * (1.0 / _checks.positive("temperature", temperature))
+        """Scores over a temperature."""
+        number = _checks.number("temperature", temperature)
+        if number == 0:
+            raise ValueError("temperature: wanted a number other than 0, got 0")
+        return self * (1.0 / number)
+
+    def __neg__(self) -> Scores:
+        """The scores with the other sign; see ``*``."""
+        return self * -1.0
+
+    def __sub__(self, other: object) -> Scores:
+        """The logarithm of a quotient of kernels: s + (-t)."""
+        if isinstance(other, Scores):
+            return self + (-other)
+        array = self._array_term("s - array", other)
+        return NotImplemented if array is None else self + (-array)
+
+    def __rsub__(self, other: object) -> Scores:
+        array = self._array_term("array - s", other)
+        return NotImplemented if array is None else array + (-self)
+
+    def __radd__(self, other: object) -> Scores:
+        array = self._array_term("array + s", other)
+        return NotImplemented if array is None else array + self
+
+    def _array_term(self, what: str, value: object) -> Scores | None:
+        """An array (..., N, M) beside scores, as a dense term."""
+        if isinstance(value, (int, float)):
+            raise TypeError(
+                f"{what}: wanted scores or an array (..., N, M), got {value!r}; a constant cancels in every "
+                "softmax and bridge: leave it out, or shift the rows"
+            )
+        if not hasattr(value, "shape") or not hasattr(value, "dtype"):
+            return None
+        if len(value.shape) < 2:
+            raise ValueError(
+                f"{what}: wanted an array (..., N, M), got shape {tuple(value.shape)}; shift(rows=...) or "
+                "shift(columns=...) adds vectors"
+            )
+        from .scores import dense
+
+        array: Any = value
+        return dense(array)
 
     # ---- masks and shifts ---------------------------------------------------------------------
 
@@ -418,3 +525,12 @@ class Scores:
         place = "" if self.device == "cpu" else f", device={self.device!r}"
         parts = ", ".join(self.terms.counts())
         return f"Scores(shape={self.shape}, dtype={self.dtype}{place}, {parts})"
+
+
+def computed(name: str, array: Real, dtype: Any, copy: bool | None) -> npt.NDArray[Any]:
+    """What ``np.asarray`` gets of something lazy: an array that has just been made."""
+    if copy is False:
+        raise ValueError(
+            f"{name}: wanted copy=None or True, got False; the array has to be computed"
+        )
+    return array if dtype is None else array.astype(dtype, copy=False)

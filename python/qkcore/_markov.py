@@ -10,6 +10,7 @@ import numpy.typing as npt
 from . import _checks, _dynamics
 from ._dynamics import CurrentNorms, Regime
 from ._lazy_scores import Real
+from ._linear import LinearMap
 
 __all__ = ["Composition", "Markov"]
 
@@ -17,24 +18,12 @@ __all__ = ["Composition", "Markov"]
 _BLOCK = 256
 
 
-class Markov:
+class Markov(LinearMap):
     """A stochastic matrix known by its products: rows sum to 1 (``axis`` 1) or columns do (0)."""
 
     __slots__ = ()
-    # So that `array @ operator` comes to us and not to NumPy's loops.
-    __array_ufunc__ = None
 
     axis: int
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """(..., N, M): batch axes, rows, columns."""
-        raise NotImplementedError
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """float32 or float64, as the data came."""
-        raise NotImplementedError
 
     @property
     def T(self) -> Markov:
@@ -51,18 +40,6 @@ class Markov:
         """Whether rows and columns both sum to 1 by construction."""
         return False
 
-    def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
-        """The product with V of shape (..., M, k) or (..., M): ``A @ V`` on given threads."""
-        raise NotImplementedError
-
-    def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
-        """The product from the left with U of shape (..., N) or (..., k, N): ``U @ A``."""
-        raise NotImplementedError
-
-    def to_numpy(self, *, n_threads: int | None = None) -> Real:
-        """The operator as an array (..., N, M)."""
-        raise NotImplementedError
-
     # ---- products ---------------------------------------------------------------------------
 
     @overload
@@ -73,9 +50,6 @@ class Markov:
         if isinstance(V, Markov):
             return _compose(self, V)
         return self.apply(V)
-
-    def __rmatmul__(self, U: npt.ArrayLike) -> Real:
-        return self.apply_left(U)
 
     def __pow__(self, t: int) -> Composition:
         """t steps of the chain, as t products: never a power of the array."""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypedDict, overload
 import numpy as np
 import numpy.typing as npt
 
-from . import _device, _pieces
+from . import _checks, _device, _pieces, scores
 from ._bridge_batch import solve_batch
 from ._bridge_check import (
     Conditions,
@@ -25,7 +25,7 @@ from ._bridge_check import (
     widened,
 )
 from ._bridge_kernels import GivenKernel, ScoresKernel, SweepKernel, is_given
-from ._bridge_problem import _TOL, _marginal, _memory
+from ._bridge_problem import _TOL, _marginal, _memory, uniform_marginals
 from ._bridge_report import Callback
 from ._bridge_result import SchrodingerBridge
 from ._bridge_solve import ask
@@ -35,7 +35,7 @@ from ._factored_bridge import FactoredBridge, solve_factored
 from ._factors import Factored
 from ._given_bridge import GivenBridge
 from ._lazy_scores import Scores
-from .operators import MarkovOperator, _scores_argument
+from .operators import MarkovOperator, scores_argument
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -60,7 +60,19 @@ class _Options(TypedDict, total=False):
 
 @overload
 def bridge(
-    kernel: Scores, mu: npt.ArrayLike, nu: npt.ArrayLike, **options: Unpack[_Options]
+    kernel: Scores,
+    mu: npt.ArrayLike | None = None,
+    nu: npt.ArrayLike | None = None,
+    **options: Unpack[_Options],
+) -> SchrodingerBridge: ...
+@overload
+def bridge(
+    *,
+    cost: npt.ArrayLike,
+    epsilon: float,
+    mu: npt.ArrayLike | None = None,
+    nu: npt.ArrayLike | None = None,
+    **options: Unpack[_Options],
 ) -> SchrodingerBridge: ...
 @overload
 def bridge(
@@ -71,10 +83,12 @@ def bridge(
     kernel: Factored, mu: npt.ArrayLike, nu: npt.ArrayLike, **options: Unpack[_Options]
 ) -> FactoredBridge: ...
 def bridge(
-    kernel: Scores | Factored | SweepKernel,
-    mu: npt.ArrayLike,
-    nu: npt.ArrayLike,
+    kernel: Scores | Factored | SweepKernel | None = None,
+    mu: npt.ArrayLike | None = None,
+    nu: npt.ArrayLike | None = None,
     *,
+    cost: npt.ArrayLike | None = None,
+    epsilon: float | None = None,
     tol: float | None = None,
     max_iter: int = 10_000,
     solver: str = "auto",
@@ -88,8 +102,10 @@ def bridge(
 ) -> SchrodingerBridge | FactoredBridge | GivenBridge:
     """The Schrödinger bridge from mu (..., N) to nu (..., M) over the kernel exp(s) (DAC-7).
 
-    The kernel is taken as given: no hidden factor, no hidden temperature. Weights of 0 are exact.
-    Batched and ragged scores are solved in one call, every problem for itself.
+    The kernel is taken as given: no hidden factor, no hidden temperature. ``cost`` and ``epsilon`` instead of
+    it mean the scores -cost / epsilon (an infinite cost forbids a pair): entropic optimal transport. mu and
+    nu are converted to the dtype of the scores; left out, they are uniform. Weights of 0 are exact. Batched
+    and ragged scores are solved in one call, every problem for itself.
 
     ``solver``:
 
@@ -154,8 +170,21 @@ def bridge(
         "n_threads": n_threads,
     }
     shown: dict[str, Any] = {"callback": callback, "progress": progress}
+    if cost is not None or epsilon is not None:
+        if kernel is not None:
+            raise TypeError(
+                "kernel: wanted None beside cost and epsilon, got both; give one of them"
+            )
+        kernel = scores_of_cost(cost, epsilon)
+    if isinstance(kernel, (Scores, MarkovOperator)):
+        kernel = scores_argument(kernel, "kernel")
+        mu, nu = uniform_marginals(kernel, mu, nu)
+    if kernel is not None and (mu is None or nu is None):
+        name = "mu" if mu is None else "nu"
+        raise TypeError(f"{name}: wanted weights beside a kernel that is not scores, got None")
+    weights: tuple[Any, Any] = mu, nu
     if isinstance(kernel, Factored):
-        return solve_factored(kernel, mu, nu, on_fail=fails, **options, **shown)
+        return solve_factored(kernel, weights[0], weights[1], on_fail=fails, **options, **shown)
     if _device.is_factored(kernel):
         raise TypeError(
             f"kernel: wanted scores for a bridge on a device, got {kernel!r}; factored kernels are "
@@ -163,18 +192,18 @@ def bridge(
         )
     there = _device.is_scores(kernel)
     if not there and not isinstance(kernel, (Scores, MarkovOperator)) and is_given(kernel):
-        fields = ask(GivenKernel(kernel), mu, nu, **options).solved(**shown)
+        fields = ask(GivenKernel(kernel), *weights, **options).solved(**shown)
         return settle(GivenBridge(kernel=kernel, **fields), fails)
-    s: Any = kernel if there else _scores_argument(kernel)
+    s: Any = kernel if there else scores_argument(kernel, "kernel")
     alone = not s.batch and (there or s.terms.offsets is None)
     if not alone and (callback is not None or progress):
         raise ValueError("kernel: wanted one problem for a callback or a progress bar, got a batch")
     if there:
         from ._device._bridge import solved
 
-        fields = solved(s, mu, nu, max_memory=memory, **shown, **options)
+        fields = solved(s, weights[0], weights[1], max_memory=memory, **shown, **options)
         return settle(SchrodingerBridge(scores=s, **fields), fails)
-    asked = ask(ScoresKernel(s, memory), mu, nu, **options)
+    asked = ask(ScoresKernel(s, memory), *weights, **options)
     if not alone:
         return settle(solve_batch(asked), fails)
     return settle(SchrodingerBridge(scores=s, **asked.solved(**shown)), fails)
@@ -200,7 +229,7 @@ def sinkhorn(
     >>> B.to_numpy().sum(axis=0)
     array([1., 1., 1.])
     """
-    s = _scores_argument(s)
+    s = scores_argument(s)
     if s.ndim != 2 or s.shape[0] != s.shape[1]:
         raise ValueError(f"s: wanted square scores (N, N), got shape {s.shape}; see qk.bridge")
     if s.terms.offsets is not None:
@@ -231,7 +260,7 @@ def _require_converged(found: Any) -> None:
 
 def semi_relaxed(
     kernel: Scores,
-    mu: npt.ArrayLike,
+    mu: npt.ArrayLike | None = None,
     *,
     reference: npt.ArrayLike | None = None,
     n_threads: int | None = None,
@@ -247,7 +276,8 @@ def semi_relaxed(
     >>> qk.semi_relaxed(s, np.ones(1), reference=np.array([1.0, 3.0])).plan()
     array([[0.25, 0.75]])
     """
-    s = _scores_argument(kernel)
+    s = scores_argument(kernel, "kernel")
+    mu, _ = uniform_marginals(s, mu, None)
     if _device.is_scores(s):
         return _semi_relaxed_on_device(s, mu, reference)
     rows = _marginal("mu", mu, s, 0)
@@ -304,6 +334,22 @@ def semi_relaxed(
         penalty=(math.inf, 0.0),
         **figures,
     )
+
+
+def scores_of_cost(cost: Any, epsilon: float | None) -> Scores:
+    """-cost / epsilon as scores."""
+    for name, value in (("cost", cost), ("epsilon", epsilon)):
+        if value is None:
+            raise TypeError(f"{name}: wanted cost and epsilon together, got None")
+    temperature = _checks.positive("epsilon", epsilon)
+    if _device.on_device(cost):
+        return -scores.dense(cost) / temperature
+    array = _checks.real_array("cost", cost)
+    if np.isneginf(array).any():
+        raise ValueError("cost: wanted numbers above -inf (inf forbids a pair), got -inf")
+    if np.isposinf(array).any():
+        return scores.dense(-array) / temperature
+    return -scores.dense(array) / temperature
 
 
 def _semi_relaxed_on_device(s: Scores, mu: Any, reference: Any) -> SchrodingerBridge:

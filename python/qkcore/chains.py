@@ -17,7 +17,7 @@ from ._bridge_result import SolvedBridge
 from ._bridge_solve import ask
 from ._convergence import on_fail_option, settle
 from ._lazy_scores import Real, Scores
-from .operators import MarkovOperator, _scores_argument, softmax
+from .operators import MarkovOperator, scores_argument, softmax
 
 __all__ = ["BridgeChain", "bridge_chain"]
 
@@ -94,7 +94,7 @@ def bridge_chain(
     np.int64(1)
     """
     fails = on_fail_option(on_fail)
-    chain = tuple(_scores_argument(s) for s in kernels)
+    chain = tuple(scores_argument(s, f"kernels[{k}]") for k, s in enumerate(kernels))
     if not chain:
         raise ValueError("kernels: wanted at least one, got none")
     for k, s in enumerate(chain):

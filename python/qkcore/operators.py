@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,19 +14,21 @@ from ._bridge_check import widened
 from ._dynamics import CurrentNorms
 from ._host import WEIGHTS
 from ._lazy_scores import Real, Scores
+from ._linear import LinearMap
 from ._markov import Markov
 from ._native import cpu
+from ._reading import LargestWeights, largest_weights, log_visible
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["KernelOperator", "MarkovOperator", "kernel", "softmax"]
 
 
-class _Operator:
+class _Operator(LinearMap):
     """A matrix w(s_ij) that is applied, never formed."""
 
     __slots__ = ("_scores",)
-    # So that `array @ operator` comes to us and not to the array library's own product.
-    __array_ufunc__ = None
-    __array_priority__ = 1000.0
 
     _scores: Scores
 
@@ -101,6 +104,20 @@ class _Operator:
     def T(self) -> _Operator:
         raise NotImplementedError
 
+    def __bool__(self) -> bool:  # an operator is something, however many problems it has
+        return True
+
+    def __len__(self) -> int:
+        """The length of the first batch axis."""
+        return len(self._scores)
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[k] for k in range(len(self)))
+
+    def __getitem__(self, index: Any) -> Self:
+        """Operators of a batch, by integers and slices for its leading axes: ``A[0, 2]`` is one head."""
+        raise NotImplementedError
+
     def _product(self, values: Any, target: Any, at: int) -> Any:
         raise NotImplementedError
 
@@ -153,9 +170,14 @@ class MarkovOperator(_Operator, Markov):
         if self._transposed is None:
             self._transposed = MarkovOperator(self._scores.T, 1 - self.axis, bridge=self.bridge)
             self._transposed._normalizer_cell = self._normalizer_cell
-            self._transposed._rows_first = self._rows_first or self._transposed._rows_first
+            if self._rows_first is not None:
+                self._transposed._rows_first = self._rows_first
             self._transposed._solve_errors = self._solve_errors
         return self._transposed
+
+    def __getitem__(self, index: Any) -> Self:
+        """Operators of a batch, by integers and slices for its leading axes: ``A[0, 2]`` is one head."""
+        return type(self)(self._scores[index], self.axis)
 
     @property
     def bistochastic(self) -> bool:
@@ -237,6 +259,52 @@ class MarkovOperator(_Operator, Markov):
     def entropy(self, *, n_threads: int | None = None, stream: Any = None) -> Real:
         """:math:`-\\sum_j p_{ij}\\log p_{ij}` of each row (axis 1) or column (axis 0)."""
         return self._moment("entropy", n_threads, stream)
+
+    def normalized_entropy(self, *, n_threads: int | None = None) -> Real:
+        """The entropy of each row (axis 1) or column (axis 0) over its largest possible, the logarithm of how
+        many entries are not masked: 0 to 1; 0 where fewer than two are left.
+
+        >>> import numpy as np, qkcore as qk
+        >>> qk.softmax(qk.scores.dense(np.zeros((3, 3))).causal()).normalized_entropy()
+        array([0., 1., 1.])
+        """
+        entropy = self._host_vector(self.entropy(n_threads=n_threads))
+        largest = np.asarray(log_visible(self._by_rows(), n_threads), np.float64)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(largest > 0, np.clip(entropy / largest, 0, 1), 0.0)
+        return self._given(share.astype(self.dtype))
+
+    def column_mass(
+        self, weights: npt.ArrayLike | None = None, *, n_threads: int | None = None
+    ) -> Real:
+        """The mass that each column receives, (..., M): ``weights @ A``, of equal weights by default.
+
+        Columns that receive much more than 1 / M are attention sinks, see :meth:`sinks`.
+        """
+        if weights is None:
+            n, b = self.shape[-2], self._scores.backend
+            weights = b.give(b.from_host(np.full(n, 1 / n, self.dtype)))
+        return self.apply_left(weights, n_threads=n_threads)
+
+    def sinks(self, factor: float = 10.0, *, n_threads: int | None = None) -> npt.NDArray[np.bool_]:
+        """True for columns that receive more than ``factor`` times the average mass, (..., M); NumPy."""
+        share = _checks.positive("factor", factor) / self.shape[-1]
+        mass = self._host_vector(self.column_mass(n_threads=n_threads))
+        flags: npt.NDArray[np.bool_] = mass > share * mass.sum(axis=-1, keepdims=True)
+        return flags
+
+    def top_k(self, k: int, *, n_threads: int | None = None) -> LargestWeights:
+        """The k largest weights of every row and their columns, in O(N k) memory; NumPy arrays.
+
+        >>> import numpy as np, qkcore as qk
+        >>> A = qk.softmax(qk.scores.dense(np.log(np.array([[0.2, 0.5, 0.3]]))))
+        >>> A.top_k(2).columns
+        array([[1, 2]])
+        """
+        return largest_weights(self, _checks.integer("k", k), n_threads)
+
+    def _host_vector(self, array: Any) -> Any:
+        return self._scores.backend.here("array", array)
 
     def expected_score(self, *, n_threads: int | None = None, stream: Any = None) -> Real:
         """:math:`\\sum_j p_{ij} s_{ij}` of each row (axis 1) or column (axis 0); 0 if empty."""
@@ -361,11 +429,9 @@ class KernelOperator(_Operator):
         """The transposed operator."""
         return KernelOperator(self._scores.T, self.weight)
 
-    def __matmul__(self, V: npt.ArrayLike) -> Real:
-        return self.apply(V)
-
-    def __rmatmul__(self, U: npt.ArrayLike) -> Real:
-        return self.apply_left(U)
+    def __getitem__(self, index: Any) -> Self:
+        """Kernels of a batch, by integers and slices for its leading axes."""
+        return type(self)(self._scores[index], self.weight)
 
     def _product(self, values: Any, target: Any, at: int) -> Any:
         return self._scores.backend.product(self._scores, self.weight, values, target, at)[0]
@@ -394,7 +460,7 @@ def softmax(s: Scores, axis: int = 1) -> MarkovOperator:
     >>> np.array([0.5, 0.5]) @ A
     array([0.38447071, 0.61552929])
     """
-    return MarkovOperator(_scores_argument(s), _checks.axis(axis))
+    return MarkovOperator(scores_argument(s), _checks.axis(axis))
 
 
 def kernel(s: Scores, weight: str = "exp") -> KernelOperator:
@@ -411,13 +477,14 @@ def kernel(s: Scores, weight: str = "exp") -> KernelOperator:
             f"weight: wanted one of {', '.join(map(repr, names))}, got {weight!r}; "
             "for a normalised operator use qk.softmax"
         )
-    return KernelOperator(_scores_argument(s), weight)
+    return KernelOperator(scores_argument(s), weight)
 
 
-def _scores_argument(s: object) -> Scores:
+def scores_argument(s: object, name: str = "s") -> Scores:
+    """Scores, or an error that names the argument."""
     if not isinstance(s, Scores):
         raise TypeError(
-            f"s: wanted scores, got {type(s).__name__}; "
+            f"{name}: wanted scores, got {type(s).__name__}; "
             "wrap an array with qk.scores.dense(array) or build scores from points"
         )
     return s

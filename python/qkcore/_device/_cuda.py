@@ -142,6 +142,17 @@ class Cuda(Context):
     def one(self, array: Any, index: tuple[int, ...], core: tuple[slice, ...]) -> Any:
         return one_of(array, index, len(core))
 
+    def indexed(self, array: Any, index: tuple[Any, ...], core: int) -> Any:
+        if not all(hasattr(i, "__index__") for i in index):
+            raise NotImplementedError(
+                f"index: wanted one integer for every batch axis of scores on {self.place}, got {index}"
+            )
+        lead = array.ndim - core
+        return one_of(array, tuple(int(i) for i in index[len(index) - lead :]), core)
+
+    def has_minus_inf(self, array: Any) -> bool:
+        return bool(self.figures(("scores", array, None))[0]["minus_inf"])
+
     def part(self, array: Any, index: Any) -> Any:
         return self.give(one_of(self.take("batch", array), tuple(map(int, index)), 1))
 

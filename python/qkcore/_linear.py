@@ -1,0 +1,183 @@
+"""What every operator is to other libraries: a linear map with products, sums and multiples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _checks
+from ._lazy_scores import Real, computed
+
+__all__ = ["LinearMap", "OperatorSum"]
+
+
+class LinearMap:
+    """A real matrix (..., N, M) that is applied without being formed.
+
+    ``np.asarray(A)`` computes the matrix. ``scipy.sparse.linalg.aslinearoperator(A)`` takes it as it is, so
+    SciPy's eigensolvers and linear solvers do. ``A + B``, ``A - B``, ``2 * A`` are linear maps again.
+    """
+
+    __slots__ = ()
+    # So that `array @ operator` comes to us and not to the array library's own product.
+    __array_ufunc__ = None
+    __array_priority__ = 1000.0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., N, M): batch axes, rows, columns."""
+        raise NotImplementedError
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64, as the data came."""
+        raise NotImplementedError
+
+    @property
+    def T(self) -> LinearMap:
+        """The transposed matrix."""
+        raise NotImplementedError
+
+    def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """The product with V of shape (..., M, k) or (..., M)."""
+        raise NotImplementedError
+
+    def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """The product from the left with U of shape (..., N) or (..., k, N)."""
+        raise NotImplementedError
+
+    def to_numpy(self, *, n_threads: int | None = None) -> Real:
+        """The matrix as an array (..., N, M)."""
+        raise NotImplementedError
+
+    def __matmul__(self, V: Any) -> Any:
+        return self.apply(V)
+
+    def __rmatmul__(self, U: npt.ArrayLike) -> Real:
+        return self.apply_left(U)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
+        return computed("operator", self.to_numpy(), dtype, copy)
+
+    # ---- SciPy's names ------------------------------------------------------------------------------
+
+    def matvec(self, x: npt.ArrayLike) -> Real:
+        """``A @ x``."""
+        return self.apply(x)
+
+    def rmatvec(self, x: npt.ArrayLike) -> Real:
+        """``A.T @ x``."""
+        return self.T.apply(x)
+
+    def matmat(self, X: npt.ArrayLike) -> Real:
+        """``A @ X``."""
+        return self.apply(X)
+
+    def rmatmat(self, X: npt.ArrayLike) -> Real:
+        """``A.T @ X``."""
+        return self.T.apply(X)
+
+    # ---- sums and multiples -------------------------------------------------------------------------
+
+    def __add__(self, other: object) -> OperatorSum:
+        """The sum of two operators, applied one after the other."""
+        if not isinstance(other, LinearMap):
+            return NotImplemented
+        return OperatorSum((*_parts(self), *_parts(other)))
+
+    def __sub__(self, other: object) -> OperatorSum:
+        if not isinstance(other, LinearMap):
+            return NotImplemented
+        return self + (-1.0) * other
+
+    def __mul__(self, factor: object) -> OperatorSum:
+        """A number times the operator."""
+        if isinstance(factor, LinearMap) or hasattr(factor, "shape"):
+            return NotImplemented
+        c = _checks.number("factor", factor)
+        return OperatorSum(tuple([(c * a, A) for a, A in _parts(self)]))
+
+    __rmul__ = __mul__
+
+    def __truediv__(self, divisor: object) -> OperatorSum:
+        c = _checks.number("divisor", divisor)
+        if c == 0:
+            raise ZeroDivisionError("divisor: wanted a number other than 0, got 0")
+        return self * (1 / c)
+
+    def __neg__(self) -> OperatorSum:
+        return self * -1.0
+
+
+def _parts(A: LinearMap) -> tuple[tuple[float, LinearMap], ...]:
+    return A.parts if isinstance(A, OperatorSum) else ((1.0, A),)
+
+
+class OperatorSum(LinearMap):
+    """A sum of multiples of operators: ``0.5 * A + 0.5 * B``.
+
+    >>> import numpy as np, qkcore as qk
+    >>> A = qk.softmax(qk.scores.dense(np.zeros((2, 2))))
+    >>> B = qk.softmax(qk.scores.dense(np.log(np.array([[0.9, 0.1], [0.2, 0.8]]))))
+    >>> (0.5 * A + 0.5 * B) @ np.array([0.0, 1.0])
+    array([0.3 , 0.65])
+    """
+
+    __slots__ = ("parts",)
+
+    def __init__(self, parts: tuple[tuple[float, LinearMap], ...]) -> None:
+        first = parts[0][1]
+        for _, A in parts[1:]:
+            if A.shape[-2:] != first.shape[-2:]:
+                raise ValueError(
+                    f"A + B: wanted equal last two axes, got {first.shape} and {A.shape}"
+                )
+            if A.dtype != first.dtype:
+                raise TypeError(
+                    f"A + B: wanted operators of one dtype, got {first.dtype} and {A.dtype}; build one of "
+                    "them from converted data"
+                )
+            _checks.broadcast("A + B", first.shape[:-2], A.shape[:-2])
+        self.parts = parts
+        """pairs of a number and an operator"""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., N, M): batch axes, rows, columns."""
+        batch = np.broadcast_shapes(*(A.shape[:-2] for _, A in self.parts))
+        return (*batch, *self.parts[0][1].shape[-2:])
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """float32 or float64, that of all terms."""
+        return self.parts[0][1].dtype
+
+    @property
+    def T(self) -> OperatorSum:
+        """The transposed sum."""
+        return OperatorSum(tuple([(c, A.T) for c, A in self.parts]))
+
+    def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """``(a A + b B + ...) @ V``."""
+        return self._sum(lambda A: A.apply(V, n_threads=n_threads))
+
+    def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
+        """``U @ (a A + b B + ...)``."""
+        return self._sum(lambda A: A.apply_left(U, n_threads=n_threads))
+
+    def to_numpy(self, *, n_threads: int | None = None) -> Real:
+        """The sum as an array."""
+        return self._sum(lambda A: A.to_numpy(n_threads=n_threads))
+
+    def _sum(self, of: Any) -> Real:
+        total: Any = None
+        for c, A in self.parts:
+            term = of(A) * c
+            total = term if total is None else total + term
+        return np.asarray(total, self.dtype) if isinstance(total, np.ndarray) else total
+
+    def __repr__(self) -> str:
+        terms = " + ".join(f"{c:g} {type(A).__name__}" for c, A in self.parts)
+        return f"OperatorSum(shape={self.shape}, dtype={self.dtype}, {terms})"

@@ -1,0 +1,71 @@
+"""What people look at in attention: where the mass goes, how spread rows are, their largest weights."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from . import _checks
+from ._lazy_scores import Real, Scores
+
+if TYPE_CHECKING:
+    from .operators import MarkovOperator
+
+__all__ = ["LargestWeights", "largest_weights", "log_visible"]
+
+# Entries of the block of rows that is looked at in one go; Ctrl-C is heard between blocks.
+_ENTRIES = 2**22
+
+
+class LargestWeights(NamedTuple):
+    """The largest weights of every row, in falling order."""
+
+    weights: Real
+    """(..., N, k)"""
+    columns: npt.NDArray[np.intp]
+    """where they are, (..., N, k); masked entries weigh 0"""
+
+
+def largest_weights(P: MarkovOperator, k: int, n_threads: int | None) -> LargestWeights:
+    """By blocks of rows, in O(N k) memory."""
+    log_weights = P.log_weights
+    m = P.shape[-1]
+    _checks.integer_within("k", k, 1, m, "there are as many columns")
+    if log_weights.terms.offsets is not None:
+        raise ValueError("top_k: wanted scores that are not ragged; take the blocks one by one")
+    weights, columns = [], []
+    for rows in _blocks(log_weights):
+        block = rows.to_numpy(n_threads=n_threads)
+        found = np.argpartition(-block, k - 1, axis=-1)[..., :k] if k < m else None
+        at = np.broadcast_to(np.arange(m), block.shape) if found is None else found
+        values = np.take_along_axis(block, at, -1)
+        order = np.argsort(-values, axis=-1, kind="stable")
+        weights.append(np.exp(np.take_along_axis(values, order, -1)))
+        columns.append(np.take_along_axis(at, order, -1))
+    return LargestWeights(np.concatenate(weights, axis=-2), np.concatenate(columns, axis=-2))
+
+
+def log_visible(s: Scores, n_threads: int | None) -> Any:
+    """The logarithm of how many entries of each row are not masked, (..., N) or a number."""
+    terms = s.terms
+    if not any(s.backend.has_minus_inf(x) for x in terms.numbers):
+        if not (terms.masks or terms.banded or terms.offsets is not None):
+            return math.log(s.n_cols)
+        masks = terms._replace(dots=(), distances=(), dense=()).with_shifts((), ())
+        return s._with(masks, bound=0.0).logsumexp(n_threads=n_threads)
+    if terms.offsets is not None:
+        raise ValueError(
+            "normalized_entropy: wanted -inf in masks only for ragged scores, got it in an array"
+        )
+    counts = [np.isfinite(rows.to_numpy(n_threads=n_threads)).sum(axis=-1) for rows in _blocks(s)]
+    with np.errstate(divide="ignore"):
+        return np.log(np.concatenate(counts, axis=-1))
+
+
+def _blocks(s: Scores) -> Any:
+    n = s.n_rows
+    height = max(1, _ENTRIES // max(1, math.prod(s.batch) * s.n_cols))
+    return (s.rows(first, min(n, first + height)) for first in range(0, n, height))

@@ -1,0 +1,295 @@
+"""What people reach for: problems of a batch, arithmetic, arrays, SciPy, weights that are left out, costs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.sparse.linalg import aslinearoperator, eigs, gmres
+
+import qkcore as qk
+
+DTYPES = ("float32", "float64")
+
+
+def rng() -> np.random.Generator:
+    return np.random.default_rng(11)
+
+
+def batch_of_scores(dtype: str = "float64") -> Any:
+    """Every kind of term, some without batch axes, some of length 1 along them."""
+    r = rng()
+    X, Y = r.normal(size=(2, 3, 5, 4)).astype(dtype), r.normal(size=(3, 6, 4)).astype(dtype)
+    Z, mask = r.normal(size=(2, 1, 5, 6)).astype(dtype), r.random((1, 3, 5, 6)) < 0.8
+    s = qk.scores.dot(X, Y, beta=0.5) + qk.scores.distance(X[0, 0], Y) + qk.scores.dense(Z)
+    return s.masked(mask).shift(rows=r.normal(size=5).astype(dtype), columns=Y[:, :, 0].copy())
+
+
+INDICES = [
+    0,
+    -1,
+    (1, 2),
+    (-2, -1),
+    (slice(None), 1),
+    (0, slice(0, 2)),
+    slice(0, 1),
+    slice(None, None, -1),
+]
+
+
+@pytest.mark.parametrize("index", INDICES, ids=repr)
+def test_problems_of_a_batch(index: Any) -> None:
+    s = batch_of_scores()
+    array = s.to_numpy()
+    np.testing.assert_array_equal(s[index].to_numpy(), array[index])
+    A, K = qk.softmax(s), qk.kernel(s)
+    np.testing.assert_allclose(A[index].to_numpy(), A.to_numpy()[index], rtol=1e-14)
+    np.testing.assert_allclose(K[index].to_numpy(), K.to_numpy()[index], rtol=1e-14)
+    columns = qk.softmax(s, 0)
+    np.testing.assert_allclose(columns[index].to_numpy(), columns.to_numpy()[index], rtol=1e-13)
+
+
+def test_length_and_iteration() -> None:
+    s = batch_of_scores()
+    assert (len(s), len(s[0])) == (2, 3) and bool(s[0, 0]) and bool(qk.softmax(s))
+    for k, one in enumerate(qk.softmax(s)):
+        np.testing.assert_allclose(one.to_numpy(), qk.softmax(s).to_numpy()[k], rtol=1e-14)
+    blocks = qk.scores.dense(np.arange(25.0).reshape(5, 5)).ragged(np.array([0, 2, 5]))
+    assert len(blocks) == 2
+    np.testing.assert_array_equal(blocks[-1].to_numpy(), np.arange(25.0).reshape(5, 5)[2:, 2:])
+
+
+@pytest.mark.parametrize(
+    ("index", "error", "message"),
+    [
+        ((0, 0, 0), IndexError, r"index: wanted problems of the batch \(2, 3\), got \(0, 0, 0\)"),
+        (2, IndexError, r"index: wanted problems of the batch"),
+        ([0, 1], TypeError, r"index: wanted integers and slices"),
+    ],
+)
+def test_indices_that_are_refused(index: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        batch_of_scores()[index]
+    with pytest.raises(TypeError, match=r"rows\(first, last\) takes rows"):
+        batch_of_scores()[0, 0][0]
+    with pytest.raises(TypeError, match=r"len: wanted scores with batch axes"):
+        len(batch_of_scores()[0, 0])
+
+
+# ---- arithmetic -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_differences_and_arrays(dtype: str) -> None:
+    r = rng()
+    X, Y = r.normal(size=(7, 3)).astype(dtype), r.normal(size=(9, 3)).astype(dtype)
+    Z = r.normal(size=(7, 9)).astype(dtype)
+    s, t = qk.scores.dot(X, Y), qk.scores.distance(X, Y)
+    S, T, tol = s.to_numpy(), t.to_numpy(), 20 * float(np.finfo(dtype).eps)
+    for found, wanted in (
+        (-s, -S),
+        (-t, -T),
+        (s - t, S - T),
+        (s + Z, S + Z),
+        (Z + s, Z + S),
+        (s - Z, S - Z),
+        (Z - t, Z - T),
+        (-2.0 * t, -2 * T),
+        (s / -4.0, S / -4),
+        (-(t.causal()), np.where(np.tri(7, 9) > 0, -T, -np.inf)),
+    ):
+        np.testing.assert_allclose(found.to_numpy(), wanted, atol=tol * 40, rtol=tol)
+        assert found.bound >= np.abs(wanted[np.isfinite(wanted)]).max()
+        with np.errstate(divide="ignore"):
+            lse = np.log(np.exp(wanted.astype(float)).sum(axis=1))
+        np.testing.assert_allclose(found.logsumexp(), lse, atol=tol * 40, rtol=tol)
+
+
+def test_arithmetic_that_is_refused() -> None:
+    s = qk.scores.dense(np.array([[0.0, -np.inf]]))
+    with pytest.raises(
+        ValueError, match=r"factor: wanted a number > 0 for scores in which -inf masks"
+    ):
+        _ = -s
+    with pytest.raises(ValueError, match=r"factor: wanted a number other than 0"):
+        s * 0
+    with pytest.raises(TypeError, match=r"s \+ array: .* a constant cancels"):
+        s + 1.0
+    with pytest.raises(
+        ValueError, match=r"array - s: wanted an array \(\.\.\., N, M\), got shape \(2,\)"
+    ):
+        np.zeros(2) - s
+    with pytest.raises(TypeError, match="unsupported operand"):
+        s + "no"
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.floats(-3, 3).filter(lambda c: abs(c) > 1e-3), min_size=1, max_size=4))
+def test_sums_and_multiples_of_operators(factors: list[float]) -> None:
+    r = rng()
+    parts = [
+        qk.softmax(qk.scores.dense(r.normal(size=(6, 6)))),
+        qk.kernel(qk.scores.dot(r.normal(size=(6, 2))), "relu"),
+        qk.softmax(qk.scores.dense(r.normal(size=(6, 6))), 0).T,
+        qk.low_rank(r.normal(size=(6, 6)), 2),
+    ][: len(factors)]
+    total = sum((c * A for c, A in zip(factors[1:], parts[1:], strict=True)), factors[0] * parts[0])
+    array = sum(c * A.to_numpy() for c, A in zip(factors, parts, strict=True))
+    V = r.normal(size=(6, 2))
+    np.testing.assert_allclose(np.asarray(total), array, atol=1e-12)
+    np.testing.assert_allclose(total @ V, array @ V, atol=1e-12)
+    np.testing.assert_allclose(V.T @ total, V.T @ array, atol=1e-12)
+    np.testing.assert_allclose((-total / 2.0).T.to_numpy(), -array.T / 2, atol=1e-12)
+    np.testing.assert_allclose(
+        (total - parts[0]).to_numpy(), array - parts[0].to_numpy(), atol=1e-12
+    )
+
+
+def test_sums_of_operators_that_do_not_fit() -> None:
+    A = qk.softmax(qk.scores.dense(np.zeros((2, 3))))
+    B = qk.softmax(qk.scores.dense(np.zeros((3, 3))))
+    with pytest.raises(ValueError, match=r"A \+ B: wanted equal last two axes"):
+        A + B
+    with pytest.raises(TypeError, match=r"A \+ B: wanted operators of one dtype"):
+        B + qk.softmax(qk.scores.dense(np.zeros((3, 3), np.float32)))
+    with pytest.raises(TypeError, match="unsupported operand"):
+        A + 1
+
+
+def test_arrays_and_scipy() -> None:
+    r = rng()
+    X = r.normal(size=(30, 2))
+    A = qk.softmax(qk.scores.dot(X, W=r.normal(size=(2, 2))))
+    P = A.to_numpy()
+    np.testing.assert_array_equal(np.asarray(A), P)
+    assert np.asarray(A.scores, np.float32).dtype == np.float32
+    with pytest.raises(ValueError, match=r"copy=None or True"):
+        A.__array__(copy=False)
+    L = aslinearoperator(A)
+    np.testing.assert_allclose(L.matvec(X[:, 0]), P @ X[:, 0])
+    np.testing.assert_allclose(L.rmatvec(X[:, 0]), P.T @ X[:, 0])
+    np.testing.assert_allclose(L.matmat(X), P @ X)
+    np.testing.assert_allclose(aslinearoperator(A @ A).rmatmat(X), (P @ P).T @ X)
+    leading = np.sort(np.abs(np.linalg.eigvals(P)))[-2:]
+    np.testing.assert_allclose(np.sort(np.abs(eigs(L, k=2)[0])), leading, rtol=1e-8)
+    b = r.normal(size=30)
+    x, failed = gmres(aslinearoperator(qk.kernel(qk.scores.distance(X, beta=9.0))), b, rtol=1e-10)
+    assert not failed
+    np.testing.assert_allclose(np.exp(-9 * np.square(X[:, None] - X).sum(2)) @ x, b, atol=1e-8)
+
+
+# ---- reading attention ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["plain", "causal", "masked", "minus infinity", "batch"])
+def test_what_people_look_at_in_attention(kind: str) -> None:
+    r = rng()
+    Z = r.normal(size=(3, 6, 8) if kind == "batch" else (6, 8))
+    mask = r.random((6, 8)) < 0.5
+    mask[2] = False
+    mask[3] = np.arange(8) == 5
+    s = qk.scores.dense(np.where(mask, Z, -np.inf) if kind == "minus infinity" else Z)
+    s = {"causal": s.causal, "masked": lambda: s.masked(mask)}.get(kind, lambda: s)()
+    A = qk.softmax(s)
+    P, seen = A.to_numpy(), np.isfinite(s.to_numpy()).sum(axis=-1)
+    np.testing.assert_allclose(A.column_mass(), P.mean(axis=-2), rtol=1e-12)
+    weights = r.random(6)
+    np.testing.assert_allclose(A.column_mass(weights), weights @ P, rtol=1e-12)
+    found = A.top_k(3)
+    np.testing.assert_allclose(found.weights, -np.sort(-P, axis=-1)[..., :3], rtol=1e-12)
+    np.testing.assert_allclose(np.take_along_axis(P, found.columns, -1), found.weights, rtol=1e-12)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        entropy = -np.where(P > 0, P * np.log(P), 0).sum(axis=-1)
+        share = np.where(seen > 1, entropy / np.log(seen), 0)
+    np.testing.assert_allclose(A.normalized_entropy(), share, atol=1e-12)
+    mass = P.mean(axis=-2)
+    for factor in (0.5, 1.5):
+        wanted = mass > factor / 8 * mass.sum(axis=-1, keepdims=True)
+        np.testing.assert_array_equal(A.sinks(factor), wanted)
+
+
+def test_uniform_rows_have_normalised_entropy_one() -> None:
+    A = qk.softmax(qk.scores.dense(np.zeros((5, 5), np.float32)).causal())
+    np.testing.assert_allclose(A.normalized_entropy(), [0, 1, 1, 1, 1], atol=1e-6)
+    with pytest.raises(ValueError, match=r"k: wanted 1 to 5, got 6"):
+        A.top_k(6)
+
+
+# ---- bridges ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_weights_that_are_left_out_are_uniform(dtype: str) -> None:
+    Z = rng().normal(size=(4, 6)).astype(dtype)
+    s = qk.scores.dense(Z)
+    mu, nu = np.full(4, 1 / 4, dtype), np.full(6, 1 / 6, dtype)
+    wanted = qk.bridge(s, mu, nu).plan()
+    np.testing.assert_array_equal(qk.bridge(s).plan(), wanted)
+    np.testing.assert_array_equal(qk.bridge(s, mu).plan(), wanted)
+    np.testing.assert_array_equal(qk.bridge(s, nu=nu).plan(), wanted)
+    np.testing.assert_array_equal(qk.semi_relaxed(s).plan(), qk.semi_relaxed(s, mu).plan())
+    heavy = qk.bridge(s, 3 * mu)
+    assert heavy.converged and float(heavy.plan().sum()) == pytest.approx(3, rel=1e-5)
+    batch = qk.bridge(qk.scores.dense(np.stack([Z, -Z])), np.stack([mu, 2 * mu]))
+    np.testing.assert_allclose(batch.plan().sum(axis=(1, 2)), [1, 2], rtol=1e-5)
+    ragged = qk.bridge(s.ragged(np.array([0, 1, 4]), np.array([0, 4, 6])))
+    np.testing.assert_allclose(ragged.plan().sum(axis=0), [0.25] * 4 + [0.5] * 2, rtol=1e-5)
+
+
+def test_vectors_are_converted_to_the_dtype_of_the_scores() -> None:
+    Z = rng().normal(size=(3, 3)).astype(np.float32)
+    s, third = qk.scores.dense(Z), np.full(3, 1 / 3)
+    b = qk.bridge(s, third, [1 / 3] * 3)
+    assert b.converged and b.mu.dtype == b.plan().dtype == np.float32
+    assert qk.bridge(s, np.ones(3, int), [1, 1, 1]).converged
+    A = qk.softmax(s.shift(rows=[1, 2, 3]))
+    assert A.doob([1.0, 2.0, 3.0]).dtype == np.float32
+    assert A.regime(third).rho.dtype == np.float32
+    with pytest.raises(
+        OverflowError, match=r"mu: wanted numbers that float32 can hold .* got 1e-60"
+    ):
+        qk.bridge(s, np.array([1e-60, 0.5, 0.5]), third)
+    with pytest.raises(TypeError, match=r"mu: wanted float32 or float64"):
+        qk.bridge(s, np.array([1j, 1, 1]), third)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_costs_and_temperatures(dtype: str) -> None:
+    r = rng()
+    C = r.random((5, 7)).astype(dtype)
+    b = qk.bridge(cost=C, epsilon=0.1)
+    a = qk.bridge(qk.scores.dense((-C / np.asarray(0.1, dtype)).astype(dtype)))
+    np.testing.assert_allclose(b.plan(), a.plan(), atol=2 * a.tol)
+    C[0, 0] = np.inf
+    assert qk.bridge(cost=C, epsilon=0.1, nu=np.full(7, 1 / 7)).plan()[0, 0] == 0
+    with pytest.raises(TypeError, match="epsilon: wanted cost and epsilon together, got None"):
+        qk.bridge(cost=C)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="kernel: wanted None beside cost and epsilon"):
+        qk.bridge(qk.scores.dense(np.zeros_like(C)), cost=C, epsilon=1.0)  # type: ignore[call-overload]
+    with pytest.raises(TypeError, match="kernel: wanted scores, got NoneType"):
+        qk.bridge()  # type: ignore[call-overload]
+    with pytest.raises(ValueError, match="cost: wanted numbers above -inf"):
+        qk.bridge(cost=-C, epsilon=1.0)
+
+
+def test_out_of_sample_projection() -> None:
+    """The points of the fit get their projection; others what the closed form of one column per row says."""
+    r = rng()
+    X, Y, new = r.normal(size=(20, 2)), r.normal(size=(15, 2)) + 1, r.normal(size=(4, 2))
+    b = qk.bridge(qk.scores.distance(X, Y, beta=2.0))
+    np.testing.assert_allclose(b.transform(X, Y), b.project(Y), rtol=1e-12)
+    weights = np.exp(b.g - 2 * np.square(new[:, None] - Y).sum(axis=2))
+    wanted = weights @ Y / weights.sum(axis=1, keepdims=True)
+    np.testing.assert_allclose(b.transform(new, Y), wanted, rtol=1e-10)
+    found = b.transform(qk.scores.distance(new, Y, beta=2.0), Y)
+    np.testing.assert_allclose(found, wanted, rtol=1e-10)
+    c = qk.bridge(qk.scores.dot(X, Y))
+    with pytest.raises(TypeError, match="new: wanted scores of the new rows"):
+        c.transform(new, Y)
+    with pytest.raises(ValueError, match="new: wanted scores against 15 columns"):
+        c.transform(qk.scores.dot(new, X), Y)
+    assert math.isfinite(float(c.transform(qk.scores.dot(new, Y), Y).sum()))
