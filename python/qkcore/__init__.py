@@ -23,6 +23,7 @@ from . import (
     schedule,
     scores,
     simplex,
+    transport,
 )
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._convergence import ConvergenceError, ConvergenceWarning
@@ -30,7 +31,9 @@ from ._cpuid import version as __version__
 from ._dynamics import CurrentNorms, ReducibleChainError, Regime
 from ._feasibility import usable_entries
 from ._lazy_scores import Scores
+from ._linear import LinearMap, OperatorSum
 from ._markov import Composition
+from ._reading import LargestWeights
 from .bridges import GivenBridge, SchrodingerBridge, bridge, semi_relaxed, sinkhorn
 from .chains import BridgeChain, bridge_chain
 from .experts import DirectionalExperts, directional_experts, poe, total_variation
@@ -48,10 +51,19 @@ from .low_rank import (
     positive_features,
 )
 from .operators import KernelOperator, MarkovOperator, kernel, softmax
+from .transport import (
+    Barycenter,
+    barycenter,
+    c_transform,
+    free_barycenter,
+    sinkhorn_divergence,
+    wasserstein,
+)
 
 __all__ = [
     "AdaptiveIPF",
     "AttentionField",
+    "Barycenter",
     "BridgeChain",
     "Composition",
     "ConvergenceError",
@@ -61,9 +73,12 @@ __all__ = [
     "FactoredBridge",
     "GivenBridge",
     "KernelOperator",
+    "LargestWeights",
+    "LinearMap",
     "LowRank",
     "MarkovOperator",
     "NegativeEntries",
+    "OperatorSum",
     "ParticleFlow",
     "ProductOfFactors",
     "ReducibleChainError",
@@ -72,8 +87,10 @@ __all__ = [
     "Scores",
     "__version__",
     "adaptive_ipf",
+    "barycenter",
     "bridge",
     "bridge_chain",
+    "c_transform",
     "compression_errors",
     "config",
     "diagnostics",
@@ -81,6 +98,7 @@ __all__ = [
     "directional_experts",
     "divergence",
     "flow",
+    "free_barycenter",
     "gaussian",
     "get_num_threads",
     "isb",
@@ -99,7 +117,10 @@ __all__ = [
     "show_config",
     "simplex",
     "sinkhorn",
+    "sinkhorn_divergence",
     "softmax",
     "total_variation",
+    "transport",
     "usable_entries",
+    "wasserstein",
 ]

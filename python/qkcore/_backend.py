@@ -145,6 +145,9 @@ class Backend(Protocol):
 
     def logsumexp(self, s: Scores, target: Any, at: int) -> Array: ...
 
+    def largest(self, s: Scores, at: int) -> Any:
+        """The largest score of each row, in the caller's library."""
+
     def normalizer(self, s: Scores, at: int) -> Normalizer: ...
 
     def product(

@@ -45,9 +45,9 @@ class _Normalizer:
         return out
 
     @property
-    def parts(self) -> tuple[Real, Real]:
-        """The maximum, and the log of the sum relative to it."""
-        return self._parts[1], self._parts[2]
+    def all(self) -> Real:
+        """The three of them."""
+        return self._parts
 
     def shifts(self) -> tuple[Real, ...]:
         return -self._parts[1], -self._parts[2]
@@ -258,6 +258,11 @@ class Host:
         lse = cpu.reduce_rows(s._spec, 0, None, True, False, at)[0]
         assert lse is not None
         return lse
+
+    def largest(self, s: Scores, at: int) -> Real:
+        lse, peak, _ = self.normalizer(s, at).all
+        out: Real = np.where(np.isneginf(lse), lse, peak)
+        return out
 
     def normalizer(self, s: Scores, at: int) -> _Normalizer:
         parts = cpu.reduce_rows(s._spec, 0, None, True, False, at, True)[0]

@@ -509,6 +509,12 @@ class Scores:
         lse: Real = b.give(b.logsumexp(s, target, at), target, at)
         return lse
 
+    def max(self, axis: int = 1, *, n_threads: int | None = None) -> Real:
+        """The largest score of each row (axis=1) or column (axis=0), (..., N); -inf where all is masked."""
+        s, b = (self if _checks.axis(axis) == 1 else self.T), self.backend
+        out: Real = b.largest(s, b.at(n_threads))
+        return out
+
     def marginals(
         self,
         f: npt.ArrayLike | None = None,

@@ -251,6 +251,11 @@ class Cuda(Context):
     def logsumexp(self, s: Scores, target: Any, at: int) -> Any:
         return self.module.reduce_rows(s._described, _SOFTMAX, None, True, lse=target, stream=at)[0]
 
+    def largest(self, s: Scores, at: int) -> Any:
+        raise NotImplementedError(
+            f"max: wanted scores of CPU arrays, got some on {self.place}, where no kernel keeps the maxima"
+        )
+
     def normalizer(self, s: Scores, at: int) -> _Normalizer:
         return _Normalizer(self, self.logsumexp(s, None, at))
 

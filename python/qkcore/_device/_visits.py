@@ -80,6 +80,9 @@ class _Visits(Host):
         c = self.cuda
         return c.download(c.logsumexp(self.on_device(s), None, c.stream()))
 
+    def largest(self, s: Scores, at: int) -> Any:
+        return self.cuda.largest(s, at)
+
     def normalizer(self, s: Scores, at: int) -> Any:
         return _Rounded(self.logsumexp(s, None, at))
 
