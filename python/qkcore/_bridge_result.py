@@ -59,7 +59,7 @@ class SolvedBridge(WarnsOnUse):
     tol: float
     penalty: tuple[float, float] = (math.inf, math.inf)
     """weights of the KL penalties on both marginals; infinite: met exactly; 0: left free"""
-    relaxation: float = 1.0
+    relaxation: Any = 1.0
     """the over-relaxation that was reached"""
     on_fail: str = field(default="warn", repr=False)
     """what using the result does when it did not converge: "warn" or "ignore" """
@@ -174,7 +174,7 @@ class SchrodingerBridge(SolvedBridge):
     def rate(self) -> Figure:
         """The observed factor by which the last iterations reduced the error; NaN if there were few, and for
         batches, whose errors are not kept."""
-        return self._figure("rate", SchrodingerBridge._rate)
+        return self._figure("rate", lambda b: observed_rate(b.errors))
 
     @property
     def birkhoff_rate(self) -> Figure:
@@ -216,9 +216,6 @@ class SchrodingerBridge(SolvedBridge):
 
     def _dual(self) -> float:
         return dual_value(self._sums, self._sides, self.penalty)
-
-    def _rate(self) -> float:
-        return observed_rate(self.errors)
 
     # ---- batches ------------------------------------------------------------------------------------
 

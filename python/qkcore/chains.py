@@ -102,15 +102,5 @@ def bridge_chain(
                 f"kernels[{k}]: wanted {chain[k - 1].shape[1]} rows, the columns of kernels[{k - 1}], "
                 f"got shape {s.shape}"
             )
-    asked = ask(
-        ChainKernel(chain),
-        mu,
-        nu,
-        tol=tol,
-        max_iter=max_iter,
-        solver=solver,
-        penalty=penalty,
-        init=init,
-        n_threads=n_threads,
-    )
+    asked = ask(ChainKernel(chain), mu, nu, tol, max_iter, solver, penalty, init, n_threads)
     return settle(BridgeChain(scores=chain, **asked.solved(callback, progress)), fails)

@@ -43,19 +43,11 @@ class Bistochastic:
         s = DeviceScores(
             self.c, self.dtype, x.dtype, (), n, n, distances=((q, k, beta, 0),), top=0.0
         )
-        f, g, errors, _, _, code, _ = cpu.solve_bridge(
-            DeviceKernel(s, w, stream=stream).native,
-            w,
-            w,
-            *self._potentials.get(h, (np.zeros(n), np.zeros(n))),
-            METHODS["auto"],
-            self._tol,
-            self.field._sinkhorn_visits,
-            math.inf,
-            math.inf,
-            None,
-            1,
-        )
+        start = self._potentials.get(h, (np.zeros(n), np.zeros(n)))
+        kernel = DeviceKernel(s, w, stream=stream)
+        visits = self.field._sinkhorn_visits
+        how: Any = METHODS["auto"], self._tol, visits, math.inf, math.inf, None, 1
+        f, g, errors, _, _, code, _ = cpu.solve_bridge(kernel.native, w, w, *start, *how)
         self._potentials[h] = f, g
         status, error = cpu.BRIDGE_STATUS[code], float(errors[-1]) if len(errors) else math.inf
         if not math.isfinite(error):

@@ -13,12 +13,12 @@ from .._bridge_report import Callback
 from .._bridge_solve import ask, overflowed
 from ._bridge_kernel import DeviceKernel
 from ._bridge_result import DeviceBridge
-from ._scores import SOFTMAX, DeviceScores
+from ._scores import SOFTMAX, DeviceScores, one_of
 
 __all__ = ["bridge", "semi_relaxed"]
 
 # Figures of one problem, of which a batch has arrays.
-_FIGURES = ("status", "converged", "n_iter", "n_visits", "error", "worst", "method")
+_FIGURES = ("status", "converged", "n_iter", "n_visits", "error", "worst", "method", "relaxation")
 
 
 def bridge(
@@ -40,10 +40,10 @@ def bridge(
     started = isinstance(pair, tuple) and len(pair) == 2
     given = (mu, nu, *pair) if started else (mu, nu)
     named = zip(("mu", "nu", "init f", "init g"), given, s.shape[-2:] * 2, strict=False)
-    host = [_on_host(s, *one) for one in named]
+    vectors = [_vector(s, *one) for one in named]
     solved = []
     for index in np.ndindex(s._batch):
-        at = [x[index] for x in host]
+        at = [c.download(one_of(x, index, 1)) for x in vectors]
         kernel = DeviceKernel(s._problem(index), at[0], _penalties(penalty)[0], max_memory)
         start = (at[2], at[3]) if started else pair
         asked = ask(kernel, at[0], at[1], penalty=penalty, init=start, **options)
@@ -66,12 +66,11 @@ def bridge(
     return DeviceBridge(scores=s, **(fields | {"mu": mu, "nu": nu}))
 
 
-def _on_host(s: DeviceScores, name: str, value: Any, length: int) -> Any:
-    """A vector for every problem of the batch."""
-    c = s._context
-    array = c.vector(name, value, str(s.dtype), length, s._batch)
+def _vector(s: DeviceScores, name: str, value: Any, length: int) -> Any:
+    """One for every problem of the batch."""
+    array = s._context.vector(name, value, str(s.dtype), length, s._batch)
     _checks.into_batch(name, array.shape, array.shape[:-1], s._batch)
-    return np.broadcast_to(c.download(array), (*s._batch, length))
+    return array
 
 
 def _last(errors: Any) -> float:
@@ -129,9 +128,7 @@ def _full_precision(s: DeviceScores) -> None:
 
 
 def _marginal(s: DeviceScores, name: str, value: Any, length: int) -> Any:
-    c = s._context
-    array = c.vector(name, value, str(s.dtype), length, s._batch)
-    _checks.into_batch(name, array.shape, array.shape[:-1], s._batch)
+    c, array = s._context, _vector(s, name, value, length)
     found = c.figures((name, array, None))[0]
     c.finite(name, found)
     if found["smallest"] < 0:

@@ -71,7 +71,11 @@ class DeviceKernel(BridgeKernel):
     def check(self, p: _Problem, f: Real, g: Real) -> Residual:
         """By the device, in the dtype of the scores."""
         with np.errstate(over="ignore", invalid="ignore"):
-            return judge(self.sweep.sums(f, g), p.conditions, (f, g), 0.0, p.tol)
+            f, g = f.astype(np.float64), g.astype(np.float64)
+            try:
+                return judge(self.sweep.sums(f, g), p.conditions, (f, g), 0.0, p.tol)
+            except OverflowError:
+                return Residual(math.inf, math.inf, False)
 
     @cached_property
     def support(self) -> Scores | None:
@@ -106,37 +110,21 @@ class DeviceSweep:
         with np.errstate(divide="ignore"):
             self._log_mu = np.log(mu.astype(np.float64))
         n, m = s.shape
-        self._marginals = self._up(mu), self._up(np.ones(m))
-        empty, device = self.c.module.empty, self.c.device
-        self._out = [empty((k,), str(s.dtype), device, stream) for k in (n, n, m)]
-        self._residual = empty((2,), "float64", device, stream)
-        self._warm = (
-            False  # whether the log-sum-exps of a visit are there, for the next to start from
-        )
+        empty, device, dtype = self.c.module.empty, self.c.device, str(s.dtype)
+        lse, f, columns = (empty((k,), dtype, device, stream) for k in (n, n, m))
+        residual = empty((2,), "float64", device, stream)
+        self._arrays = self._up(mu), self._up(np.ones(m)), lse, f, columns, residual
+        # Whether the log-sum-exps of a visit are there, for the next to start from.
+        self._warm = False
 
     def rows(self, g: Real, mass: Any) -> tuple[Real, Real | None]:
         """One visit where the masses are those of Sinkhorn's update, up to a factor; else another one for
         the columns."""
         if mass is None:
             return self._lse(self.s, g), None
-        lse_there, f_there, columns_there = self._out
-        mu, nu = self._marginals
-        self.c.module.sinkhorn_sweeps(
-            self.s._spec,
-            self._up(g),
-            mu,
-            nu,
-            lse_there,
-            f_there,
-            columns_there,
-            self._residual,
-            1,
-            self._warm,
-            self.damping,
-            1.0,
-            self.stored,
-            self.stream,
-        )
+        how = 1, self._warm, self.damping, 1.0, self.stored, self.stream
+        self.c.module.sinkhorn_sweeps(self.s._spec, self._up(g), *self._arrays, *how)
+        _, _, lse_there, _, columns_there, _ = self._arrays
         lse, self._warm = _in_range(self._down(lse_there)), True
         self._g, self._minus_lse = g, np.where(np.isneginf(lse), -np.inf, -lse)
         masses = mass(lse)
@@ -169,8 +157,12 @@ class DeviceSweep:
         """Row and column sums of exp(f + s + g)."""
         s = self.s
         plan = s._with(row_bias=(*s._row_bias, self._up(f)), col_bias=(*s._col_bias, self._up(g)))
-        rows, columns = self.c.module.marginals(plan._spec, stream=self.stream)
-        return self._down(rows), self._down(columns)
+        found = self.c.module.marginals(plan._spec, stream=self.stream)
+        rows, columns = map(self._down, found)
+        if np.isfinite(rows).all() and np.isfinite(columns).all():
+            return rows, columns
+        # A penalised plan may have more mass than the dtype holds.
+        return np.exp(f + self._lse(s, g)), np.exp(g + self.columns(f))
 
     def _lse(self, s: DeviceScores, potential: Real) -> Real:
         """Log-sum-exps of the rows of s + potential."""
