@@ -112,8 +112,7 @@ class DeviceSweep:
         n, m = s.shape
         empty, device, dtype = self.c.module.empty, self.c.device, str(s.dtype)
         lse, f, columns = (empty((k,), dtype, device, stream) for k in (n, n, m))
-        residual = empty((2,), "float64", device, stream)
-        self._arrays = self._up(mu), self._up(np.ones(m)), lse, f, columns, residual
+        self._arrays = self._up(mu), self._up(np.ones(m)), lse, f, columns
         # Whether the log-sum-exps of a visit are there, for the next to start from.
         self._warm = False
 
@@ -122,9 +121,9 @@ class DeviceSweep:
         the columns."""
         if mass is None:
             return self._lse(self.s, g), None
-        how = 1, self._warm, self.damping, 1.0, self.stored, self.stream
+        how = None, 1, self._warm, self.damping, 1.0, self.stored, self.stream
         self.c.module.sinkhorn_sweeps(self.s._spec, self._up(g), *self._arrays, *how)
-        _, _, lse_there, _, columns_there, _ = self._arrays
+        _, _, lse_there, _, columns_there = self._arrays
         lse, self._warm = _in_range(self._down(lse_there)), True
         self._g, self._minus_lse = g, np.where(np.isneginf(lse), -np.inf, -lse)
         masses = mass(lse)
