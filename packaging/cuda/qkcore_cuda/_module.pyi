@@ -149,8 +149,8 @@ def sinkhorn_sweeps(
     store_weights: bool = True,
     stream: Stream = None,
 ) -> tuple[float, float] | None:
-    """n full iterations in place on g, lse, f; gives (L1 error of the columns, columns that underflowed), or None
-    without room for a residual."""
+    """n full iterations in place on g, lse, f; gives (L1 error of the columns, columns that underflowed), or
+    None without room for a residual."""
 
 def scaling_sweeps(
     kernel: DeviceArray,
