@@ -256,6 +256,20 @@ def test_batches(xp: Library, dtype: str) -> None:
     assert np.max(again.n_iter) < np.max(many.n_iter)
 
 
+def test_symmetric_problems_of_a_batch(xp: Library) -> None:
+    """Points with themselves are known to be symmetric, one cloud or many; other points are not."""
+    X, u = rng().normal(size=(3, 7, 2)), xp.asarray(np.full(7, 1 / 7))
+    for points in (X, X[0]):
+        b = qk.bridge(qk.scores.distance(xp.asarray(points)), u, u, solver="symmetric")
+        assert np.all(b.converged)
+        assert all(how.startswith("symmetric, ") for how in np.ravel(b.method))
+        f, g = (xp.numpy(x) for x in (b.f, b.g))
+        np.testing.assert_allclose(f - f.mean(-1, keepdims=True), g, rtol=0, atol=1e-8)
+    apart = qk.scores.distance(xp.asarray(X), xp.asarray(X.copy()))
+    with pytest.raises(ValueError, match=r"solver: wanted symmetric scores and mu = nu"):
+        qk.bridge(apart, u, u, solver="symmetric")
+
+
 def test_a_batch_with_penalties_and_one_infeasible_problem(xp: Library) -> None:
     r = rng()
     Z = r.normal(size=(2, 3, 4))

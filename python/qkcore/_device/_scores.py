@@ -155,10 +155,14 @@ class DeviceScores(DiagonalMasks):
         def matrix(x: Any) -> Any:
             return one_of(x, index, 2)
 
+        def points(x: Any, y: Any) -> tuple[Any, Any]:  # one cloud with itself stays so
+            left = matrix(x)
+            return left, left if y is x else matrix(y)
+
         return self._with(
             batch=(),
-            dots=tuple((matrix(x), matrix(y), c) for x, y, c in self._dots),
-            distances=tuple((matrix(x), matrix(y), c, k) for x, y, c, k in self._distances),
+            dots=tuple((*points(x, y), c) for x, y, c in self._dots),
+            distances=tuple((*points(x, y), c, k) for x, y, c, k in self._distances),
             dense=tuple((matrix(z), c) for z, c in self._dense),
             row_bias=tuple(one_of(r, index, 1) for r in self._row_bias),
             col_bias=tuple(one_of(r, index, 1) for r in self._col_bias),
