@@ -256,7 +256,7 @@ def _sinkhorn(device: Device, host: list[Array]) -> Callable[[], Any]:
     X, Y = (device.asarray(a) for a in host)
     weights = device.asarray(np.full(len(host[0]), 1 / len(host[0]), np.float32))
     s = qk.scores.distance(X, Y, beta=1.0 / host[0].shape[1])
-    return lambda: qk.bridge(s, weights, weights, tol=1e-30, max_iter=10)
+    return lambda: qk.bridge(s, weights, weights, solver="alternating", tol=1e-30, max_iter=10)
 
 
 def _lse(device: Device, host: list[Array]) -> Callable[[], Any]:

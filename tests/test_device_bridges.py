@@ -10,10 +10,12 @@ import pytest
 
 import qkcore as qk
 from qkcore._device import _moments
+from tests import fake_cuda
 from tests.device_libraries import Library
+from tests.fake_cuda import FakeArray
 from tests.test_device import DTYPES, KINDS, close, cpu_and_device, laws, rng
 
-FIGURES = ("status", "converged", "n_iter", "n_visits", "errors", "error", "worst")
+FIGURES = ("status", "converged", "n_iter", "n_visits", "errors", "error", "worst", "method")
 
 
 @pytest.fixture(params=[2**26, 4 * 18 * 8], ids=["one block", "blocks"])
@@ -243,9 +245,29 @@ def test_batches(xp: Library, dtype: str) -> None:
     np.testing.assert_allclose(
         xp.numpy(many.project(d(V))), cpu.project(V), rtol=0, atol=20 * accuracy
     )
+    if not xp.is_real:  # every other weight of a larger array
+        wide = xp.asarray(np.repeat(mu, 2, axis=1))
+        apart = FakeArray(
+            fake_cuda.module().simt_view(wide.memory, list(mu.shape), [2 * 21, 14, 1])
+        )
+        np.testing.assert_array_equal(xp.numpy(qk.bridge(s, apart, d(nu)).f), f)
     again = qk.bridge(s, d(mu), d(nu), init=many)
     assert np.all(again.converged) and np.all(again.n_iter <= many.n_iter)
     assert np.max(again.n_iter) < np.max(many.n_iter)
+
+
+def test_symmetric_problems_of_a_batch(xp: Library) -> None:
+    """Points with themselves are known to be symmetric, one cloud or many; other points are not."""
+    X, u = rng().normal(size=(3, 7, 2)), xp.asarray(np.full(7, 1 / 7))
+    for points in (X, X[0]):
+        b = qk.bridge(qk.scores.distance(xp.asarray(points)), u, u, solver="symmetric")
+        assert np.all(b.converged)
+        assert all(how.startswith("symmetric, ") for how in np.ravel(b.method))
+        f, g = (xp.numpy(x) for x in (b.f, b.g))
+        np.testing.assert_allclose(f - f.mean(-1, keepdims=True), g, rtol=0, atol=1e-8)
+    apart = qk.scores.distance(xp.asarray(X), xp.asarray(X.copy()))
+    with pytest.raises(ValueError, match=r"solver: wanted symmetric scores and mu = nu"):
+        qk.bridge(apart, u, u, solver="symmetric")
 
 
 def test_a_batch_with_penalties_and_one_infeasible_problem(xp: Library) -> None:

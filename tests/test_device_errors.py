@@ -556,3 +556,18 @@ def test_sweeps_check_their_arguments(machine: Any) -> None:
     many = qk.scores.dot(asarray(np.stack([X, X])))._described
     with pytest.raises(ValueError, match=r"kernel: wanted one problem, got batch axes"):
         machine.sinkhorn_sweeps(many, *vectors, room, 1, False)
+
+
+def test_sweeps_look_at_their_residual_only_if_asked(machine: Any) -> None:
+    g, lse, f, columns, room = (asarray(np.zeros(n)) for n in (7, 7, 7, 7, 2))
+    law = asarray(np.full(7, 1 / 7))
+    arrays = (dot()._described, g, law, law, lse, f, columns)
+    seen = machine.sinkhorn_sweeps(*arrays, room, 2, False)
+    plan = np.exp(X @ X.T)
+    v = np.ones(7)
+    for _ in range(2):
+        reached = v * ((1 / 7 / (plan @ v)) @ plan)
+        v *= 1 / 7 / reached
+    assert seen == (pytest.approx(np.abs(reached - 1 / 7).sum(), rel=1e-10), 0)
+    np.testing.assert_allclose(to_numpy(g), np.log(v), atol=1e-12)
+    assert machine.sinkhorn_sweeps(*arrays, None, 1, True) is None

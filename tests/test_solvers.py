@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 import qkcore as qk
+from qkcore._native import cpu
 
 from .generators import DTYPES
 from .reference import Array
@@ -602,3 +603,23 @@ def test_adaptive_ipf_does_not_form_the_kernel() -> None:
     assert peak < 20e6  # the scores alone would be 50 MB
     C = (X - Y.T) ** 2 / 2 / found.epsilon
     assert found.condition == pytest.approx(np.exp(C.max() - C.min()))
+
+
+def test_extrapolation_ends_linear_iterations() -> None:
+    """Anderson's method of memory d knows a linear map of d dimensions after d + 1 steps; coordinates of
+    weight 0 take the plain step."""
+    rng = np.random.default_rng(0)
+    A, b = 0.3 * rng.normal(size=(3, 3)), rng.normal(size=3)
+    fixed = np.linalg.solve(np.eye(3) - A, b)
+    anderson = cpu.Anderson(np.array([1.0, 2.0, 0.5, 0.0]), 3)
+    x = np.zeros(4)
+    for k in range(4):
+        assert anderson.empty == (k == 0)
+        step = np.append(A @ x[:3] + b - x[:3], 1.0)
+        x = anderson.next(x, step)
+        assert x[3] == k + 1
+    np.testing.assert_allclose(x[:3], fixed, atol=1e-12)
+    anderson.forget()
+    assert anderson.empty
+    with pytest.raises(ValueError, match=r"point, step: wanted as many entries as weights"):
+        anderson.next(x[:3], step)

@@ -113,19 +113,25 @@ std::unique_ptr<Kernel> of_object(const py::object& kernel, Index n_rows, Index 
                                              kernel);
 }
 
-// One visit with the given masses of the rows: (log-sum-exps of the rows, column sums, negative or not).
+// What `visit` does with the sweep, on exact entries, whatever the weights.
+template <class Visit>
+void visited(Kernel& kernel, int n_threads, const Visit& visit) {
+    BridgeOptions options;
+    options.row_penalty = 1;
+    const Status status = without_gil(
+        n_threads, [&](const Run& run) { return visit(kernel.sweep({1.0}, {1.0}, options, run), run); });
+    raise_on_overflow(status, false);
+}
+
+// One visit with the given masses of the rows: (log-sum-exps of the rows, column sums).
 py::tuple visit_rows(Kernel& kernel, const Doubles& g, const std::function<double(Index, double)>& mass,
                      int n_threads) {
     py::array_t<double> lse(static_cast<py::ssize_t>(kernel.n_rows)),
         columns(static_cast<py::ssize_t>(kernel.n_cols));
     double *to_lse = lse.mutable_data(), *to_columns = columns.mutable_data();
     const double* from = g.data();
-    BridgeOptions options;
-    options.row_penalty = 1;  // exact entries, whatever the weights
-    const Status status = without_gil(n_threads, [&](const Run& run) {
-        return kernel.sweep({1.0}, {1.0}, options, run).rows(from, mass, to_lse, to_columns, run);
-    });
-    raise_on_overflow(status, false);
+    visited(kernel, n_threads,
+            [&](Sweep& sweep, const Run& run) { return sweep.rows(from, mass, to_lse, to_columns, run); });
     return py::make_tuple(lse, columns);
 }
 
@@ -145,13 +151,9 @@ py::array_t<double> row_sums(Kernel& kernel, const Doubles& g, int n_threads) {
     py::array_t<double> lse(static_cast<py::ssize_t>(kernel.n_rows));
     double* to = lse.mutable_data();
     const double* from = g.data();
-    BridgeOptions options;
-    options.row_penalty = 1;
     const RowMass nothing = [](Index, double) { return 0.0; };
-    const Status status = without_gil(n_threads, [&](const Run& run) {
-        return kernel.sweep({1.0}, {1.0}, options, run).rows(from, nothing, to, nullptr, run);
-    });
-    raise_on_overflow(status, false);
+    visited(kernel, n_threads,
+            [&](Sweep& sweep, const Run& run) { return sweep.rows(from, nothing, to, nullptr, run); });
     return lse;
 }
 
@@ -160,12 +162,7 @@ py::array_t<double> column_sums(Kernel& kernel, const Doubles& f, int n_threads)
     py::array_t<double> lse(static_cast<py::ssize_t>(kernel.n_cols));
     double* to = lse.mutable_data();
     const double* from = f.data();
-    BridgeOptions options;
-    options.row_penalty = 1;
-    const Status status = without_gil(n_threads, [&](const Run& run) {
-        return kernel.sweep({1.0}, {1.0}, options, run).columns(from, to, run);
-    });
-    raise_on_overflow(status, false);
+    visited(kernel, n_threads, [&](Sweep& sweep, const Run& run) { return sweep.columns(from, to, run); });
     return lse;
 }
 

@@ -2,6 +2,7 @@
 #include <string>
 
 #include "bridge_kernel.hpp"
+#include "qk/anderson.hpp"
 #include "qk/scalar_math.hpp"
 #include "qk/transport_flow.hpp"
 #include "score_tuple.hpp"
@@ -143,6 +144,14 @@ py::tuple transport_flow(const py::array& allowed, const Doubles& mu, const Doub
                           array(found.col_rest));
 }
 
+py::array_t<double> extrapolated(Anderson& anderson, const Doubles& point, const Doubles& step) {
+    if (point.size() != anderson.size() || step.size() != anderson.size())
+        throw py::value_error("point, step: wanted as many entries as weights");
+    py::array_t<double> out(point.size());
+    anderson.next(point.data(), step.data(), out.mutable_data());
+    return out;
+}
+
 }  // namespace
 }  // namespace qk::bind
 
@@ -169,6 +178,14 @@ void register_bridge(py::module_& m) {
         py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"), py::arg("method"),
         py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"), py::arg("col_penalty"),
         py::arg("max_memory"), py::arg("n_threads"));
+    py::class_<qk::Anderson>(m, "Anderson")
+        .def(py::init([](const Doubles& weights, qk::Index memory) {
+                 return std::make_unique<qk::Anderson>(weights.data(), weights.size(), memory);
+             }),
+             py::arg("weights"), py::arg("memory"))
+        .def_property_readonly("empty", &qk::Anderson::empty)
+        .def("forget", &qk::Anderson::forget)
+        .def("next", &extrapolated, py::arg("point"), py::arg("step"));
     m.def("widened_marginals", &sums_in_double, py::arg("rest"), py::arg("dense"), py::arg("n_threads"));
     m.def("transport_flow", &transport_flow, py::arg("allowed").noconvert(), py::arg("mu"), py::arg("nu"));
 }

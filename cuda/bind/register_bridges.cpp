@@ -7,11 +7,11 @@ namespace {
 
 using namespace nb::literals;
 
-// `n` iterations of one problem, in place; then the residual of the last one, the only thing that comes to the host.
-nb::tuple sweeps(nb::handle described, nb::handle g_given, nb::handle mu_given, nb::handle nu_given,
-                 nb::handle lse_given, nb::handle f_given, nb::handle columns_given,
-                 nb::handle residual_given, Index n, bool warm, double row_damping, double col_damping,
-                 bool store_weights, nb::handle stream_given) {
+// `n` iterations of one problem, in place. The residual of the last one comes to the host, if there is room for it.
+nb::object sweeps(nb::handle described, nb::handle g_given, nb::handle mu_given, nb::handle nu_given,
+                  nb::handle lse_given, nb::handle f_given, nb::handle columns_given,
+                  nb::handle residual_given, Index n, bool warm, double row_damping, double col_damping,
+                  bool store_weights, nb::handle stream_given) {
     const Stream stream = stream_of(stream_given);
     const Description scores(described, stream);
     if (!scores.batch.empty())
@@ -28,7 +28,9 @@ nb::tuple sweeps(nb::handle described, nb::handle g_given, nb::handle mu_given, 
     const Array lse = output_of(lse_given, {"lse", real, device, {rows}}, stream);
     const Array f = output_of(f_given, {"f", real, device, {rows}}, stream);
     const Array columns = output_of(columns_given, {"columns", real, device, {cols}}, stream);
-    const Array residual = output_of(residual_given, {"residual", DType::float64, device, {2}}, stream);
+    const bool looks = !residual_given.is_none();
+    std::optional<Array> residual;
+    if (looks) residual = output_of(residual_given, {"residual", DType::float64, device, {2}}, stream);
     double seen[2] = {0, 0};
     for_full_types(scores, [&]<class T>(T) {
         SweepTask<T> task;
@@ -41,7 +43,7 @@ nb::tuple sweeps(nb::handle described, nb::handle g_given, nb::handle mu_given, 
         task.columns = pointer<T>(columns);
         task.row_damping = static_cast<T>(row_damping);
         task.col_damping = static_cast<T>(col_damping);
-        task.residual = pointer<double>(residual);
+        task.residual = looks ? pointer<double>(*residual) : nullptr;
         task.store_weights = store_weights;
         Scratch scratch(workspace_bytes(task), stream);
         Outcome outcome;
@@ -51,12 +53,12 @@ nb::tuple sweeps(nb::handle described, nb::handle g_given, nb::handle mu_given, 
                 task.shift = warm || k > 0 ? task.lse : nullptr;
                 outcome = sinkhorn_sweep(task, scratch.room(), stream);
             }
-            if (outcome.ok()) outcome = download(seen, task.residual, sizeof seen, stream);
-            if (outcome.ok()) outcome = synchronize(stream);
+            if (looks && outcome.ok()) outcome = download(seen, task.residual, sizeof seen, stream);
+            if (looks && outcome.ok()) outcome = synchronize(stream);
         }
         check(outcome);
     });
-    return nb::make_tuple(seen[0], seen[1]);
+    return looks ? nb::object(nb::make_tuple(seen[0], seen[1])) : nb::none();
 }
 
 nb::tuple scalings(nb::handle kernel_given, nb::handle v_given, nb::handle mu_given, nb::handle nu_given,
@@ -153,10 +155,10 @@ Array factored(nb::tuple left, nb::tuple right, nb::handle z_given, nb::handle o
 
 void register_bridges(nb::module_& module) {
     module.def("sinkhorn_sweeps", &sweeps, "scores"_a, "g"_a, "mu"_a, "nu"_a, "lse"_a, "f"_a, "columns"_a,
-               "residual"_a, "n"_a, "warm"_a, "row_damping"_a = 1.0, "col_damping"_a = 1.0,
+               "residual"_a.none(), "n"_a, "warm"_a, "row_damping"_a = 1.0, "col_damping"_a = 1.0,
                "store_weights"_a = true, "stream"_a.none() = nb::none(),
                "n full iterations in place on g, lse, f; returns (L1 error of the columns, columns that "
-               "underflowed).");
+               "underflowed), or None without room for a residual.");
     module.def("scaling_sweeps", &scalings, "kernel"_a, "v"_a, "mu"_a, "nu"_a, "u"_a, "columns"_a,
                "residual"_a, "n"_a, "stream"_a.none() = nb::none(),
                "The same on a stored kernel, in place on u and v.");

@@ -122,8 +122,9 @@ def _compare_masses(masses: list[Real], n: int, dtype: np.dtype[Any]) -> None:
         at = int(np.argmax(np.ravel(off)))
         a, b = (float(np.ravel(x)[at]) for x in np.broadcast_arrays(rows, columns))
         raise ValueError(
-            f"nu: wanted the total mass of mu, {a:.6g}, got {b:.6g}; divide both by their sums, or "
-            "pass penalty= for marginals that need not be met"
+            f"nu: wanted the total mass of mu, {a:.6g}, got {b:.6g}, which is off by {abs(a - b) / a:.2g} of "
+            "it; divide both by their sums in the dtype of the scores, or pass penalty= for marginals that "
+            "need not be met"
         )
 
 

@@ -61,7 +61,7 @@ class SolvedBridge(WarnsOnUse):
     tol: float
     penalty: tuple[float, float] = (math.inf, math.inf)
     """weights of the KL penalties on both marginals; infinite: met exactly; 0: left free"""
-    relaxation: float = 1.0
+    relaxation: Any = 1.0
     """the over-relaxation that was reached"""
     on_fail: str = field(default="warn", repr=False)
     """what using the result does when it did not converge: "warn" or "ignore" """
@@ -118,8 +118,10 @@ class SchrodingerBridge(SolvedBridge):
     def plan(self) -> Real:
         """The coupling as an array (N, M)."""
         self._used()
-        out: Real = self._log_plan._array("exp", None, None)
-        return out
+        if _device.is_scores(self.scores):
+            there: Real = self._log_plan._array("exp", None, None)
+            return there
+        return np.exp(self._log_plan.to_numpy())  # down to the smallest numbers that there are
 
     def marginals(self) -> tuple[Real, Real]:
         """Row and column sums of the coupling, in one pass."""
@@ -228,7 +230,7 @@ class SchrodingerBridge(SolvedBridge):
     def rate(self) -> Figure:
         """The observed factor by which the last iterations reduced the error; NaN if there were few, and for
         batches, whose errors are not kept."""
-        return self._figure("rate", SchrodingerBridge._rate)
+        return self._figure("rate", lambda b: observed_rate(b.errors))
 
     @property
     def birkhoff_rate(self) -> Figure:
@@ -270,9 +272,6 @@ class SchrodingerBridge(SolvedBridge):
 
     def _dual(self) -> float:
         return dual_value(self._sums, self._sides, self.penalty)
-
-    def _rate(self) -> float:
-        return observed_rate(self.errors)
 
     # ---- batches ------------------------------------------------------------------------------------
 

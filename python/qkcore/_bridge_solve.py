@@ -1,4 +1,9 @@
-"""One bridge, solved: the native iteration, what to try when it stalls, and the final verdict."""
+"""One bridge, solved: the core's solver, the final check of what it found, and what follows from that.
+
+Which methods an iteration goes through is the core's decision. Here is what only the final check can tell,
+which looks at potentials that are rounded to the dtype: that a tighter tolerance, scores in double precision
+or more visits are worth while, and what zeros of the kernel say of a problem that was not solved.
+"""
 
 from __future__ import annotations
 
@@ -86,12 +91,11 @@ def ask(
     kernel: BridgeKernel,
     mu: npt.ArrayLike,
     nu: npt.ArrayLike,
-    *,
     tol: float | None,
     max_iter: int,
-    solver: str = "auto",
-    penalty: float | tuple[float, float] | None = None,
-    init: Any = None,
+    solver: str,
+    penalty: float | tuple[float, float] | None,
+    init: Any,
     n_threads: int | None,
 ) -> Asked:
     """The arguments of a bridge over any kernel, checked."""
@@ -220,10 +224,7 @@ def _in_double(
     if exact.status == "overflow":
         return found
     how = exact.method.rsplit(", ", 1)[0] + " in double precision"
-    again = _finish(
-        p, exact.f, exact.g, exact.errors, exact.n_visits, exact.status, how, exact.relaxation
-    )
-    return _better(found, again)
+    return _better(found, _checked(p, dataclasses.replace(exact, method=how)))
 
 
 def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
@@ -235,6 +236,7 @@ def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
     # The final check rounds the potentials to the dtype and looks at both marginals: leave it room.
     how = ""
     for inner in (0.5 * p.tol, 0.05 * p.tol):
+        most = p.max_iter - visits
         f, g, new, used, relaxation, code, done = cpu.solve_bridge(
             p.kernel.native,
             mu,
@@ -243,51 +245,37 @@ def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
             g,
             METHODS[solver],
             inner,
-            p.max_iter - visits,
-            p.row_penalty,
-            p.col_penalty,
+            most,
+            *p.penalty,
             report,
             p.n_threads,
         )
         errors.append(new)
         visits += used
-        status = cpu.BRIDGE_STATUS[code]
-        how = how or done or solver
-        found = _finish(p, f, g, np.concatenate(errors), visits, status, how, relaxation)
+        status, how = cpu.BRIDGE_STATUS[code], how or done or solver
+        unchecked = math.inf, math.inf
+        found = Found(f, g, status, visits, np.concatenate(errors), *unchecked, how, relaxation)
+        found = _checked(p, found)
         if found.status != "stagnated" or status != "converged" or visits >= p.max_iter:
             break
     return found
 
 
-def _finish(
-    p: _Problem,
-    f: Real,
-    g: Real,
-    errors: Real,
-    visits: int,
-    status: str,
-    solver: str,
-    relaxation: float = 1.0,
-) -> Found:
-    if p.balanced:
-        f, g = _gauge(f, g, p.nu)
+def _checked(p: _Problem, found: Found) -> Found:
+    """What the solver found, in the gauge and the dtype of results, with the verdict of the final check."""
+    f, g = _gauge(found.f, found.g, p.nu) if p.balanced else (found.f, found.g)
     with np.errstate(over="ignore"):
         f, g = (_pieces.converted(x, p.kernel.potentials) for x in (f, g))
-    if any(cpu.scan(x, p.n_threads)[0] & ~_MINUS_INF for x in (f, g)):
-        final, error, worst, met = "overflow", math.inf, math.inf, False
-    else:
-        final = status
-        error, worst, met = p.kernel.check(p, f, g)
-    return Found(
+    lost = any(cpu.scan(x, p.n_threads)[0] & ~_MINUS_INF for x in (f, g))
+    error, worst, met = (math.inf, math.inf, False) if lost else p.kernel.check(p, f, g)
+    return dataclasses.replace(
+        found,
         f=f,
         g=g,
-        status=settled(final, error, met),
-        n_visits=visits,
-        errors=np.asarray(errors),
+        status=settled("overflow" if lost else found.status, error, met),
         error=error,
         worst=worst,
-        method=f"{solver}, {p.kernel.kept}",
-        relaxation=relaxation,
+        method=f"{found.method}, {p.kernel.kept}",
     )
 
 

@@ -258,17 +258,7 @@ def solve_factored(
     if signs not in ("auto", "all"):
         raise ValueError(f'signs: wanted "auto" or "all", got {signs!r}')
     kernel = FactoredKernel(K, on_negative == "continue")
-    asked = ask(
-        kernel,
-        mu,
-        nu,
-        tol=tol,
-        max_iter=max_iter,
-        solver=solver,
-        penalty=penalty,
-        init=init,
-        n_threads=n_threads,
-    )
+    asked = ask(kernel, mu, nu, tol, max_iter, solver, penalty, init, n_threads)
     fields = asked.solved(callback, progress)
     return settle(_result(kernel, asked.problem, fields, signs), fails)
 

@@ -110,15 +110,9 @@ def bridge_chain(
             raise ValueError(
                 f"kernels[{k}]: wanted scores on {chain[0].device} like kernels[0], got some on {s.device}"
             )
-    options: dict[str, Any] = {
-        "tol": tol,
-        "max_iter": max_iter,
-        "solver": solver,
-        "penalty": penalty,
-        "n_threads": n_threads,
-    }
+    how = tol, max_iter, solver, penalty
     if not any(map(_device.is_scores, chain)):
-        asked = ask(ChainKernel(chain), mu, nu, init=init, **options)
+        asked = ask(ChainKernel(chain), mu, nu, *how, init, n_threads)
         return settle(BridgeChain(scores=chain, **asked.solved(callback, progress)), fails)
     from ._device._chain import DeviceChain, on_host
 
@@ -127,11 +121,11 @@ def bridge_chain(
     def here(names: tuple[str, str], pair: Any) -> tuple[Any, ...]:
         return tuple(on_host(chain[0], *one) for one in zip(names, pair, sizes, strict=True))
 
-    laws = here(("mu", "nu"), (mu, nu))
+    law_0, law_n = here(("mu", "nu"), (mu, nu))
     pair = (init.f, init.g) if isinstance(init, BridgeChain) else init
     if isinstance(pair, tuple) and len(pair) == 2:
         init = here(("init f", "init g"), pair)
-    asked = ask(DeviceChain.of(chain), *laws, init=init, **options)
+    asked = ask(DeviceChain.of(chain), law_0, law_n, *how, init, n_threads)
     fields = asked.solved(callback, progress)
     b = chain[0].backend
     there = {name: b.give(b.from_host(fields[name])) for name in ("f", "g")}

@@ -1,7 +1,8 @@
 """Algorithm 2 of EOT as written: IPF with adaptive regularisation (EOT-10, M.3).
 
 For reproducing the document; :func:`qkcore.bridge` solves the same problem faster and at the
-temperature that was asked for.
+temperature that was asked for. The loop is the document's: its two stopping rules, its record and its fixed
+schedule of extrapolations are not those of the solver, whose visits and extrapolation it is made of.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ._bridge_problem import _at_least_one, _marginal
 from ._config import resolve_threads
 from ._convergence import WarnsOnUse, on_fail_option, settle
 from ._lazy_scores import Real, Scores
+from ._native import cpu
 
 __all__ = ["AdaptiveIPF", "adaptive_ipf"]
 
@@ -139,7 +141,8 @@ def adaptive_ipf(
     tv: list[float] = []
     change: list[float] = []
     dual: list[float] = []
-    past: list[tuple[Real, Real]] = []  # (input, output) of the map on log a
+    live = rows > 0
+    anderson = cpu.Anderson(live.astype(np.float64), 4)  # of the map on log a: five iterates
     status = "iteration limit"
 
     def step(start: Real) -> tuple[Real, Real, float, float]:
@@ -158,14 +161,14 @@ def adaptive_ipf(
         log_a, new_b, off, mass = step(start)
         change.append(eps * max(_largest(log_a - start), _largest(new_b - log_b)))
         log_b = new_b
-        past = [*past[-4:], (start, log_a)]
-        if k % 5 == 0 and len(past) == 5:
-            trial = _extrapolate(past)
-            t_a, t_b, t_off, t_mass = step(trial)
+        change_a = np.subtract(log_a, start, out=np.zeros_like(start), where=live)
+        further = anderson.next(np.where(live, start, 0.0), change_a)
+        if k % 5 == 0:
+            t_a, t_b, t_off, t_mass = step(np.where(live, further, log_a))
             if t_off < off:
                 log_a, log_b, off, mass = t_a, t_b, t_off, t_mass
         tv.append(off)
-        live, seen = rows > 0, cols > 0
+        seen = cols > 0
         dual.append(
             mass
             - math.fsum(masses[0][live] * log_a[live])
@@ -213,16 +216,3 @@ def _minus(log_weight: Real, lse: Real) -> Real:
 def _largest(x: Real) -> float:
     finite = np.isfinite(x)
     return float(np.abs(x[finite]).max(initial=0.0))
-
-
-def _extrapolate(past: list[tuple[Real, Real]]) -> Real:
-    """Anderson: the combination of the outputs whose residuals cancel best."""
-    finite = np.isfinite(past[-1][1])
-    residual = np.array([(out - start)[finite] for start, out in past], np.float64)
-    differences = (residual[1:] - residual[:-1]).T
-    gamma = np.linalg.lstsq(differences, residual[-1], rcond=1e-10)[0]
-    out = past[-1][1].astype(np.float64)
-    for k, weight in enumerate(gamma):
-        out[finite] -= weight * (past[k + 1][1] - past[k][1])[finite]
-    result: Real = out.astype(past[-1][1].dtype)
-    return result

@@ -4,12 +4,14 @@
 #include <utility>
 
 #include "bridge/long_vectors.hpp"
+#include "qk/anderson.hpp"
 
 namespace qk {
 
-Extrapolation::Extrapolation(const Vector& weights, const Run& run) : run_(run) {
-    make_room(changes_, weights.size(), most);
-    make_room(moves_, weights.size(), most);
+Extrapolation::Extrapolation(const Vector& weights, const Run& run, Index memory)
+    : run_(run), memory_(memory) {
+    make_room(changes_, weights.size(), memory);
+    make_room(moves_, weights.size(), memory);
     set(run_, weight_, weights.cwiseSqrt());
 }
 
@@ -33,7 +35,7 @@ Eigen::VectorXd Extrapolation::next(const Vector& point, const Vector& step) {
     set(run_, to, point + step);
     const Index m = std::min(n_seen_++, memory_);
     if (m > 0) {
-        const Coefficients gamma = fit(m, step);
+        const Vector gamma = fit(m, step);
         Vector move = room_for(step.size());
         in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
             move.segment(from, end - from).noalias() =
@@ -51,16 +53,18 @@ Eigen::VectorXd Extrapolation::next(const Vector& point, const Vector& step) {
 // The combination of the first m changes nearest to the weighted step, by Gram and Schmidt's method in its modified
 // form with the step as a last column, which is as stable as reflections (Björck), and for a handful of columns much
 // less to do. The longest column goes first; those that hardly add a direction get nothing.
-Extrapolation::Coefficients Extrapolation::fit(Index m, const Vector& step) {
+Extrapolation::Vector Extrapolation::fit(Index m, const Vector& step) {
     constexpr double dependent = 1e-14;
     make_room(rest_, step.size(), m);
     in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
         rest_.middleRows(from, end - from) = changes_.middleRows(from, end - from).leftCols(m);
     });
     set(run_, target_, step.cwiseProduct(weight_));
-    double r[most][most], onto[most], longest = 0;
-    Index order[most], rank = 0;
-    for (Index k = 0; k < m; ++k) order[k] = k;
+    Eigen::MatrixXd r(m, m);
+    Vector onto(m);
+    double longest = 0;
+    Index rank = 0;
+    Eigen::VectorX<Index> order = Eigen::VectorX<Index>::LinSpaced(m, 0, m - 1);
     for (; rank < m; ++rank) {
         Index pick = rank;
         double size = 0;
@@ -74,25 +78,39 @@ Extrapolation::Coefficients Extrapolation::fit(Index m, const Vector& step) {
         longest = std::max(longest, size);
         if (!(size > dependent * longest)) break;
         std::swap(order[rank], order[pick]);
-        for (Index k = 0; k < rank; ++k) std::swap(r[k][rank], r[k][pick]);
+        for (Index k = 0; k < rank; ++k) std::swap(r(k, rank), r(k, pick));
         auto unit = rest_.col(order[rank]);
         set(run_, unit, unit / size);
-        r[rank][rank] = size;
+        r(rank, rank) = size;
         for (Index k = rank + 1; k < m; ++k) {
             auto other = rest_.col(order[k]);
-            r[rank][k] = dot(run_, unit, other);
-            set(run_, other, other - r[rank][k] * unit);
+            r(rank, k) = dot(run_, unit, other);
+            set(run_, other, other - r(rank, k) * unit);
         }
         onto[rank] = dot(run_, unit, target_);
         set(run_, target_, target_ - onto[rank] * unit);
     }
-    Coefficients gamma = Coefficients::Zero(m);
+    Vector gamma = Vector::Zero(m);
     for (Index k = rank - 1; k >= 0; --k) {
         double value = onto[k];
-        for (Index l = k + 1; l < rank; ++l) value -= r[k][l] * gamma[order[l]];
-        gamma[order[k]] = value / r[k][k];
+        for (Index l = k + 1; l < rank; ++l) value -= r(k, l) * gamma[order[l]];
+        gamma[order[k]] = value / r(k, k);
     }
     return gamma;
+}
+
+namespace {
+using Given = Eigen::Map<const Eigen::VectorXd>;
+constexpr Run on_one_thread{};
+}  // namespace
+
+Anderson::Anderson(const double* weights, Index n, Index memory)
+    : n_(n), extrapolation_(std::make_unique<Extrapolation>(Given(weights, n), on_one_thread, memory)) {}
+Anderson::~Anderson() = default;
+bool Anderson::empty() const { return extrapolation_->empty(); }
+void Anderson::forget() { extrapolation_->forget(); }
+void Anderson::next(const double* point, const double* step, double* to) {
+    Eigen::Map<Eigen::VectorXd>(to, n_) = extrapolation_->next(Given(point, n_), Given(step, n_));
 }
 
 }  // namespace qk

@@ -13,8 +13,8 @@ class Extrapolation {
 public:
     using Vector = Eigen::VectorXd;
 
-    // Coordinates of weight 0 stay where they are.
-    Extrapolation(const Vector& weights, const Run& run);
+    // Coordinates of weight 0 take the plain step.
+    Extrapolation(const Vector& weights, const Run& run, Index memory = 5);
 
     // Whether it remembers no step yet.
     bool empty() const { return n_seen_ == 0; }
@@ -27,10 +27,7 @@ public:
     Vector next(const Vector& point, const Vector& step);
 
 private:
-    static constexpr Index most = 5;
-    using Coefficients = Eigen::Matrix<double, Eigen::Dynamic, 1, 0, most, 1>;
-
-    Coefficients fit(Index m, const Vector& step);
+    Vector fit(Index m, const Vector& step);
 
     const Run& run_;
     Vector weight_, last_point_, last_step_;
@@ -38,7 +35,7 @@ private:
     Eigen::MatrixXd rest_;             // of fit()
     Vector target_;
     Index n_seen_ = 0, n_failed_ = 0;
-    Index memory_ = most;
+    Index memory_;
 };
 
 }  // namespace qk

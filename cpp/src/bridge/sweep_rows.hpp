@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "engine/tuning.hpp"
+#include "qk/few_rows.hpp"
 #include "qk/simd.hpp"
 #include "qk/threads.hpp"
 #include "qk/views.hpp"
@@ -70,30 +71,12 @@ QK_INLINE void add_rows(const E* w, Index ld, const T* c, Index n, T* sums, cons
 
 template <class T, class E>
 void dot_some_rows(int n_rows, const E* w, Index ld, const T* z, Index n, double* dots) {
-    switch (n_rows) {
-        case 4:
-            return dot_rows<T, 4>(w, ld, z, n, dots);
-        case 3:
-            return dot_rows<T, 3>(w, ld, z, n, dots);
-        case 2:
-            return dot_rows<T, 2>(w, ld, z, n, dots);
-        default:
-            return dot_rows<T, 1>(w, ld, z, n, dots);
-    }
+    with_few_rows(n_rows, [&](auto rows) { dot_rows<T, rows()>(w, ld, z, n, dots); });
 }
 
 template <class T, class E>
 void add_some_rows(int n_rows, const E* w, Index ld, const T* c, Index n, T* sums, const E* ahead) {
-    switch (n_rows) {
-        case 4:
-            return add_rows<T, 4>(w, ld, c, n, sums, ahead);
-        case 3:
-            return add_rows<T, 3>(w, ld, c, n, sums, ahead);
-        case 2:
-            return add_rows<T, 2>(w, ld, c, n, sums, ahead);
-        default:
-            return add_rows<T, 1>(w, ld, c, n, sums, ahead);
-    }
+    with_few_rows(n_rows, [&](auto rows) { add_rows<T, rows()>(w, ld, c, n, sums, ahead); });
 }
 
 // Column sums of one thread: added in T, and moved to double before long columns of like terms drift.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "qk/few_rows.hpp"
 #include "qk/simd.hpp"
 
 namespace qk {
@@ -196,16 +197,7 @@ void gather_block(Index n_a, Index n_b, const T* a, const T* b, Pack<T>* acc, Ah
     in_pieces(n_a, tile_rows, [&](Index start, Index size) {
         const T* rows = a + start * block<T>;
         Pack<T>* at = acc + start * n_b;
-        switch (size) {
-            case 4:
-                return gather_strip<T, 4>(n_b, rows, b, at, ahead);
-            case 3:
-                return gather_strip<T, 3>(n_b, rows, b, at, ahead);
-            case 2:
-                return gather_strip<T, 2>(n_b, rows, b, at, ahead);
-            default:
-                return gather_strip<T, 1>(n_b, rows, b, at, ahead);
-        }
+        with_few_rows(size, [&](auto some) { gather_strip<T, some()>(n_b, rows, b, at, ahead); });
     });
 }
 
@@ -222,16 +214,7 @@ void apply_block(Index n_a, Index n_b, const T* a, Index a_ld, const T* h, const
     std::fill(out, out + block<T>, T(0));
     in_pieces(n_a, tile_rows, [&](Index start, Index size) {
         const T *rows = a + start * a_ld, *c = h + start * n_b;
-        switch (size) {
-            case 4:
-                return apply_strip<T, 4>(rows, a_ld, c, n_b, y, out, ahead);
-            case 3:
-                return apply_strip<T, 3>(rows, a_ld, c, n_b, y, out, ahead);
-            case 2:
-                return apply_strip<T, 2>(rows, a_ld, c, n_b, y, out, ahead);
-            default:
-                return apply_strip<T, 1>(rows, a_ld, c, n_b, y, out, ahead);
-        }
+        with_few_rows(size, [&](auto some) { apply_strip<T, some()>(rows, a_ld, c, n_b, y, out, ahead); });
     });
 }
 

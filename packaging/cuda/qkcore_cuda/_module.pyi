@@ -141,15 +141,16 @@ def sinkhorn_sweeps(
     lse: DeviceArray,
     f: DeviceArray,
     columns: DeviceArray,
-    residual: DeviceArray,
+    residual: DeviceArray | None,
     n: int,
     warm: bool,
     row_damping: float = 1.0,
     col_damping: float = 1.0,
     store_weights: bool = True,
     stream: Stream = None,
-) -> tuple[float, float]:
-    """n full iterations in place on g, lse, f; gives (L1 error of the columns, columns that underflowed)."""
+) -> tuple[float, float] | None:
+    """n full iterations in place on g, lse, f; gives (L1 error of the columns, columns that underflowed), or
+    None without room for a residual."""
 
 def scaling_sweeps(
     kernel: DeviceArray,

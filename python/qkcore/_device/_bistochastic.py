@@ -42,19 +42,11 @@ class Bistochastic:
         beta = 0.5 / self.field.epsilon
         terms = Terms(distances=((q, k, beta, 0),))
         s = Scores(self.dtype, (), n, n, terms, bound=0.0, backend=self.c)
-        f, g, errors, _, _, code, _ = cpu.solve_bridge(
-            native(DeviceSweep(s, w, math.inf, keeps_weights(s), stream)),
-            w,
-            w,
-            *self._potentials.get(h, (np.zeros(n), np.zeros(n))),
-            METHODS["auto"],
-            self._tol,
-            self.field._sinkhorn_visits,
-            math.inf,
-            math.inf,
-            None,
-            1,
-        )
+        kernel = native(DeviceSweep(s, w, math.inf, keeps_weights(s), stream))
+        start = self._potentials.get(h, (np.zeros(n), np.zeros(n)))
+        visits = self.field._sinkhorn_visits
+        how: Any = METHODS["auto"], self._tol, visits, math.inf, math.inf, None, 1
+        f, g, errors, _, _, code, _ = cpu.solve_bridge(kernel, w, w, *start, *how)
         self._potentials[h] = f, g
         status, error = cpu.BRIDGE_STATUS[code], float(errors[-1]) if len(errors) else math.inf
         if not math.isfinite(error):

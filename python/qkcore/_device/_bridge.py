@@ -18,7 +18,7 @@ from ._cuda import Cuda
 __all__ = ["solved"]
 
 # Figures of one problem, of which a batch has arrays.
-_FIGURES = ("status", "converged", "n_iter", "n_visits", "error", "worst", "method")
+_FIGURES = ("status", "converged", "n_iter", "n_visits", "error", "worst", "method", "relaxation")
 
 
 def solved(
@@ -68,7 +68,7 @@ def _on_host(s: Scores, c: Cuda, name: str, value: Any, length: int) -> Any:
     """A vector for every problem of the batch."""
     array = c.vector(name, value, str(s.dtype), length, s.batch)
     _checks.into_batch(name, array.shape, array.shape[:-1], s.batch)
-    return np.broadcast_to(c.download(array), (*s.batch, length))
+    return np.broadcast_to(c.to_host(array), (*s.batch, length))
 
 
 def _last(errors: Any) -> float:

@@ -88,38 +88,21 @@ class DeviceSweep:
         with np.errstate(divide="ignore"):
             self._log_mu = np.log(mu.astype(np.float64))
         n, m = s.shape
-        self._marginals = self._up(mu), self._up(np.ones(m))
         c: Any = self.c
-        empty, device = c.module.empty, c.device
-        self._out = [empty((k,), str(s.dtype), device, stream) for k in (n, n, m)]
-        self._residual = empty((2,), "float64", device, stream)
-        self._warm = (
-            False  # whether the log-sum-exps of a visit are there, for the next to start from
-        )
+        empty, device, dtype = c.module.empty, c.device, str(s.dtype)
+        lse, f, columns = (empty((k,), dtype, device, stream) for k in (n, n, m))
+        self._arrays = self._up(mu), self._up(np.ones(m)), lse, f, columns
+        # Whether the log-sum-exps of a visit are there, for the next to start from.
+        self._warm = False
 
     def rows(self, g: Real, mass: Any) -> tuple[Real, Real | None]:
         """One visit where the masses are those of Sinkhorn's update, up to a factor; else another one for
         the columns."""
         if mass is None:
             return self._lse(self.s, g), None
-        lse_there, f_there, columns_there = self._out
-        mu, nu = self._marginals
-        self.c.module.sinkhorn_sweeps(
-            self.s._described,
-            self._up(g),
-            mu,
-            nu,
-            lse_there,
-            f_there,
-            columns_there,
-            self._residual,
-            1,
-            self._warm,
-            self.damping,
-            1.0,
-            self.stored,
-            self.stream,
-        )
+        how = None, 1, self._warm, self.damping, 1.0, self.stored, self.stream
+        self.c.module.sinkhorn_sweeps(self.s._described, self._up(g), *self._arrays, *how)
+        _, _, lse_there, _, columns_there = self._arrays
         lse, self._warm = _in_range(self._down(lse_there)), True
         self._g, self._minus_lse = g, np.where(np.isneginf(lse), -np.inf, -lse)
         masses = mass(lse)
@@ -146,12 +129,6 @@ class DeviceSweep:
     def scaled(self, factor: float) -> DeviceSweep:
         penalty = self.penalty * factor
         return DeviceSweep(self.s * factor, self.mu, penalty, self.stored, self.stream)
-
-    def sums(self, f: Real, g: Real) -> tuple[Real, Real]:
-        """Row and column sums of exp(f + s + g)."""
-        plan = _shifted(self.s, rows=self._up(f), columns=self._up(g))
-        rows, columns = self.c.marginals(plan, self.stream)
-        return self._down(rows), self._down(columns)
 
     def _lse(self, s: Scores, potential: Real) -> Real:
         """Log-sum-exps of the rows of s + potential."""

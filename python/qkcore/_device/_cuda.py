@@ -309,7 +309,9 @@ class Cuda(Context):
         return visiting(s, self)
 
     def to_host(self, array: Any) -> npt.NDArray[Any]:
-        return self.download(array)
+        if array.contiguous or array.ndim < 2:
+            return self.download(array)
+        return np.stack([self.to_host(array.entry(k)) for k in range(array.shape[0])])
 
     def from_host(self, array: npt.NDArray[Any]) -> Any:
         return self.upload(array, str(array.dtype))

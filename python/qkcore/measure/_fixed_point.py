@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
 from .._lazy_scores import Real
+from .._native import cpu
 from ._bounds import invariant, psi_bounds
 from ._domains import Domain, domain_argument
 from ._kernels import AttentionKernel
@@ -153,15 +155,14 @@ def fixed_point(
 
 
 class _Run:
-    """The iterates, their residuals and the history that Anderson's method extrapolates from."""
+    """The iterates and their residuals."""
 
     def __init__(self, apply: Callable[[Real], Real], x: Real, memory: int) -> None:
-        self.apply, self.memory = apply, memory
+        self.apply = apply
+        self.anderson: Any = cpu.Anderson(np.ones(x.size), memory) if memory else None
         self.evaluations = self.rejected = self.since_best = 0
         self.contraction = 0.0
         self.residuals: list[float] = []
-        self._points: list[Real] = []
-        self._moves: list[Real] = []
         self.first_size = self._norm(x)
         self.best, self.best_residual = x, math.inf
         self.x, self.image = x, self._evaluate(x)
@@ -199,18 +200,14 @@ class _Run:
     def advance(self) -> None:
         """One iteration: an extrapolation if it does not raise the residual, else a plain step."""
         old_x, old_image = self.x, self.image
-        self._points.append(old_x)
-        self._moves.append(old_image - old_x)
-        del self._points[: -self.memory - 1], self._moves[: -self.memory - 1]
-        trial = self._extrapolated() if self.memory and len(self._points) > 1 else None
+        trial = self._extrapolated()
         if trial is not None:
             image = self._evaluate(trial)
             if self._norm(image - trial) <= _GROWTH * self.residual:
                 self.x, self.image = trial, image
             else:
                 self.rejected += 1
-                self._points.clear()
-                self._moves.clear()
+                self.anderson.forget()
                 trial = None
         if trial is None:
             self.x = old_image
@@ -221,16 +218,13 @@ class _Run:
             self.contraction = max(self.contraction, self._norm(self.image - old_image) / apart)
 
     def _extrapolated(self) -> Real | None:
-        """The combination of the last steps with the smallest residual, by least squares."""
-        moves = np.stack([m.reshape(-1) for m in self._moves]).astype(np.float64)
-        points = np.stack([p.reshape(-1) for p in self._points]).astype(np.float64)
-        d_moves, d_points = np.diff(moves, axis=0), np.diff(points, axis=0)
-        gamma = np.linalg.lstsq(d_moves.T, moves[-1], rcond=1e-10)[0]
-        out = points[-1] + moves[-1] - gamma @ (d_points + d_moves)
-        if not np.isfinite(out).all():
+        """Where the last steps point to, if there are any."""
+        if self.anderson is None:
             return None
-        trial: Real = out.reshape(self.x.shape).astype(self.x.dtype)
-        return trial
+        first = self.anderson.empty
+        point, image = (x.astype(np.float64).ravel() for x in (self.x, self.image))
+        trial: Real = self.anderson.next(point, image - point)
+        return None if first else trial.reshape(self.x.shape).astype(self.x.dtype)
 
 
 def _function(block: Block) -> Callable[[Real], Real]:
