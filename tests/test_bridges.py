@@ -201,7 +201,7 @@ def test_wrong_arguments_are_named() -> None:
         ({"mu": -mu}, ValueError, "mu: wanted weights >= 0"),
         ({"nu": 2 * nu}, ValueError, "nu: wanted the total mass of mu"),
         ({"nu": np.zeros(5)}, ValueError, "nu: wanted some mass"),
-        ({"mu": mu.astype(np.float32)}, TypeError, "mu"),
+        ({"mu": mu * (1 + 1j)}, TypeError, "mu"),
         ({"mu": np.where(np.arange(4) == 1, np.nan, mu)}, ValueError, "mu"),
         ({"mu": mu[None]}, ValueError, "mu"),
         ({"tol": 0}, ValueError, "tol"),

@@ -125,7 +125,7 @@ def test_wrong_arguments_are_named() -> None:
         divergence.qk_metric(np.zeros((2, 2)), np.zeros((3, 2)))
     with pytest.raises(TypeError, match="K: wanted float64"):
         divergence.qk_metric(np.zeros((2, 2)), np.zeros((2, 2), np.float32))
-    with pytest.raises(ValueError, match="factor"):
+    with pytest.raises(ValueError, match="beta: wanted a finite number > 0"):
         divergence.gram(np.zeros((2, 2))).scores(-1.0)
     with pytest.raises(TypeError, match=r"experts\[1\]"):
         qk.poe(qk.scores.dense(np.zeros((2, 2))), np.zeros((2, 2)))  # type: ignore[arg-type]

@@ -300,7 +300,7 @@ class Scores:
         c = _checks.number("factor", factor)
         if c == 0:
             raise ValueError(
-                "factor: wanted a number other than 0, got 0; scores of 0 are no scores"
+                f"factor: wanted a number other than 0, got {c}; leave the term out instead"
             )
         if c < 0 and any(self.backend.has_minus_inf(x) for x in self.terms.numbers):
             raise ValueError(
@@ -326,7 +326,7 @@ class Scores:
         """Scores over a temperature."""
         number = _checks.number("temperature", temperature)
         if number == 0:
-            raise ValueError("temperature: wanted a number other than 0, got 0")
+            raise ValueError(f"temperature: wanted a number other than 0, got {number}")
         return self * (1.0 / number)
 
     def __neg__(self) -> Scores:

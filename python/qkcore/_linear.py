@@ -64,19 +64,19 @@ class LinearMap:
     # ---- SciPy's names ------------------------------------------------------------------------------
 
     def matvec(self, x: npt.ArrayLike) -> Real:
-        """``A @ x``."""
+        """``A @ x``, under SciPy's name."""
         return self.apply(x)
 
     def rmatvec(self, x: npt.ArrayLike) -> Real:
-        """``A.T @ x``."""
+        """``A.T @ x``, under SciPy's name."""
         return self.T.apply(x)
 
     def matmat(self, X: npt.ArrayLike) -> Real:
-        """``A @ X``."""
+        """``A @ X``, under SciPy's name."""
         return self.apply(X)
 
     def rmatmat(self, X: npt.ArrayLike) -> Real:
-        """``A.T @ X``."""
+        """``A.T @ X``, under SciPy's name."""
         return self.T.apply(X)
 
     # ---- sums and multiples -------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class OperatorSum(LinearMap):
 
     @property
     def T(self) -> OperatorSum:
-        """The transposed sum."""
+        """The sum of the transposed operators."""
         return OperatorSum(tuple([(c, A.T) for c, A in self.parts]))
 
     def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:

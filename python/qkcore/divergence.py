@@ -61,7 +61,7 @@ class Divergence:
 
     def scores(self, beta: float = 1.0) -> Scores:
         """The logits :math:`-\\beta d` (of a similarity :math:`+\\beta G`), for every operator."""
-        return self._logits * beta
+        return self._logits * _checks.positive("beta", beta)
 
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
         """The matrix as an array (..., N, M)."""
