@@ -56,8 +56,11 @@ class Backend(Protocol):
     def matrix(self, name: str, value: Any) -> tuple[Array, np.dtype[Any], float]:
         """An array (..., N, M) of scores, the dtype of results, the largest magnitude; -inf masks."""
 
-    def points(self, *named: tuple[str, Any]) -> tuple[list[tuple[Array, float]], np.dtype[Any]]:
-        """Points (..., n, d) of one dtype with their largest coordinates, and the dtype of results."""
+    def points(
+        self, names: tuple[str, str], X: Any, Y: Any
+    ) -> tuple[Array, Array, float, float, np.dtype[Any]]:
+        """Points (..., n, d) of one dtype, Y being X if it is None; their largest coordinates, and the dtype
+        of results."""
 
     def small(self, value: Any, dtype: np.dtype[Any]) -> Any:
         """A matrix W, or the pair of its factors, as arrays of the host."""
@@ -151,9 +154,16 @@ class Backend(Protocol):
     def normalizer(self, s: Scores, at: int) -> Normalizer: ...
 
     def product(
-        self, s: Scores, weight: str, values: Array, target: Any, at: int
-    ) -> tuple[Array, Normalizer | None]:
-        """sum_j w(s_ij) values_j; for weight "softmax" with the normaliser, which the same pass finds."""
+        self,
+        s: Scores,
+        weight: str,
+        values: Array,
+        target: Any,
+        at: int,
+        keep: list[Any] | None = None,
+    ) -> Array:
+        """sum_j w(s_ij) values_j. An empty list ``keep`` receives the normaliser of weight "softmax", which
+        the same pass finds."""
 
     def materialize(self, s: Scores, weight: str | None, target: Any, at: int) -> Array:
         """w(s_ij) as an array; the scores themselves without a weight."""

@@ -79,12 +79,15 @@ class Host:
         _checks.not_empty(name, array)
         return array, array.dtype, _checks.finite(name, array, minus_inf=True)
 
-    def points(self, *named: tuple[str, Any]) -> tuple[list[tuple[Real, float]], np.dtype[Any]]:
-        found = [_checks.points(name, value) for name, value in named]
-        dtype = found[0][0].dtype
-        for (name, _), (array, _) in zip(named[1:], found[1:], strict=True):
-            _checks.same_dtype(name, array, dtype, named[0][0])
-        return found, dtype
+    def points(
+        self, names: tuple[str, str], X: Any, Y: Any
+    ) -> tuple[Real, Real, float, float, np.dtype[Any]]:
+        x, x_largest = _checks.points(names[0], X)
+        if Y is None or Y is X:
+            return x, x, x_largest, x_largest, x.dtype
+        y, y_largest = _checks.points(names[1], Y)
+        _checks.same_dtype(names[1], y, x.dtype, names[0])
+        return x, y, x_largest, y_largest, x.dtype
 
     def small(self, value: Any, dtype: np.dtype[Any]) -> Any:
         return value
@@ -235,27 +238,26 @@ class Host:
 
     def describe(self, s: Scores) -> tuple[Any, ...]:
         """See cpp/bind/score_tuple.hpp."""
-        t = s.terms
-        rows, cols = t.offsets if t.offsets is not None else (None, None)
+        dots, distances, dense, rows, columns, masks, band, offsets, rounding = s.terms
         return (
             s.dtype.itemsize == 4,
             s.batch,
             s.n_rows,
             s.n_cols,
+            None if offsets is None else offsets[0],
+            None if offsets is None else offsets[1],
+            dots,
+            distances,
+            dense,
             rows,
-            cols,
-            t.dots,
-            t.distances,
-            t.dense,
-            t.row_bias,
-            t.col_bias,
-            t.masks,
-            *t.band,
-            None if t.rounding is PLAIN else t.rounding,
+            columns,
+            masks,
+            *band,
+            None if rounding is PLAIN else rounding,
         )
 
     def logsumexp(self, s: Scores, target: Any, at: int) -> Real:
-        lse = cpu.reduce_rows(s._spec, 0, None, True, False, at)[0]
+        lse = cpu.reduce_rows(s._described, 0, None, True, False, at)[0]
         assert lse is not None
         return lse
 
@@ -265,33 +267,40 @@ class Host:
         return out
 
     def normalizer(self, s: Scores, at: int) -> _Normalizer:
-        parts = cpu.reduce_rows(s._spec, 0, None, True, False, at, True)[0]
+        parts = cpu.reduce_rows(s._described, 0, None, True, False, at, True)[0]
         assert parts is not None
         return _Normalizer(parts)
 
     def product(
-        self, s: Scores, weight: str, values: Real, target: Any, at: int
-    ) -> tuple[Real, _Normalizer | None]:
+        self,
+        s: Scores,
+        weight: str,
+        values: Real,
+        target: Any,
+        at: int,
+        keep: list[Any] | None = None,
+    ) -> Real:
         code = WEIGHTS[weight]
-        if weight == "softmax":
-            parts, out, _, _ = cpu.reduce_rows(s._spec, code, values, True, False, at, True)
+        if keep is not None and not keep:
+            parts, out, _, _ = cpu.reduce_rows(s._described, code, values, True, False, at, True)
             assert parts is not None
             assert out is not None
-            return out, _Normalizer(parts)
-        out = cpu.reduce_rows(s._spec, code, values, False, False, at)[1]
+            keep.append(_Normalizer(parts))
+            return out
+        out = cpu.reduce_rows(s._described, code, values, False, False, at)[1]
         assert out is not None
-        return out, None
+        return out
 
     def materialize(self, s: Scores, weight: str | None, target: Any, at: int) -> Real:
         return cpu.materialize(
-            s._spec, weight is None, 0 if weight is None else WEIGHTS[weight], at
+            s._described, weight is None, 0 if weight is None else WEIGHTS[weight], at
         )
 
     def marginals(self, s: Scores, at: int) -> tuple[Real, Real]:
-        return cpu.marginals(s._spec, at)
+        return cpu.marginals(s._described, at)
 
     def moment(self, which: str, s: Scores, log_weights: Callable[[int], Scores], at: int) -> Real:
-        found = cpu.reduce_rows(s._spec, WEIGHTS["softmax"], None, False, True, at)
+        found = cpu.reduce_rows(s._described, WEIGHTS["softmax"], None, False, True, at)
         out = found[3 if which == "entropy" else 2]
         assert out is not None
         return out

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from . import _checks
 from ._backend import Backend, backend_of
+from ._host import HOST
 from ._lazy_scores import Real, Scores
 from ._native import cpu
 from ._terms import Terms
@@ -65,11 +66,12 @@ class Pair(NamedTuple):
 
     def scores(self, terms: Terms, bound: float) -> Scores:
         """Scores of these points."""
-        x, y = self.x, self.y
-        batch = _checks.broadcast("Y", x.shape[:-2], y.shape[:-2])
-        return Scores(
-            self.dtype, batch, x.shape[-2], y.shape[-2], terms, bound=bound, backend=self.backend
-        )
+        *x_batch, n, _ = self.x.shape
+        *y_batch, m, _ = self.y.shape
+        batch = tuple(x_batch)
+        if y_batch:
+            batch = _checks.broadcast("Y", batch, tuple(y_batch))
+        return Scores(self.dtype, batch, n, m, terms, bound=bound, backend=self.backend)
 
 
 def pair(
@@ -80,12 +82,12 @@ def pair(
     names: tuple[str, str] = ("X", "Y"),
 ) -> Pair:
     """The arguments of a builder, checked."""
-    backend = backend_of(X, Y, W)
-    given = ((names[0], X),) if Y is None or Y is X else ((names[0], X), (names[1], Y))
-    found, dtype = backend.points(*given)
-    (x, x_largest), (y, y_largest) = found[0], found[-1]
+    alone = type(X) is np.ndarray and Y is None and W is None
+    backend = HOST if alone else backend_of(X, Y, W)
+    x, y, x_largest, y_largest, dtype = backend.points(names, X, Y)
     beta = _checks.representable("beta", _checks.positive("beta", beta), dtype)
-    return Pair(backend, dtype, x, y, x_largest, y_largest, backend.small(W, dtype), beta, names)
+    small = None if W is None else backend.small(W, dtype)
+    return Pair(backend, dtype, x, y, x_largest, y_largest, small, beta, names)
 
 
 def metric_factor(W: WLike, d: int, dtype: np.dtype[Any]) -> tuple[Real, int]:

@@ -67,8 +67,11 @@ class _Operator(LinearMap):
         """
         s, b = self._scores, self._scores.backend
         values, vector = _right_hand_side("V", V, s, s.n_cols, at=-2)
-        core = (s.n_rows,) if vector else (s.n_rows, values.shape[-1])
         at = b.at(n_threads, stream)
+        if out is None and b.host_arrays:
+            here: Real = self._product(values, None, at)
+            return here[..., 0] if vector else here
+        core = (s.n_rows,) if vector else (s.n_rows, values.shape[-1])
         target = b.output("out", out, (*s.batch, *core), s.dtype)
         product = self._product(values, b.writable(target, vector, at), at)
         found: Real = b.give(b.squeeze(product) if vector else product, target, at)
@@ -200,12 +203,8 @@ class MarkovOperator(_Operator, Markov):
         """The normaliser as the backend keeps it, computed on ``at`` threads, or on a stream, if it is not
         there yet."""
         if not self._normalizer_cell:
-            self._remember(self._scores.backend.normalizer(self._by_rows(), at))
+            self._normalizer_cell.append(self._scores.backend.normalizer(self._by_rows(), at))
         return self._normalizer_cell[0]
-
-    def _remember(self, found: Normalizer | None) -> None:
-        if found is not None and not self._normalizer_cell:
-            self._normalizer_cell.append(found)
 
     def _by_rows(self) -> Scores:
         """The scores with the normalised axis as rows."""
@@ -231,11 +230,10 @@ class MarkovOperator(_Operator, Markov):
     def _product(self, values: Any, target: Any, at: int) -> Any:
         b = self._scores.backend
         if self.axis == 1 and self.bridge is None:  # the normaliser falls out of the same pass
-            product, found = b.product(self._scores, "softmax", values, target, at)
-            self._remember(found)
-            return product
+            keep = self._normalizer_cell
+            return b.product(self._scores, "softmax", values, target, at, keep)
         s, values = self._exponents(values, at)
-        return b.product(s, "exp", values, target, at)[0]
+        return b.product(s, "exp", values, target, at)
 
     def _exponents(self, values: Any, at: int) -> tuple[Scores, Any]:
         """Scores and right-hand sides: exponentials of the first times the second are the product."""
@@ -434,7 +432,7 @@ class KernelOperator(_Operator):
         return type(self)(self._scores[index], self.weight)
 
     def _product(self, values: Any, target: Any, at: int) -> Any:
-        return self._scores.backend.product(self._scores, self.weight, values, target, at)[0]
+        return self._scores.backend.product(self._scores, self.weight, values, target, at)
 
     def _materialized(self, target: Any, at: int) -> Any:
         return self._scores.backend.materialize(self._scores, self.weight, target, at)

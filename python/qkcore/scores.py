@@ -58,7 +58,7 @@ def dot(
     """
     p = pair(X, Y, W, beta)
     left, right, bound = p.projected()
-    return p.scores(Terms(dots=((left, right, p.beta),)), p.beta * bound)
+    return p.scores(Terms(((left, right, p.beta),)), p.beta * bound)
 
 
 def forward(

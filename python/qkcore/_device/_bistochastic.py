@@ -59,4 +59,4 @@ class Bistochastic:
             g.astype(self.dtype), g.shape, str(self.dtype), self.c.device, stream
         )
         shifted = s._with(s.terms.shifted(0, (there,)))
-        return self.c.product(shifted, "softmax", x, None, stream)[0]
+        return self.c.product(shifted, "softmax", x, None, stream)

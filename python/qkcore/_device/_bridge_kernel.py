@@ -137,7 +137,7 @@ class DeviceSweep:
 
     def _product(self, s: Scores, weight: str, values: Real) -> Real:
         given = self._up(values[:, None])
-        return self._down(self.c.product(s, weight, given, None, self.stream)[0])[:, 0]
+        return self._down(self.c.product(s, weight, given, None, self.stream))[:, 0]
 
     def _up(self, host: Real) -> Any:
         with np.errstate(over="ignore"):

@@ -67,26 +67,28 @@ class Cuda(Context):
         self.inputs = array.dtype
         return array, self.real(array), largest
 
-    def points(self, *named: tuple[str, Any]) -> tuple[list[tuple[Any, float]], np.dtype[Any]]:
-        arrays: list[Any] = []
-        for name, value in named:
+    def points(
+        self, names: tuple[str, str], X: Any, Y: Any
+    ) -> tuple[Any, Any, float, float, np.dtype[Any]]:
+        arrays: list[tuple[str, Any]] = []
+        for name, value in zip(names, (X,) if Y is None or Y is X else (X, Y), strict=False):
             array = self.numbers(name, value, short=True)
             if array.ndim < 2:
                 raise ValueError(
                     f"{name}: wanted points of shape (..., n, d), got shape {array.shape}; "
                     f"for points on a line pass {name}[:, None]"
                 )
-            if arrays and array.dtype != arrays[0].dtype:
+            if arrays and array.dtype != arrays[0][1].dtype:
                 raise TypeError(
-                    f"{name}: wanted {arrays[0].dtype} like {named[0][0]}, got {array.dtype}; "
+                    f"{name}: wanted {arrays[0][1].dtype} like {names[0]}, got {array.dtype}; "
                     "convert one of them"
                 )
-            arrays.append(array)
-        self.inputs = arrays[0].dtype
-        names = [name for name, _ in named]
-        figures = self.figures(*((n, a, None) for n, a in zip(names, arrays, strict=True)))
-        largest = [self.finite(n, found) for n, found in zip(names, figures, strict=True)]
-        return list(zip(arrays, largest, strict=True)), self.real(arrays[0])
+            arrays.append((name, array))
+        figures = self.figures(*((name, array, None) for name, array in arrays))
+        largest = [self.finite(n, found) for (n, _), found in zip(arrays, figures, strict=True)]
+        x, y = arrays[0][1], arrays[-1][1]
+        self.inputs = x.dtype
+        return x, y, largest[0], largest[-1], self.real(x)
 
     def small(self, value: Any, dtype: np.dtype[Any]) -> Any:
         if value is None:
@@ -260,13 +262,21 @@ class Cuda(Context):
         return _Normalizer(self, self.logsumexp(s, None, at))
 
     def product(
-        self, s: Scores, weight: str, values: Any, target: Any, at: int
-    ) -> tuple[Any, _Normalizer | None]:
-        normalised = weight == "softmax"
+        self,
+        s: Scores,
+        weight: str,
+        values: Any,
+        target: Any,
+        at: int,
+        keep: list[Any] | None = None,
+    ) -> Any:
+        wanted = keep is not None and not keep
         lse, product = self.module.reduce_rows(
-            s._described, WEIGHTS[weight], values, normalised, out=target, stream=at
+            s._described, WEIGHTS[weight], values, wanted, out=target, stream=at
         )
-        return product, _Normalizer(self, lse) if normalised else None
+        if keep is not None and wanted:
+            keep.append(_Normalizer(self, lse))
+        return product
 
     def materialize(self, s: Scores, weight: str | None, target: Any, at: int) -> Any:
         if weight == "softmax":

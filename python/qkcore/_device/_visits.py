@@ -86,13 +86,22 @@ class _Visits(Host):
     def normalizer(self, s: Scores, at: int) -> Any:
         return _Rounded(self.logsumexp(s, None, at))
 
-    def product(self, s: Scores, weight: str, values: Array, target: Any, at: int) -> Any:
+    def product(
+        self,
+        s: Scores,
+        weight: str,
+        values: Array,
+        target: Any,
+        at: int,
+        keep: list[Any] | None = None,
+    ) -> Array:
         c = self.cuda
-        out, found = c.product(
-            self.on_device(s), weight, c.upload(values, str(s.dtype)), None, c.stream()
-        )
-        lse = None if found is None else _Rounded(c.download(found.lse))
-        return c.download(out), lse
+        there: list[Any] | None = None if keep is None or keep else []
+        given = c.upload(values, str(s.dtype))
+        out = c.product(self.on_device(s), weight, given, None, c.stream(), there)
+        if keep is not None and there:
+            keep.append(_Rounded(c.download(there[0].lse)))
+        return c.download(out)
 
     def marginals(self, s: Scores, at: int) -> tuple[Array, Array]:
         c = self.cuda
