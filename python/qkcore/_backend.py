@@ -187,6 +187,9 @@ class Backend(Protocol):
     def here(self, name: str, array: Any) -> Any:
         """The caller's array as one of the host; what is there already passes as it is."""
 
+    def visited(self, s: Scores) -> Scores:
+        """The same scores with NumPy's arrays, copied where they are not; visits run where they did."""
+
     def visiting(self, s: Scores) -> Scores:
         """Scores of NumPy arrays whose visits run where this backend computes."""
 

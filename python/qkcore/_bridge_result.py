@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from . import _device
 from ._bridge_check import problem_part, wide_marginals
-from ._config import resolve_threads
 from ._convergence import WarnsOnUse
 from ._lazy_scores import Real, Scores
 from .operators import MarkovOperator, softmax
@@ -96,20 +95,13 @@ class SchrodingerBridge(SolvedBridge):
     scores: Scores = field(repr=False)
 
     @cached_property
-    def _here(self) -> SchrodingerBridge:
-        """The same result with NumPy's vectors, for figures that are found on the host."""
-        s = self.scores
-        if not _device.is_scores(s):
-            return self
-        from ._device._visits import visited
-
-        (*_, n, m), b = s.shape, s.backend
+    def _vectors(self) -> dict[str, Real]:
+        """f, g, mu and nu as NumPy's vectors, for figures that are found on the host."""
+        s, b = self.scores, self.scores.backend
+        *_, n, m = s.shape
         named = ("f", self.f, n), ("g", self.g, m), ("mu", self.mu, n), ("nu", self.nu, m)
-        vectors = b.vectors(s.dtype, s.batch, *named)
-        host = {name: b.to_host(x) for (name, *_), (x, _) in zip(named, vectors, strict=True)}
-        for name, x in host.items():
-            host[name] = np.broadcast_to(x, (*s.batch, x.shape[-1]))
-        return replace(self, scores=visited(s), on_fail="ignore", **host)
+        found = b.vectors(s.dtype, s.batch, *named)
+        return {name: b.to_host(x) for (name, *_), (x, _) in zip(named, found, strict=True)}
 
     @cached_property
     def _log_plan(self) -> Scores:
@@ -247,25 +239,38 @@ class SchrodingerBridge(SolvedBridge):
     @cached_property
     def _row_terms(self) -> tuple[float, float]:
         # A row of the coupling is its sum times a softmax, whose moments the engine gives.
-        forward = self._forward
+        forward, b = self._forward, self.scores.backend
+        f, g = self._vectors["f"], self._vectors["g"]
+
+        def host(array: Any) -> npt.NDArray[np.float64]:
+            out: npt.NDArray[np.float64] = b.here("figure", array)[live].astype(np.float64)
+            return out
+
         with np.errstate(invalid="ignore"):
-            log_mass = (self.f + forward.log_normalizer).astype(np.float64)
+            log_mass = (f + b.here("figure", forward.log_normalizer)).astype(np.float64)
         live = np.isfinite(log_mass)
         log_mass = log_mass[live]
         mass = np.exp(log_mass)
-        expected = forward.expected_score()[live].astype(np.float64)  # of s + g
-        g_mean = forward.apply(np.where(np.isfinite(self.g), self.g, 0))[live].astype(np.float64)
-        entropy = forward.entropy()[live].astype(np.float64)
+        expected = host(forward.expected_score())  # of s + g
+        finite_g = b.give(b.from_host(np.where(np.isfinite(g), g, 0).astype(g.dtype)))
+        g_mean = host(forward.apply(finite_g))
+        entropy = host(forward.entropy())
         return -math.fsum(mass * (expected - g_mean)), math.fsum(mass * (entropy - log_mass))
 
     @cached_property
     def _sums(self) -> tuple[Real, Real]:
-        f, g = self.f.astype(np.float64), self.g.astype(np.float64)
-        return wide_marginals(self.scores, f, g, resolve_threads(None))
+        s, f, g = self.scores, self._vectors["f"], self._vectors["g"]
+        if _device.is_scores(s):
+            if s.terms.dense:  # in the dtype of the device: the array is not copied
+                rows, columns = (s.backend.here("sums", x) for x in self.marginals())
+                return rows.astype(np.float64), columns.astype(np.float64)
+            s = s.backend.visited(s)
+        return wide_marginals(s, f.astype(np.float64), g.astype(np.float64), s.backend.at(None))
 
     @property
     def _sides(self) -> tuple[tuple[Real, Real], tuple[Real, Real]]:
-        return (self.f, self.mu), (self.g, self.nu)
+        v = self._vectors
+        return (v["f"], v["mu"]), (v["g"], v["nu"])
 
     def _primal(self) -> float:
         return primal_value(*self._row_terms, self._sums, self._sides, self.penalty)
@@ -285,9 +290,9 @@ class SchrodingerBridge(SolvedBridge):
         key = f"_figure_{name}"
         if key not in kept:
             kept[key] = (
-                np.array([of(one) for one in self._here]).reshape(np.shape(self.converged))
+                np.array([of(one) for one in self]).reshape(np.shape(self.converged))
                 if self._is_batch
-                else of(self._here)
+                else of(self)
             )
         found: Figure = kept[key]
         return found

@@ -323,6 +323,9 @@ class Host:
     def here(self, name: str, array: Any) -> Any:
         return array
 
+    def visited(self, s: Scores) -> Scores:
+        return s
+
     def visiting(self, s: Scores) -> Scores:
         return s
 

@@ -240,7 +240,8 @@ def sinkhorn(
         s, uniform, uniform, tol=tol, max_iter=max_iter, max_memory=max_memory, n_threads=n_threads
     )
     _require_converged(found)
-    f, g, log_n = found._here.f, found._here.g, s.dtype.type(math.log(n))
+    f, g = (b.here("potentials", x) for x in (found.f, found.g))
+    log_n = s.dtype.type(math.log(n))
     if found.method.startswith("symmetric"):
         half = b.give(b.from_host((f + g + log_n) / 2))
         # Added together, so that the operator has the same bits as its transpose.

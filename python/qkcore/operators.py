@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _device, _dynamics
+from . import _checks, _dynamics
 from ._backend import Normalizer
 from ._bridge_check import widened
 from ._dynamics import CurrentNorms
@@ -379,11 +379,8 @@ class MarkovOperator(_Operator, Markov):
         return self._of(widened(self._scores))
 
     def _with_host_vectors(self) -> MarkovOperator:
-        if not _device.is_scores(self._scores):
-            return self
-        from ._device._visits import visited
-
-        return self._of(visited(self._scores))
+        here = self._scores.backend.visited(self._scores)
+        return self if here is self._scores else self._of(here)
 
     def _given(self, array: Real) -> Real:
         b = self._scores.backend

@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .._bridge_check import widened
+from .. import _feasibility, scores
+from .._bridge_check import Residual, judge, widened
 from .._bridge_kernels import ScoresKernel
+from .._bridge_problem import _Problem
 from .._lazy_scores import Real, Scores
 from .._native import cpu
-from ._visits import visited, visits
+from ._visits import full_precision, visited, visits
 
 __all__ = ["DeviceKernel", "DeviceSweep", "keeps_weights", "native"]
 
@@ -29,7 +31,8 @@ class DeviceKernel(ScoresKernel):
     """exp(s) of one problem. ``mu`` and the penalty on it tell which masses the rows will mostly get.
 
     The final check, and what zeros of the kernel allow, are those of scores on the CPU: over a copy of the
-    points and shifts, with visits on the device in double precision.
+    points and shifts, with visits on the device in double precision. Dense scores are not copied: the device
+    sums them in their own dtype, and masks of few entries alone are looked at.
     """
 
     def __init__(
@@ -39,22 +42,61 @@ class DeviceKernel(ScoresKernel):
         penalty: float = math.inf,
         max_memory: float | None = None,
     ) -> None:
-        super().__init__(visited(s, "kernel"), max_memory)
-        self.there = s
+        self.there, self.max_memory, self.name = s, max_memory, "kernel"
+        self.shape, self.batch = s.shape, s.batch
+        self.dtype = self.entries = self.potentials = s.dtype
+        self.cuda: Any = s.backend
+        full_precision("kernel", s)
         self.stored = keeps_weights(s, max_memory)
         self._masses = mu, penalty
 
     @cached_property
+    def scores(self) -> Scores:  # type: ignore[override]
+        """With arrays of the host, made when somebody looks at them."""
+        return visited(self.there, "kernel")
+
+    @property
+    def symmetric(self) -> bool:  # type: ignore[override]
+        return self.there.symmetric
+
+    @cached_property
+    def sweep(self) -> DeviceSweep:
+        return DeviceSweep(self.there, *self._masses, self.stored, self.cuda.stream())
+
+    @cached_property
     def native(self) -> Any:
-        stream = visits(self.scores).cuda.stream()
-        return native(DeviceSweep(self.there, *self._masses, self.stored, stream))
+        return native(self.sweep)
+
+    def forget(self) -> None:
+        super().forget()
+        self.__dict__.pop("sweep", None)
+
+    def check(self, p: _Problem, f: Real, g: Real) -> Residual:
+        if not self.there.terms.dense:
+            return super().check(p, f, g)
+        with np.errstate(over="ignore", invalid="ignore"):
+            f, g = f.astype(np.float64), g.astype(np.float64)
+            try:
+                return judge(self.sweep.sums(f, g), p.conditions, (f, g), 0.0, p.tol)
+            except OverflowError:
+                return Residual(math.inf, math.inf, False)
+
+    @cached_property
+    def support(self) -> Scores | None:  # type: ignore[override]
+        s = self.there
+        if not s.terms.dense:
+            return self.scores
+        if s.terms.masks or s.terms.banded:
+            few = s.n_rows * s.n_cols <= _feasibility.MAX_ENTRIES
+            return scores.dense(s.to_numpy()) if few else None
+        return None
 
     @property
     def kept(self) -> str:
         return f"{'one exp' if self.stored else 'two exps'} per entry and visit"
 
     def in_double(self) -> DeviceKernel | None:
-        if self.dtype == np.float64:
+        if self.dtype == np.float64 or self.there.terms.dense:
             return None
         self.forget()
         there = visits(self.scores).on_device(widened(self.scores))
@@ -129,6 +171,15 @@ class DeviceSweep:
     def scaled(self, factor: float) -> DeviceSweep:
         penalty = self.penalty * factor
         return DeviceSweep(self.s * factor, self.mu, penalty, self.stored, self.stream)
+
+    def sums(self, f: Real, g: Real) -> tuple[Real, Real]:
+        """Row and column sums of exp(f + s + g)."""
+        plan = _shifted(self.s, rows=self._up(f), columns=self._up(g))
+        rows, columns = map(self._down, self.c.marginals(plan, self.stream))
+        if np.isfinite(rows).all() and np.isfinite(columns).all():
+            return rows, columns
+        # A penalised plan may have more mass than the dtype holds.
+        return np.exp(f + self._lse(self.s, g)), np.exp(g + self.columns(f))
 
     def _lse(self, s: Scores, potential: Real) -> Real:
         """Log-sum-exps of the rows of s + potential."""

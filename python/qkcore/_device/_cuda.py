@@ -313,6 +313,11 @@ class Cuda(Context):
     def here(self, name: str, array: Any) -> npt.NDArray[Any]:
         return self.download(self.take(name, array))
 
+    def visited(self, s: Scores) -> Scores:
+        from ._visits import visited
+
+        return visited(s)
+
     def visiting(self, s: Scores) -> Scores:
         from ._visits import visiting
 

@@ -18,7 +18,7 @@ from .._host import Host
 from .._lazy_scores import Scores
 from ._cuda import Cuda, place_of
 
-__all__ = ["visited", "visiting", "visits"]
+__all__ = ["full_precision", "visited", "visiting", "visits"]
 
 Array = npt.NDArray[Any]
 
@@ -141,13 +141,9 @@ def visits(s: Scores) -> _Visits:
 
 def visited(s: Scores, name: str = "operator") -> Scores:
     """The same scores with arrays on the host, and visits on the device; ``name``: the caller's argument."""
+    full_precision(name, s)
     cuda = s.backend
     assert isinstance(cuda, Cuda)
-    if cuda.inputs != str(s.dtype):
-        raise TypeError(
-            f"{name}: wanted float32 or float64 for iterations of the host, got {cuda.inputs}; convert the "
-            "points"
-        )
     backend = _Visits(cuda)
     seen: dict[tuple[Any, ...], Array] = {}
 
@@ -159,6 +155,14 @@ def visited(s: Scores, name: str = "operator") -> Scores:
     move: Callable[[Any], Array] = copied
     terms = s.terms.map(x=move, y=move, z=move, r=move, c=move)
     return Scores(s.dtype, s.batch, s.n_rows, s.n_cols, terms, bound=s.bound, backend=backend)
+
+
+def full_precision(name: str, s: Scores) -> None:
+    """Refuses scores of numbers of 16 bits."""
+    if (inputs := getattr(s.backend, "inputs", str(s.dtype))) != str(s.dtype):
+        raise TypeError(
+            f"{name}: wanted float32 or float64 for iterations of the host, got {inputs}; convert the points"
+        )
 
 
 def visiting(s: Scores, cuda: Cuda) -> Scores:
