@@ -348,11 +348,9 @@ def test_bad_laws_are_named() -> None:
 
 def test_operators_that_are_no_chain_are_refused() -> None:
     rectangular = qk.softmax(qk.scores.dense(np.zeros((2, 3))))
-    batch = qk.softmax(qk.scores.dense(np.zeros((4, 3, 3))))
     hole = qk.softmax(qk.scores.dense(np.array([[0.0, 0.0], [-np.inf, -np.inf]])))
     for A, text in (
         (rectangular, "as many columns as rows"),
-        (batch, "wanted one chain"),
         (hole, "1 empty row"),
     ):
         for call in (A.stationary, A.regime, A.spectral_gap, A.current_norms):

@@ -293,3 +293,85 @@ def test_out_of_sample_projection() -> None:
     with pytest.raises(ValueError, match="new: wanted scores against 15 columns"):
         c.transform(qk.scores.dot(new, X), Y)
     assert math.isfinite(float(c.transform(qk.scores.dot(new, Y), Y).sum()))
+
+
+# ---- batches of chains ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["softmax", "columns", "bistochastic", "composition"])
+def test_batches_of_chains(kind: str) -> None:
+    """Every figure of a batch is that of its problems, one by one."""
+    r = rng()
+    X, W = r.normal(size=(2, 3, 7, 2)), r.normal(size=(2, 2))
+    s = qk.scores.dot(X, W=W)
+    A: Any = {
+        "softmax": lambda: qk.softmax(s),
+        "columns": lambda: qk.softmax(s, 0),
+        "bistochastic": lambda: qk.sinkhorn(s),
+        "composition": lambda: qk.softmax(s) @ qk.softmax(-s),
+    }[kind]()
+    rho = r.random((3, 7))
+    rho /= rho.sum(axis=1, keepdims=True)
+    laws, gaps, norms, regimes = A.stationary(), A.spectral_gap(), A.current_norms(), A.regime()
+    assert laws.shape == (2, 3, 7) and gaps.shape == (2, 3)
+    assert norms.shape == (2, 3) and len(regimes) == 2 and bool(regimes)
+    there = A.entropy_production(rho)
+    for index in np.ndindex(2, 3):
+        one = A[index]
+        np.testing.assert_array_equal(laws[index], one.stationary())
+        assert gaps[index] == one.spectral_gap()
+        assert norms.total[index] == norms[index].total == one.current_norms().total
+        assert regimes.regime[index] == regimes[index].regime == one.regime().regime
+        assert there[index] == one.entropy_production(rho[index[1]])
+        np.testing.assert_array_equal(A.currents(rho)[index], one.currents(rho[index[1]]))
+        np.testing.assert_array_equal(A.leads_to(1)[index], one.leads_to(1))
+    assert regimes.rho.shape == (2, 3, 7) and regimes[1].regime.shape == (3,)
+    assert str(regimes).startswith("Regime of a batch (2, 3)\n[0, 0]: ")
+    with pytest.raises(ValueError, match=r"rho: wanted batch axes that broadcast to \(2, 3\)"):
+        A.regime(np.full((5, 7), 1 / 7))
+
+
+def test_sinkhorn_of_a_batch() -> None:
+    s = qk.scores.distance(rng().normal(size=(4, 6, 2)))
+    B = qk.sinkhorn(s)
+    np.testing.assert_allclose(B.to_numpy().sum(axis=(1)), 1, atol=1e-7)
+    for k in range(4):
+        np.testing.assert_allclose(B[k].to_numpy(), qk.sinkhorn(s[k]).to_numpy(), atol=1e-8)
+        assert B[k].bistochastic and B[k].bridge.converged
+    Z = np.zeros((2, 3, 3))
+    Z[1] = np.diag([0, 0, -np.inf]) + np.where(np.eye(3) > 0, 0, -np.inf)
+    with pytest.raises(qk.ConvergenceError, match="in problem 1"):
+        qk.sinkhorn(qk.scores.dense(Z))
+
+
+# ---- heads ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["dot", "forward", "backward", "distance"])
+@pytest.mark.parametrize("form", ["matrix", "factors", "semidefinite", "of low rank"])
+def test_a_matrix_for_every_head(name: str, form: str, dtype: str) -> None:
+    """Scores of all heads at once are those of each head alone; indefinite metrics of different ranks too."""
+    r = rng()
+    X, Y = r.normal(size=(6, 4)).astype(dtype), r.normal(size=(2, 1, 5, 4)).astype(dtype)
+    W: Any = r.normal(size=(3, 4, 4)).astype(dtype)
+    if form == "semidefinite":
+        W = W @ W.swapaxes(-1, -2)
+    elif form == "of low rank":
+        W[0] = np.outer(W[0, 0], W[0, 0])
+        W[1] = 0
+    elif form == "factors":
+        W = (W[:, :, :2].copy(), W[:, :2].copy())
+    heads = [tuple(w[k] for w in W) if isinstance(W, tuple) else W[k] for k in range(3)]
+    make = getattr(qk.scores, name)
+    tol = 200 * float(np.finfo(dtype).eps)
+    for points in ((X,), (X, Y)):
+        found = make(*points, W=W, beta=0.7)
+        lead = () if len(points) == 1 else (2,)
+        assert found.shape == (*lead, 3, 6, 6 if len(points) == 1 else 5)
+        for k, w in enumerate(heads):
+            alone = make(*(p if p.ndim == 2 else p[:, 0] for p in points), W=w, beta=0.7)
+            np.testing.assert_allclose(
+                found.to_numpy()[..., k, :, :], alone.to_numpy(), atol=tol * 20
+            )
+    assert qk.softmax(make(X, W=W))[1].stationary().shape == (6,)

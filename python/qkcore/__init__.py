@@ -25,6 +25,7 @@ from . import (
     simplex,
     transport,
 )
+from ._batch import Batch
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._convergence import ConvergenceError, ConvergenceWarning
 from ._cpuid import version as __version__
@@ -64,6 +65,7 @@ __all__ = [
     "AdaptiveIPF",
     "AttentionField",
     "Barycenter",
+    "Batch",
     "BridgeChain",
     "Composition",
     "ConvergenceError",

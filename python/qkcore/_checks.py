@@ -348,15 +348,15 @@ def matrix_w(
                 "pass W=(W_Q, W_K) with W = W_Q @ W_K"
             )
         left, right = (_small_matrix(n, w, dtype) for n, w in zip(("W[0]", "W[1]"), W, strict=True))
-        if left.shape[1] != right.shape[0]:
+        if left.shape[-1] != right.shape[-2]:
             raise ValueError(
                 f"W: wanted factors (d, r) and (r, d'), got shapes {left.shape} and {right.shape}; "
                 "the inner sizes must agree"
             )
-        shape = (left.shape[0], right.shape[1])
+        shape = (left.shape[-2], right.shape[-1])
     else:
         left, right = _small_matrix("W", W, dtype), None
-        shape = left.shape
+        shape = left.shape[-2:]
     if shape != (d, d_cols):
         raise ValueError(
             f"W: wanted shape ({d}, {d_cols}) for points of dimension {d} and {d_cols}, "
@@ -367,9 +367,9 @@ def matrix_w(
 
 def _small_matrix(name: str, value: npt.ArrayLike, dtype: np.dtype[Any]) -> Real:
     array = real_array(name, value)
-    if array.ndim != 2:
+    if array.ndim < 2:
         raise ValueError(
-            f"{name}: wanted a matrix, got shape {array.shape}; pass a two-dimensional array"
+            f"{name}: wanted a matrix, or one for each head, got shape {array.shape}; pass an array (d, d')"
         )
     not_empty(name, array)
     same_dtype(name, array, dtype, "the points")

@@ -195,17 +195,22 @@ class Host:
         return out
 
     def project(self, name: str, points: Real, matrix: Real) -> tuple[Real, float]:
-        flat = points if points.ndim == 2 else points.reshape(-1, points.shape[-1])
-        out = cpu.project(flat, matrix, get_num_threads())
+        if matrix.ndim > 2:  # one for each head
+            out = np.matmul(points, matrix)
+        else:
+            flat = points if points.ndim == 2 else points.reshape(-1, points.shape[-1])
+            out = cpu.project(flat, matrix, get_num_threads())
         found, top = cpu.scan(out, get_num_threads())
         _checks.no_overflow(f"{name} times W", np.inf if found else top, points.dtype)
-        if points.ndim > 2:
+        if points.ndim > 2 and matrix.ndim == 2:
             out = out.reshape(*points.shape[:-1], matrix.shape[1])
         return out, top
 
     def row_dots(self, a: Real, b: Real, factor: float) -> Real:
-        if a.ndim == 2:
+        if a.ndim == 2 and b.ndim == 2:
             return self.scaled(cpu.row_dots(a, b), factor)
+        if a.shape != b.shape:
+            a, b = np.broadcast_arrays(a, b)
         flat = cpu.row_dots(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]))
         return self.scaled(flat.reshape(a.shape[:-1]), factor)
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _checks, _dynamics
+from ._batch import each
 from ._dynamics import CurrentNorms, Regime
 from ._lazy_scores import Real
 from ._linear import LinearMap
 
 __all__ = ["Composition", "Markov"]
+
+R = TypeVar("R")
 
 # Rows of an operator that is only known by its products are looked at this many at a time.
 _BLOCK = 256
@@ -83,13 +87,16 @@ class Markov(LinearMap):
         is larger, ``on_fail`` says what happens: "warn" (a :class:`qkcore.ConvergenceWarning` with the
         estimate), "raise" or "ignore".
 
-        Raises :class:`qkcore.ReducibleChainError` when the law is not unique.
+        Raises :class:`qkcore.ReducibleChainError` when the law is not unique. Of a batch, the laws (..., N).
 
         >>> import numpy as np, qkcore as qk
         >>> A = qk.softmax(qk.scores.dense(np.log(np.array([[0.5, 0.5], [0.25, 0.75]]))))
         >>> A.stationary()
         array([0.33333333, 0.66666667])
         """
+        if self._many:
+            options: Any = {"tol": tol, "max_iter": max_iter, "on_fail": on_fail}
+            return self._each(lambda P, _: P.stationary(**options, n_threads=n_threads))
         P = self._chain()
         law = _dynamics.law_of(P, tol, _checks.integer("max_iter", max_iter), on_fail, n_threads)
         return self._given(_dynamics.rounded(law.log_law, P.dtype))
@@ -99,6 +106,8 @@ class Markov(LinearMap):
 
         This is an N x N array; :meth:`current_norms` is not.
         """
+        if self._many:
+            return self._each(lambda P, r: P.currents(r, n_threads=n_threads), rho)
         P = self._chain()
         flow = _dynamics.law("rho", rho, P)[:, None] * P.to_numpy(n_threads=n_threads)
         return self._given(flow - flow.T)
@@ -106,7 +115,10 @@ class Markov(LinearMap):
     def current_norms(
         self, rho: npt.ArrayLike | None = None, *, n_threads: int | None = None
     ) -> CurrentNorms:
-        """Norms of all currents in O(N) memory, at ``rho`` or at the stationary law (DAC-8)."""
+        """Norms of all currents in O(N) memory, at ``rho`` or at the stationary law (DAC-8). Of a batch, a
+        :class:`qkcore.Batch` of them, whose fields are arrays."""
+        if self._many:
+            return self._each(lambda P, r: P.current_norms(r, n_threads=n_threads), rho)
         P = self._chain()
         _dynamics.refuse_empty_rows(P)
         if rho is not None:
@@ -133,6 +145,9 @@ class Markov(LinearMap):
     ) -> Regime:
         """EQ, NESS or NE (DAC-8, 4.0.1) at ``rho``, or at the stationary law.
 
+        Of a batch, a :class:`qkcore.Batch`: ``A.regime().regime`` is then an array of names. ``rho`` is one
+        law (N,) for all chains or one each.
+
         ``tol`` bounds the L1 distance of rho P from rho and, times the largest flow, the currents
         that count as none; the report carries both. Default: 1000 eps, or, for operators of a bridge or of
         Sinkhorn, ten times the error that the solve left in the marginals.
@@ -147,14 +162,20 @@ class Markov(LinearMap):
         >>> A.regime().regime
         'NESS'
         """
+        if self._many:
+            return self._each(lambda P, r: P.regime(r, tol=tol, n_threads=n_threads), rho)
         return _dynamics.regime(self._chain(), rho, tol, n_threads)
 
     def spectral_gap(self, *, n_threads: int | None = None) -> float:
         """:math:`1 - |\\lambda_2|`: the rate at which the chain forgets its start; 0 if it never does."""
+        if self._many:
+            return self._each(lambda P, _: P.spectral_gap(n_threads=n_threads))
         return _dynamics.spectral_gap(self._chain(), n_threads)
 
     def leads_to(self, state: int, *, n_threads: int | None = None) -> npt.NDArray[np.bool_]:
         """True for the states from which the chain can get to ``state``."""
+        if self._many:
+            return self._each(lambda P, _: P.leads_to(state, n_threads=n_threads))
         P = self._chain()
         target = _checks.integer("state", state)
         if not 0 <= target < P.shape[0]:
@@ -162,6 +183,27 @@ class Markov(LinearMap):
         return _dynamics.leads_to(P, target, n_threads)
 
     # ---- what an operator with more knowledge overrides --------------------------------------
+
+    @property
+    def _many(self) -> bool:
+        """Whether this is a batch of chains."""
+        return len(self.shape) > 2
+
+    def _each(self, call: Callable[[Markov, Any], R], rho: Any = None) -> R:
+        """``call(chain, its law)`` for every chain of a batch; one law may serve all of them. The result
+        has the fields of one, with the axes of the batch."""
+        out: R = each(self.shape[:-2], lambda k: call(self[k], self._law_of(rho, k)))
+        return out
+
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError
+
+    def _law_of(self, rho: Any, index: tuple[int, ...]) -> Any:
+        if rho is None:
+            return None
+        array = _checks.converted("rho", rho, self.dtype, "the operator")
+        _checks.into_batch("rho", array.shape, array.shape[:-1], self.shape[:-2])
+        return np.broadcast_to(array, (*self.shape[:-2], array.shape[-1]))[index]
 
     def _chain(self) -> Markov:
         """The row-stochastic form of one square chain, of NumPy vectors."""
@@ -284,6 +326,14 @@ class Composition(Markov):
 
     def _steps(self) -> tuple[Any, ...]:
         return tuple(step for factor in self.factors for step in factor._steps())
+
+    def __getitem__(self, index: Any) -> Composition:
+        """Chains of a batch, by integers and slices for its leading axes."""
+        factors = tuple([factor[index] for factor in self.factors])
+        if not factors:
+            batch = np.broadcast_to(np.int8(0), self._shape[:-2])[index].shape
+            return Composition((), (*batch, *self._shape[-2:]), self._dtype, self.axis)
+        return Composition(factors, factors[0].shape, self._dtype, self.axis)
 
     def _with_host_vectors(self) -> Composition:
         here = {id(factor): factor._with_host_vectors() for factor in self.factors}

@@ -61,7 +61,7 @@ class Pair(NamedTuple):
         w_left, w_right = _checks.matrix_w(self.W, x.shape[-1], y.shape[-1], self.dtype)
         x, x_largest = self.backend.project("X", x, w_left)
         if w_right is not None:
-            y, y_largest = self.backend.project("Y", y, w_right.T)
+            y, y_largest = self.backend.project("Y", y, w_right.swapaxes(-1, -2))
         return x, y, x.shape[-1] * x_largest * y_largest
 
     def scores(self, terms: Terms, bound: float) -> Scores:
@@ -71,6 +71,9 @@ class Pair(NamedTuple):
         batch = tuple(x_batch)
         if y_batch:
             batch = _checks.broadcast("Y", batch, tuple(y_batch))
+        if self.W is not None:
+            for part in self.W if isinstance(self.W, tuple) else (self.W,):
+                batch = _checks.broadcast("W", batch, np.shape(part)[:-2])
         return Scores(self.dtype, batch, n, m, terms, bound=bound, backend=self.backend)
 
 
@@ -91,23 +94,35 @@ def pair(
 
 
 def metric_factor(W: WLike, d: int, dtype: np.dtype[Any]) -> tuple[Real, int]:
-    """L (d, r) with sym(W) = L diag(+1.., -1..) L^T, and how many are negative."""
+    """L (..., d, r) with sym(W) = L diag(+1.., -1..) L^T, and how many are negative.
+
+    Matrices of several heads get as many columns as the one that needs most; the others have zeros.
+    """
     assert W is not None
     left, right = _checks.matrix_w(W, d, d, dtype)
     with np.errstate(over="ignore", invalid="ignore"):
         full = left.astype(np.float64) if right is None else left.astype(np.float64) @ right
-        symmetric = 0.5 * full + 0.5 * full.T
+        symmetric = 0.5 * full + 0.5 * full.swapaxes(-1, -2)
     found, largest = cpu.scan(symmetric, 1)
     _checks.no_overflow("W", np.inf if found else largest, np.dtype(np.float64))
-    if largest > 0:  # eigh squares: keep it near 1
-        values, vectors = np.linalg.eigh(symmetric / largest)
-    else:
-        values, vectors = np.linalg.eigh(symmetric)
-    order = np.argsort(-values)  # positive directions first
+    sides = [_roots(one, largest) for one in symmetric.reshape(-1, d, d)]
+    counts = [max(side[sign].shape[1] for side in sides) for sign in (0, 1)]
+    if sum(counts) == 0:  # W = 0: one feature that is always 0
+        counts[0] = 1
+    out = np.zeros((len(sides), d, sum(counts)), dtype)
+    for one, (positive, negative) in zip(out, sides, strict=True):
+        one[:, : positive.shape[1]] = positive
+        one[:, counts[0] : counts[0] + negative.shape[1]] = negative
+    return out.reshape(*symmetric.shape[:-2], d, sum(counts)), counts[1]
+
+
+def _roots(symmetric: Real, largest: float) -> tuple[Real, Real]:
+    """Eigenvectors times the roots of their eigenvalues' sizes: of positive ones, and of negative ones."""
+    size = float(np.abs(symmetric).max())
+    scale = largest if size > 0 else 1.0  # eigh squares: keep it near 1
+    values, vectors = np.linalg.eigh(symmetric / scale if scale > 0 else symmetric)
+    order = np.argsort(-values)
     values, vectors = values[order], vectors[:, order]
-    size = float(np.abs(values).max(initial=0.0))
-    kept = np.abs(values) > np.finfo(np.float64).eps * d * size
-    if not kept.any():  # W = 0: one feature that is always 0
-        return np.zeros((d, 1), dtype=dtype), 0
-    factor = vectors[:, kept] * (np.sqrt(np.abs(values[kept])) * np.sqrt(largest))
-    return np.ascontiguousarray(factor, dtype=dtype), int((values[kept] < 0).sum())
+    kept = np.abs(values) > np.finfo(np.float64).eps * len(values) * np.abs(values).max(initial=0.0)
+    scaled = vectors * (np.sqrt(np.abs(values)) * np.sqrt(scale))
+    return scaled[:, kept & (values > 0)], scaled[:, kept & (values < 0)]

@@ -230,11 +230,11 @@ def sinkhorn(
     array([1., 1., 1.])
     """
     s = scores_argument(s)
-    if s.ndim != 2 or s.shape[0] != s.shape[1]:
-        raise ValueError(f"s: wanted square scores (N, N), got shape {s.shape}; see qk.bridge")
+    if s.n_rows != s.n_cols:
+        raise ValueError(f"s: wanted square scores (..., N, N), got shape {s.shape}; see qk.bridge")
     if s.terms.offsets is not None:
         raise ValueError("s: wanted one problem, got ragged blocks; see qk.bridge")
-    n, b = s.shape[0], s.backend
+    n, b = s.n_rows, s.backend
     uniform = b.give(b.from_host(np.full(n, 1 / n, s.dtype)))
     found = bridge(
         s, uniform, uniform, tol=tol, max_iter=max_iter, max_memory=max_memory, n_threads=n_threads
@@ -242,7 +242,7 @@ def sinkhorn(
     _require_converged(found)
     f, g = (b.here("potentials", x) for x in (found.f, found.g))
     log_n = s.dtype.type(math.log(n))
-    if found.method.startswith("symmetric"):
+    if all(name.startswith("symmetric") for name in np.ravel(found.method)):
         half = b.give(b.from_host((f + g + log_n) / 2))
         # Added together, so that the operator has the same bits as its transpose.
         return MarkovOperator(s.shift(rows=half, columns=half), 1, bridge=found)
@@ -251,10 +251,13 @@ def sinkhorn(
 
 
 def _require_converged(found: Any) -> None:
-    if not found.converged:
+    if not np.all(found.converged):
+        bad = int(np.argmin(np.ravel(found.converged)))
+        status, steps, error = (np.ravel(x)[bad] for x in (found.status, found.n_iter, found.error))
+        which = f" in problem {bad}" if np.ndim(found.converged) else ""
         raise ConvergenceError(
-            f"sinkhorn: {found.status} after {found.n_iter} iterations, with a marginal error of "
-            f"{found.error:.3g} (wanted {found.tol:.3g}); raise max_iter or tol, lower beta, or look "
+            f"sinkhorn: {status}{which} after {steps} iterations, with a marginal error of "
+            f"{error:.3g} (wanted {found.tol:.3g}); raise max_iter or tol, lower beta, or look "
             "at qk.bridge(s, mu, nu), which returns what it has"
         )
 

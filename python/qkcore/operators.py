@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _dynamics
+from . import _checks, _device, _dynamics
 from ._backend import Normalizer
 from ._bridge_check import widened
 from ._dynamics import CurrentNorms
@@ -180,7 +180,10 @@ class MarkovOperator(_Operator, Markov):
 
     def __getitem__(self, index: Any) -> Self:
         """Operators of a batch, by integers and slices for its leading axes: ``A[0, 2]`` is one head."""
-        return type(self)(self._scores[index], self.axis)
+        bridge = self.bridge
+        if bridge is not None and np.ndim(bridge.converged) and _one(index, self.shape[:-2]):
+            bridge = bridge[index]
+        return type(self)(self._scores[index], self.axis, bridge=bridge)
 
     @property
     def bistochastic(self) -> bool:
@@ -375,6 +378,11 @@ class MarkovOperator(_Operator, Markov):
         out._solve_errors = self._solve_errors
         return out
 
+    def _law_of(self, rho: Any, index: tuple[int, ...]) -> Any:
+        if not _device.on_device(rho):
+            return super()._law_of(rho, index)
+        return self._scores.backend.part(rho, index)
+
     def _in_float64(self) -> MarkovOperator:
         return self._of(widened(self._scores))
 
@@ -389,11 +397,11 @@ class MarkovOperator(_Operator, Markov):
 
     @property
     def _stochastic_error(self) -> float:
-        return self._solve_errors[0] if self.bridge is None else float(self.bridge.worst)
+        return self._solve_errors[0] if self.bridge is None else float(np.max(self.bridge.worst))
 
     @property
     def _marginal_error(self) -> float:
-        return self._solve_errors[1] if self.bridge is None else float(self.bridge.error)
+        return self._solve_errors[1] if self.bridge is None else float(np.max(self.bridge.error))
 
     def _current_norms(self, rho: Real, n_threads: int | None) -> CurrentNorms:
         threads = self._scores.backend.at(n_threads)
@@ -473,6 +481,12 @@ def kernel(s: Scores, weight: str = "exp") -> KernelOperator:
             "for a normalised operator use qk.softmax"
         )
     return KernelOperator(scores_argument(s), weight)
+
+
+def _one(index: Any, batch: tuple[int, ...]) -> bool:
+    """Whether an index takes a single problem."""
+    parts = index if isinstance(index, tuple) else (index,)
+    return len(parts) == len(batch) and not any(isinstance(part, slice) for part in parts)
 
 
 def scores_argument(s: object, name: str = "s") -> Scores:

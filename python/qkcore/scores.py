@@ -48,7 +48,8 @@ def dot(
     """:math:`s_{ij} = \\beta\\, x_i^\\top W y_j` (DAC-1, eq 1 and 37): plain attention logits.
 
     X is (..., N, d), Y (..., M, d') (default X), W (d, d') or a pair of factors
-    ``(W_Q (d, r), W_K (r, d'))`` with W = W_Q W_K; W need not be symmetric.
+    ``(W_Q (d, r), W_K (r, d'))`` with W = W_Q W_K; W need not be symmetric. W (heads, d, d') gives scores
+    (heads, N, M), and so for the other functions here: its leading axes broadcast with those of the points.
 
     >>> import numpy as np, qkcore as qk
     >>> Q, K = np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
