@@ -8,22 +8,14 @@
 (100, 8)
 """
 
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from . import _interpreter  # noqa: F401  # before anything compiled is loaded
 
 # isort: split
-from . import (
-    diagnostics,
-    diffusion,
-    divergence,
-    gaussian,
-    isb,
-    magnetic,
-    measure,
-    observables,
-    schedule,
-    scores,
-    simplex,
-)
+from . import scores
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._convergence import ConvergenceError, ConvergenceWarning
 from ._cpuid import version as __version__
@@ -48,6 +40,20 @@ from .low_rank import (
     positive_features,
 )
 from .operators import KernelOperator, MarkovOperator, kernel, softmax
+
+if TYPE_CHECKING:
+    from . import (
+        diagnostics,
+        diffusion,
+        divergence,
+        gaussian,
+        isb,
+        magnetic,
+        measure,
+        observables,
+        schedule,
+        simplex,
+    )
 
 __all__ = [
     "AdaptiveIPF",
@@ -103,3 +109,29 @@ __all__ = [
     "total_variation",
     "usable_entries",
 ]
+
+# Imported when they are asked for: none of them is needed by the functions above, and some bring SciPy's.
+_NAMESPACES = frozenset(
+    {
+        "diagnostics",
+        "diffusion",
+        "divergence",
+        "gaussian",
+        "isb",
+        "magnetic",
+        "measure",
+        "observables",
+        "schedule",
+        "simplex",
+    }
+)
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _NAMESPACES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
