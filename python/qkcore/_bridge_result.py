@@ -65,6 +65,11 @@ class SolvedBridge(WarnsOnUse):
     on_fail: str = field(default="warn", repr=False)
     """what using the result does when it did not converge: "warn" or "ignore" """
 
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.bridge(self)
+
     def _summary(self, what: str) -> str:
         """What ``print`` shows of a solved problem, or of a batch of them."""
         if isinstance(self.status, str):

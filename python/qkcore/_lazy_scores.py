@@ -418,3 +418,8 @@ class Scores:
         place = "" if self.device == "cpu" else f", device={self.device!r}"
         parts = ", ".join(self.terms.counts())
         return f"Scores(shape={self.shape}, dtype={self.dtype}{place}, {parts})"
+
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.scores(self)

@@ -63,6 +63,11 @@ class Markov:
         """The operator as an array (..., N, M)."""
         raise NotImplementedError
 
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.operator(self)
+
     # ---- products ---------------------------------------------------------------------------
 
     @overload

@@ -63,6 +63,11 @@ class ParticleFlow:
         """What the status means, in a sentence."""
         return _MEANING[self.status]
 
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.flow(self)
+
     def __str__(self) -> str:
         times, n, d = self.x.shape
         head = (

@@ -107,6 +107,11 @@ class _Operator:
     def _materialized(self, target: Any, at: int) -> Any:
         raise NotImplementedError
 
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.operator(self)
+
     def _place(self) -> str:
         return "" if self.device == "cpu" else f", device={self.device!r}"
 
