@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, overload
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,10 @@ import numpy.typing as npt
 from . import _checks, _dynamics
 from ._dynamics import CurrentNorms, Regime
 from ._lazy_scores import Real
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["Composition", "Markov"]
 
@@ -62,6 +67,15 @@ class Markov:
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
         """The operator as an array (..., N, M)."""
         raise NotImplementedError
+
+    def plot(self, *, axes: Sequence[Axes] | None = None) -> Figure:
+        """Draws a heat map, and of a square operator of up to 1000 rows the spectrum; returns the figure.
+
+        ``axes``: as many of your own. With more than 256 rows or columns, means of blocks are drawn.
+        """
+        from . import _plots
+
+        return _plots.operator(self, axes)
 
     def _repr_html_(self) -> str:
         from . import _html

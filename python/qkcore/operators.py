@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,10 @@ from ._host import WEIGHTS
 from ._lazy_scores import Real, Scores
 from ._markov import Markov
 from ._native import cpu
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["KernelOperator", "MarkovOperator", "kernel", "softmax"]
 
@@ -106,6 +111,15 @@ class _Operator:
 
     def _materialized(self, target: Any, at: int) -> Any:
         raise NotImplementedError
+
+    def plot(self, *, axes: Sequence[Axes] | None = None) -> Figure:
+        """Draws a heat map, and of a square operator of up to 1000 rows the spectrum; returns the figure.
+
+        ``axes``: as many of your own. With more than 256 rows or columns, means of blocks are drawn.
+        """
+        from . import _plots
+
+        return _plots.operator(self, axes)
 
     def _repr_html_(self) -> str:
         from . import _html
