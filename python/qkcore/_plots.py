@@ -213,6 +213,8 @@ def animate(
     low, high = paths.min((0, 1)), paths.max((0, 1))
     room = 0.05 * np.maximum(high - low, 1e-9)
     axis.set(xlim=(low[0] - room[0], high[0] + room[0]), ylim=(low[1] - room[1], high[1] + room[1]))
+    if x.shape[2] > 1:
+        axis.set_aspect("equal")
     tidy(axis, *labels)
     clock = axis.set_title("", fontsize="medium")
 
