@@ -103,7 +103,7 @@ def test_other_bridges() -> None:
 
 
 def test_failed_bridges_say_so_and_batches_are_refused() -> None:
-    b = solved(6, 7, max_iter=1, tol=1e-13, solver="alternating", on_fail="ignore")
+    b = solved(6, 7, max_iter=1, tol=1e-13, solver="alternating")
     assert labelled(b.plot(), 4)[3].get_title().startswith("not converged: iteration limit")
     u = np.full(6, 1 / 6)
     batch = qk.bridge(qk.scores.distance(points(12).reshape(2, 6, 2)), u, u)

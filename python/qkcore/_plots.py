@@ -6,6 +6,7 @@ shows it, ``savefig`` writes it. With axes of the caller's the picture goes ther
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import io
 from collections.abc import Sequence
@@ -46,6 +47,7 @@ def bridge(b: Any, axes: Sequence[Axes] | None = None) -> Figure:
         raise ValueError(
             f"plot: wanted one bridge, got a batch of {np.size(b.status)}; take one, as in b[0].plot()"
         )
+    b = dataclasses.replace(b, on_fail="ignore")  # the title says how the solve ended
     if not hasattr(b, "plan"):  # a chain has many plans
         made, (end,) = _panels(axes, 1, (4.4, 3.4))
         _convergence(end, b)
@@ -65,7 +67,7 @@ def bridge(b: Any, axes: Sequence[Axes] | None = None) -> Figure:
             side.tick_params(labelbottom=side is axes[2], labelleft=side is axes[1])
     made, (plan, top, side, end) = _panels(axes, 4, (0, 0))
     values, (rows, columns) = _plan(b)
-    n, m = len(b.mu), len(b.nu)
+    n, m = len(rows), len(columns)
     label = "mass of an entry" + ("" if values.shape == (n, m) else ", mean of blocks")
     _heat(plan, values, (n, m), label, cmap="Blues", aspect="auto", beside=side)
     plan.set(xlabel="column j", ylabel="row i")
