@@ -164,6 +164,14 @@ def test_particle_flows() -> None:
     assert len(curves(many)) == _html.MOST_CURVES and max(map(len, curves(many))) <= 120
 
 
+def test_flows_of_bridges() -> None:
+    sol = qk.isb.heat_flow(points(12), 0.3, 4)
+    shown = table(sol)
+    assert shown["status"] == sol.status and shown["steps"] == "4 of 0.3"
+    assert shown["largest marginal error"] == f"{sol.errors.max():.2e}"
+    assert len(curves(sol)) == 12
+
+
 def test_gaussian_flows() -> None:
     one = {"Q": np.eye(2), "K": np.eye(2), "V": -np.eye(2), "n_steps": 20}
     sol = qk.gaussian.flow("softmax", np.zeros(2), np.diag([1.0, 2.0]), (0.0, 3.0), **one)
@@ -190,3 +198,25 @@ def test_what_names_hold_is_escaped() -> None:
     text = _html.card("<b>", [("a & b", 'x < y "quoted"')])
     (cell,) = ET.fromstring(text).iter("td")
     assert cell.text == 'x < y "quoted"' and "&lt;b&gt;" in text and "a &amp; b" in text
+
+
+def test_extreme_numbers_are_drawn_without_overflow() -> None:
+    for values in ([[8e307, -8e307], [0.0, 1.0]], [[5e-324, 0.0], [0.0, 0.0]]):
+        assert pixels(qk.scores.dense(np.array(values)))[..., 3].all()
+    nothing = np.full((3, 3), -np.inf)
+    assert not list(page(qk.scores.dense(nothing)).iter("img"))
+    assert table(qk.softmax(qk.scores.dense(nothing)))["empty"] == "3 fully masked, of weight 0"
+    still = qk.AttentionField("softmax", Q=np.eye(2), K=np.eye(2), V=np.zeros((2, 2)))
+    sol = qk.flow(still, np.full((3, 2), 1e300), (0.0, 1.0))
+    assert all(np.isfinite(path).all() for path in curves(sol))
+    grown = qk.AttentionField("softmax", Q=np.eye(2), K=np.eye(2), V=5 * np.eye(2))
+    sol = qk.flow(grown, points(5), (0.0, 400.0))
+    assert sol.status == "blew up" and table(sol)["status"].startswith("blew up")
+    assert all(np.isfinite(path).all() for path in curves(sol))
+
+
+def test_ragged_bridges_are_batches() -> None:
+    s = qk.scores.dot(points(7)).ragged([0, 3, 7])
+    u = np.r_[np.full(3, 1 / 3), np.full(4, 1 / 4)]
+    assert table(qk.bridge(s, u, u))["status"] == "2 of 2 converged"
+    assert table(s)["terms"] == "1 dot, 2 ragged blocks"

@@ -187,6 +187,14 @@ def test_flow_in_chosen_coordinates_and_axes() -> None:
         sol.plot(dims=(0, 3))
 
 
+def test_flows_of_bridges_are_drawn_alike() -> None:
+    sol = qk.isb.heat_flow(points(12), 0.3, 4)
+    (ax,) = labelled(sol.plot(), 1)
+    assert len(ax.collections[0].get_segments()) == 12 * (len(sol.t) - 1)
+    np.testing.assert_allclose(ax.collections[-1].get_offsets(), sol.X)
+    assert ax.get_title() == f"12 particles, {sol.status}"
+
+
 def test_many_particles_and_times_are_thinned() -> None:
     sol = moved(_plots.MOST_PATHS + 100, 2, 300)
     (ax,) = labelled(sol.plot(), 1)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .diagnostics import Report
     from .flows import ParticleFlow
     from .gaussian import GaussianFlow
+    from .isb import BridgeFlow
 
 MOST_DRAWN = 64
 MOST_CURVES = 60
@@ -110,6 +111,21 @@ def flow(sol: ParticleFlow) -> str:
         ("evaluations", str(sol.n_evaluations)),
     ]
     return card("Particle flow", rows, _trajectories(sol) if here else "")
+
+
+def bridge_flow(sol: BridgeFlow) -> str:
+    """Of particles moved by iterated bridges."""
+    _, n, d = sol.x.shape
+    rows = [
+        ("status", sol.status),
+        ("particles", f"{n} in {d} dimension{'s' if d > 1 else ''}"),
+        *_array_rows(tuple(sol.x.shape), sol.x.dtype, "cpu"),
+        ("times", f"{len(sol.t)}, from {sol.t[0]:.4g} to {sol.t[-1]:.4g}"),
+        ("steps", f"{sol.n_steps} of {sol.epsilon:.4g}"),
+        ("largest marginal error", f"{sol.errors.max(initial=0.0):.2e}"),
+        ("largest self weight", f"{sol.self_weight.max(initial=0.0):.3g}"),
+    ]
+    return card(f"Flow by iterated bridges: {sol.kind}", rows, _trajectories(sol))
 
 
 def gaussian_flow(sol: GaussianFlow) -> str:
@@ -240,8 +256,9 @@ def _entries(matrix: Any, name: str, masked: str = "0") -> str:
     low, high = float(values[live].min()), float(values[live].max())
     if masked != "-inf":
         low = min(low, 0.0)
-    span = high - low or 1.0
-    level = np.clip((np.where(live, values, low) - low) / span, 0, 1)
+    level = np.zeros(values.shape)
+    if high / 4 > low / 4:
+        level = np.clip(_share(np.where(live, values, low), low, high), 0, 1)
     pixels = np.zeros((*values.shape, 4), np.uint8)
     at = np.arange(len(SCALE)) / (len(SCALE) - 1)
     for k in range(3):
@@ -305,7 +322,7 @@ def _curves(t: Array, values: Array, x: str, y: str, told: str) -> str:
     return _chart(drawn, x, y, told)
 
 
-def _trajectories(sol: ParticleFlow) -> str:
+def _trajectories(sol: ParticleFlow | BridgeFlow) -> str:
     """Paths in the first two coordinates, or over time in one dimension; dots where they end."""
     times, n, d = sol.x.shape
     if times < 2 or n == 0:
@@ -358,10 +375,10 @@ def _chart(
         y0, y1 = math.floor(y0), math.ceil(y1)
 
     def px(a: Any) -> Any:
-        return left + 4 + (np.asarray(a) - x0) / (x1 - x0) * (right - left - 8)
+        return left + 4 + _share(np.asarray(a), x0, x1) * (right - left - 8)
 
     def py(b: Any) -> Any:
-        return bottom - 4 - (np.asarray(b) - y0) / (y1 - y0) * (bottom - top - 8)
+        return bottom - 4 - _share(np.asarray(b), y0, y1) * (bottom - top - 8)
 
     parts = [
         f'<rect x="{left}" y="{top}" width="{right - left}" height="{bottom - top}" fill="none" '
@@ -406,9 +423,21 @@ def _chart(
 
 
 def _limits(values: Array) -> tuple[float, float]:
-    """Least and largest, never equal."""
+    """Least and largest, never equal.
+
+    >>> _limits(np.array([2.0, 5.0])), _limits(np.array([3.0, 3.0]))
+    ((2.0, 5.0), (2.5, 3.5))
+    """
     low, high = float(values.min()), float(values.max())
-    return (low, high) if high > low else (low - 0.5, high + 0.5)
+    if high / 4 - low / 4 > np.finfo(np.float64).tiny:
+        return low, high
+    room = max(0.5, abs(low) / 100)
+    return low - room, high + room
+
+
+def _share(values: Any, low: float, high: float) -> Any:
+    """Where values lie between two limits, from 0 to 1; quarters of them, for differences not to overflow."""
+    return (values / 4 - low / 4) / (high / 4 - low / 4)
 
 
 def _text(x: float, y: float, text: str, anchor: str, colour: str = "currentColor") -> str:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from .diffusion import DiffusionMap
     from .flows import ParticleFlow
+    from .isb import BridgeFlow
 
 Array = npt.NDArray[Any]
 
@@ -158,7 +159,9 @@ def _spectrum(ax: Axes, values: Array, A: Any) -> None:
 # ---- flows ---------------------------------------------------------------------------------------
 
 
-def flow(sol: ParticleFlow, ax: Axes | None = None, dims: tuple[int, int] = (0, 1)) -> Figure:
+def flow(
+    sol: ParticleFlow | BridgeFlow, ax: Axes | None = None, dims: tuple[int, int] = (0, 1)
+) -> Figure:
     """Paths of the particles, coloured by time; over time in one dimension."""
     made, (axis,) = _panels(None if ax is None else [ax], 1, (5.2, 4.2))
     from matplotlib.collections import LineCollection
@@ -199,7 +202,7 @@ def flow(sol: ParticleFlow, ax: Axes | None = None, dims: tuple[int, int] = (0, 
 
 
 def animate(
-    sol: ParticleFlow,
+    sol: ParticleFlow | BridgeFlow,
     ax: Axes | None = None,
     dims: tuple[int, int] = (0, 1),
     interval: float = 40.0,
@@ -231,7 +234,7 @@ def animate(
     return FuncAnimation(made, draw, frames=len(t), interval=interval)
 
 
-def _states(sol: ParticleFlow) -> Array:
+def _states(sol: ParticleFlow | BridgeFlow) -> Array:
     return np.asarray(_host(sol.x), np.float64)
 
 
