@@ -16,13 +16,33 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["Composition", "Markov"]
+__all__ = ["Composition", "Drawn", "Markov"]
 
 # Rows of an operator that is only known by its products are looked at this many at a time.
 _BLOCK = 256
 
 
-class Markov:
+class Drawn:
+    """What operators of every kind show of themselves."""
+
+    __slots__ = ()
+
+    def plot(self, *, axes: Sequence[Axes] | None = None) -> Figure:
+        """Draws a heat map, and of a square operator of up to 1000 rows the spectrum; returns the figure.
+
+        ``axes``: as many of your own. With more than 256 rows or columns, means of blocks are drawn.
+        """
+        from . import _plots
+
+        return _plots.operator(self, axes)
+
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.operator(self)
+
+
+class Markov(Drawn):
     """A stochastic matrix known by its products: rows sum to 1 (``axis`` 1) or columns do (0)."""
 
     __slots__ = ()
@@ -67,20 +87,6 @@ class Markov:
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
         """The operator as an array (..., N, M)."""
         raise NotImplementedError
-
-    def plot(self, *, axes: Sequence[Axes] | None = None) -> Figure:
-        """Draws a heat map, and of a square operator of up to 1000 rows the spectrum; returns the figure.
-
-        ``axes``: as many of your own. With more than 256 rows or columns, means of blocks are drawn.
-        """
-        from . import _plots
-
-        return _plots.operator(self, axes)
-
-    def _repr_html_(self) -> str:
-        from . import _html
-
-        return _html.operator(self)
 
     # ---- products ---------------------------------------------------------------------------
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +13,13 @@ from ._bridge_check import widened
 from ._dynamics import CurrentNorms
 from ._host import WEIGHTS
 from ._lazy_scores import Real, Scores
-from ._markov import Markov
+from ._markov import Drawn, Markov
 from ._native import cpu
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
 
 __all__ = ["KernelOperator", "MarkovOperator", "kernel", "softmax"]
 
 
-class _Operator:
+class _Operator(Drawn):
     """A matrix w(s_ij) that is applied, never formed."""
 
     __slots__ = ("_scores",)
@@ -111,20 +106,6 @@ class _Operator:
 
     def _materialized(self, target: Any, at: int) -> Any:
         raise NotImplementedError
-
-    def plot(self, *, axes: Sequence[Axes] | None = None) -> Figure:
-        """Draws a heat map, and of a square operator of up to 1000 rows the spectrum; returns the figure.
-
-        ``axes``: as many of your own. With more than 256 rows or columns, means of blocks are drawn.
-        """
-        from . import _plots
-
-        return _plots.operator(self, axes)
-
-    def _repr_html_(self) -> str:
-        from . import _html
-
-        return _html.operator(self)
 
     def _place(self) -> str:
         return "" if self.device == "cpu" else f", device={self.device!r}"
