@@ -29,7 +29,6 @@ from .quick_runs import Results
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("yaml")
-pytest.importorskip("click")
 
 Array = NDArray[np.float64]
 

@@ -32,7 +32,6 @@ from .quick_runs import Results
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("yaml")
-pytest.importorskip("click")
 
 
 # ---- folders of results --------------------------------------------------------------------------

@@ -14,8 +14,6 @@ import pytest
 from qkcore import _bench, cli
 from qkcore._bench import _runner
 
-pytest.importorskip("click")
-
 
 @pytest.mark.parametrize("group", _bench.GROUPS)
 @pytest.mark.filterwarnings("ignore")  # what peers warn of is theirs

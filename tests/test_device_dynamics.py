@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from typing import Any
 
 import numpy as np
@@ -183,3 +184,37 @@ def test_diffusion_maps(xp: Library, n: int, bandwidth: str) -> None:
     close(xp.numpy(theirs.transform(xp.asarray(new))), mine.transform(new), 1e4)
     close(xp.numpy(theirs.eigenfunctions(xp.asarray(new))), mine.eigenfunctions(new), 1e4)
     close(theirs.transform(new), mine.transform(new), 1e4)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_notebooks_and_pictures(xp: Library, dtype: str) -> None:
+    """What is shown of results on a device is what is shown of the same on the CPU, and where they are."""
+    pytest.importorskip("matplotlib")
+    r = np.random.default_rng(5)
+    X, u = r.normal(size=(9, 2)).astype(dtype), np.full(9, 1 / 9, dtype)
+    place = qk.scores.distance(xp.asarray(X)).device
+    solved = {"float32": 1e-5, "float64": 1e-8}[
+        dtype
+    ]  # as far as tolerances of bridges let plans differ
+
+    def shown(result: Any) -> dict[str, str]:
+        rows = ET.fromstring(result._repr_html_()).iter("tr")
+        return {"".join(a.itertext()): "".join(b.itertext()) for a, b in rows}
+
+    def results(to: Any) -> tuple[Any, ...]:
+        s = qk.scores.distance(to(X)).causal(4)
+        eye = np.eye(2, dtype=dtype)
+        field = qk.AttentionField("softmax", Q=eye, K=eye, V=-eye)
+        flow = qk.flow(field, to(X), (0.0, 1.0), "rk4", n_steps=5)
+        return s, qk.softmax(s), qk.bridge(qk.scores.distance(to(X)), to(u), to(u)), flow
+
+    for mine, theirs in zip(results(lambda a: a), results(xp.asarray), strict=True):
+        wanted, found = shown(mine), shown(theirs)
+        assert wanted.get("where", "CPU") == "CPU" and found.get("where", place) == place
+        for name in {"shape", "dtype", "kind", "terms", "status", "steps"} & set(wanted):
+            assert found[name] == wanted[name]
+        if hasattr(mine, "plot"):
+            for a, b in zip(mine.plot().axes, theirs.plot().axes, strict=True):
+                for left, right in zip(a.images, b.images, strict=True):
+                    pair = (np.ma.filled(image.get_array(), 0) for image in (right, left))
+                    np.testing.assert_allclose(*pair, rtol=0, atol=solved)

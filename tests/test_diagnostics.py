@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from qkcore import diagnostics
+from qkcore import _plots, diagnostics
 from qkcore.diagnostics import Report, Thresholds
 
 from .reference_diagnostics import Array, mobility, softmax
@@ -502,7 +502,8 @@ def test_plots() -> None:
 def test_plots_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:
     report: Report = diagnostics.run(smooth())
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match="pip install matplotlib"):
+    _plots._figures.cache_clear()
+    with pytest.raises(ImportError, match="pip install 'qkcore\\[plot\\]'"):
         report.plot()
 
 

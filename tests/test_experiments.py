@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import re
@@ -23,7 +24,6 @@ from .quick_runs import Results
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("yaml")
-pytest.importorskip("click")
 
 
 def strict_json(path: Path) -> Any:
@@ -335,8 +335,13 @@ def test_later_settings_win(tmp_path: Path) -> None:
             ["run", "swissroll", "--set", "variants=[print]"],
             r"unknown variant 'print'; did you mean",
         ),
-        (["run"], r"Missing argument 'NAME'"),
-        (["run", "trefoil", "--sed", "1"], r"No such option"),
+        (["run"], r"arguments are required: NAME"),
+        (["run", "trefoil", "--sed", "1"], r"unknown option '--sed'; did you mean --seed"),
+        (["run", "trefoil", "--seed", "one"], r"argument --seed: invalid int value: 'one'"),
+        (["run", "trefoil", "regimes"], r"unexpected argument 'regimes'"),
+        (["run", "all", "--set", "n=3"], r"--set: of one experiment"),
+        (["--verbose", "list"], r"unknown option '--verbose'"),
+        (["completion", "tcsh"], r"unknown shell 'tcsh'"),
         (["report", "no-such-folder"], r"no-such-folder: no such folder"),
     ],
 )
@@ -393,15 +398,11 @@ def test_failures_that_are_ours_keep_their_traceback(
 def test_missing_packages_name_the_command(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from qkcore.experiments import _run
-
-    monkeypatch.setattr(_run.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert cli.main(["run", "swissroll", "--out", str(tmp_path)]) == 2
     err = capsys.readouterr().err
-    assert "swissroll needs jax" in err and "pip install 'qkcore[train]'" in err
-    monkeypatch.setattr(cli, "click", None)
-    assert cli.main(["list"]) == 2
-    assert "pip install 'qkcore[experiments]'" in capsys.readouterr().err
+    assert "swissroll needs jax, optax, matplotlib and PyYAML" in err
+    assert "pip install 'qkcore[train]'" in err
 
 
 # ---- command line and report ---------------------------------------------------------------------

@@ -33,7 +33,6 @@ from .quick_runs import Results
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("yaml")
-pytest.importorskip("click")
 
 FILES = {
     "gaussian-cones": {"trajectories", "paths", "random_fields"},

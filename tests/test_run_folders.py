@@ -32,7 +32,6 @@ def fork() -> int:
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("yaml")
-pytest.importorskip("click")
 
 NAME = "toy"
 STAGES = 4

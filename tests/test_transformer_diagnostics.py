@@ -36,7 +36,6 @@ from . import reference_transformers as reference
 
 pytest.importorskip("matplotlib")
 pytest.importorskip("yaml")
-pytest.importorskip("click")
 
 NAME = "transformer-diagnostics"
 ALONE = ["if_installed=[none]"]  # tests do not depend on what is installed

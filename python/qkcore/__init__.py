@@ -8,23 +8,14 @@
 (100, 8)
 """
 
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
 from . import _interpreter  # noqa: F401  # before anything compiled is loaded
 
 # isort: split
-from . import (
-    diagnostics,
-    diffusion,
-    divergence,
-    gaussian,
-    isb,
-    magnetic,
-    measure,
-    observables,
-    schedule,
-    scores,
-    simplex,
-    transport,
-)
+from . import scores
 from ._batch import Batch
 from ._config import config, get_num_threads, set_num_threads, show_config
 from ._convergence import ConvergenceError, ConvergenceWarning
@@ -60,6 +51,21 @@ from .transport import (
     sinkhorn_divergence,
     wasserstein,
 )
+
+if TYPE_CHECKING:
+    from . import (
+        diagnostics,
+        diffusion,
+        divergence,
+        gaussian,
+        isb,
+        magnetic,
+        measure,
+        observables,
+        schedule,
+        simplex,
+        transport,
+    )
 
 __all__ = [
     "AdaptiveIPF",
@@ -126,3 +132,30 @@ __all__ = [
     "usable_entries",
     "wasserstein",
 ]
+
+# Imported when they are asked for: none of them is needed by the functions above, and some bring SciPy's.
+_NAMESPACES = frozenset(
+    {
+        "diagnostics",
+        "diffusion",
+        "divergence",
+        "gaussian",
+        "isb",
+        "magnetic",
+        "measure",
+        "observables",
+        "schedule",
+        "simplex",
+        "transport",
+    }
+)
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in _NAMESPACES:
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

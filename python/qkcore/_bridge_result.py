@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,13 @@ from ._lazy_scores import Real, Scores
 from .operators import MarkovOperator, softmax
 from .scores import distance
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
 __all__ = ["SchrodingerBridge", "SolvedBridge"]
 
-Figure = Any  # a number, or for batches an array of them
+Value = Any  # a number, or for batches an array of them
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -64,6 +68,21 @@ class SolvedBridge(WarnsOnUse):
     """the over-relaxation that was reached"""
     on_fail: str = field(default="warn", repr=False)
     """what using the result does when it did not converge: "warn" or "ignore" """
+
+    def plot(self, *, axes: Sequence[Axes] | None = None) -> Figure:
+        """Draws the plan with its marginals, and the convergence; returns the matplotlib figure.
+
+        ``axes``: four of your own, for the plan, nu above it, mu beside it and the convergence (of a chain,
+        one for the convergence). Plans of more than 256 rows or columns are drawn as means of blocks.
+        """
+        from . import _plots
+
+        return _plots.bridge(self, axes)
+
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.bridge(self)
 
     def _summary(self, what: str) -> str:
         """What ``print`` shows of a solved problem, or of a batch of them."""
@@ -186,19 +205,19 @@ class SchrodingerBridge(SolvedBridge):
         return distance(points, self.scores.backend.give(y), beta=beta)
 
     @property
-    def cost(self) -> Figure:
+    def cost(self) -> Value:
         """:math:`-\\sum_{ij} \\Pi_{ij} s_{ij}`."""
         self._used()
         return self._figure("cost", lambda b: b._row_terms[0])
 
     @property
-    def entropy(self) -> Figure:
+    def entropy(self) -> Value:
         """:math:`-\\sum_{ij} \\Pi_{ij}\\log \\Pi_{ij}`, in nats."""
         self._used()
         return self._figure("entropy", lambda b: b._row_terms[1])
 
     @property
-    def primal(self) -> Figure:
+    def primal(self) -> Value:
         """What the bridge minimises: :math:`\\sum_{ij} \\Pi_{ij}(\\log\\Pi_{ij} - s_{ij} - 1)`, and with
         penalties :math:`\\rho_1, \\rho_2` also :math:`\\rho_1\\mathrm{KL}(\\Pi 1\\|\\mu) +
         \\rho_2\\mathrm{KL}(\\Pi^\\top 1\\|\\nu)`, :math:`\\mathrm{KL}(a\\|b) = \\sum a\\log(a/b) - a + b`."""
@@ -206,7 +225,7 @@ class SchrodingerBridge(SolvedBridge):
         return self._figure("primal", SchrodingerBridge._primal)
 
     @property
-    def dual(self) -> Figure:
+    def dual(self) -> Value:
         """:math:`\\langle f,\\mu\\rangle + \\langle g,\\nu\\rangle - \\sum_{ij}\\Pi_{ij}`, where a penalty
         :math:`\\rho` replaces :math:`\\langle f,\\mu\\rangle` by :math:`\\rho\\langle 1 - e^{-f/\\rho},
         \\mu\\rangle`: at most ``primal`` of any coupling, and equal to it at the solution."""
@@ -214,18 +233,18 @@ class SchrodingerBridge(SolvedBridge):
         return self._figure("dual", SchrodingerBridge._dual)
 
     @property
-    def gap(self) -> Figure:
+    def gap(self) -> Value:
         """primal - dual; only of the size of ``error`` times the potentials when converged."""
         return self.primal - self.dual
 
     @property
-    def rate(self) -> Figure:
+    def rate(self) -> Value:
         """The observed factor by which the last iterations reduced the error; NaN if there were few, and for
         batches, whose errors are not kept."""
         return self._figure("rate", lambda b: observed_rate(b.errors))
 
     @property
-    def birkhoff_rate(self) -> Figure:
+    def birkhoff_rate(self) -> Value:
         """:math:`\\tanh^2(\\Delta/4)`: the Birkhoff-Hopf bound on the factor per plain iteration.
 
         :math:`\\Delta = \\max (s_{ij} + s_{kl} - s_{il} - s_{kj})`, exactly for small problems and from
@@ -284,7 +303,7 @@ class SchrodingerBridge(SolvedBridge):
     def _is_batch(self) -> bool:
         return bool(self.scores.batch) or self.scores.terms.offsets is not None
 
-    def _figure(self, name: str, of: Callable[[SchrodingerBridge], float]) -> Figure:
+    def _figure(self, name: str, of: Callable[[SchrodingerBridge], float]) -> Value:
         """A figure of one problem, or an array of it over the batch; computed once."""
         kept: dict[str, Any] = self.__dict__
         key = f"_figure_{name}"
@@ -294,7 +313,7 @@ class SchrodingerBridge(SolvedBridge):
                 if self._is_batch
                 else of(self)
             )
-        found: Figure = kept[key]
+        found: Value = kept[key]
         return found
 
     def __bool__(self) -> bool:  # a result is one, however many problems it has

@@ -535,6 +535,11 @@ class Scores:
         parts = ", ".join(self.terms.counts())
         return f"Scores(shape={self.shape}, dtype={self.dtype}{place}, {parts})"
 
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.scores(self)
+
 
 def computed(name: str, array: Real, dtype: Any, copy: bool | None) -> npt.NDArray[Any]:
     """What ``np.asarray`` gets of something lazy: an array that has just been made."""

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _checks
 from ._lazy_scores import Real, computed
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["LinearMap", "OperatorSum"]
 
@@ -60,6 +65,20 @@ class LinearMap:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return computed("operator", self.to_numpy(), dtype, copy)
+
+    def plot(self, *, axes: Sequence[Axes] | None = None) -> Figure:
+        """Draws a heat map, and of a square operator of up to 1000 rows the spectrum; returns the figure.
+
+        ``axes``: as many of your own. With more than 256 rows or columns, means of blocks are drawn.
+        """
+        from . import _plots
+
+        return _plots.operator(self, axes)
+
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.operator(self)
 
     # ---- SciPy's names ------------------------------------------------------------------------------
 

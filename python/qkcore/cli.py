@@ -1,179 +1,271 @@
-"""The command line: ``qkcore list | run NAME | report DIR | bench [GROUP ...] | info`` (EOT-17).
+"""The command line: ``qkcore list | run | report | bench | info | completion`` (EOT-17).
 
-What a user can put right is one line on the standard error and exit status 2.
+It needs what the core needs, and no more; ``run`` says which packages an experiment wants. What a user can
+put right is one line on the standard error and exit status 2.
 """
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from .experiments._errors import ExperimentError, missing, unknown
+from ._completion import SHELLS, script
+from .experiments._errors import ExperimentError, unknown
 
-try:
-    import click
-except ImportError:  # the core installs without it; main() says what to do
-    click = None  # type: ignore[assignment]
+EXIT_STATUS = """\
+exit status:
+  0    done
+  1    a wrong answer in bench, or an experiment that failed (with its traceback)
+  2    a mistake that you can put right, said in one line: a name, a setting, a folder, a package to install
+  130  interrupted by Ctrl-C; the same command goes on from the last checkpoint
+"""
 
 
-def _program() -> Any:
-    """The commands; built on demand, as click may not be there."""
+class Command(argparse.ArgumentParser):
+    """A parser that refuses in one line, and keeps the list of its arguments."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.arguments: list[argparse.Action] = []
+        super().__init__(
+            allow_abbrev=False,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            epilog=EXIT_STATUS,
+            **settings,
+        )
+
+    def add_argument(self, *names: Any, **settings: Any) -> argparse.Action:
+        self.arguments.append(super().add_argument(*names, **settings))
+        return self.arguments[-1]
+
+    def error(self, message: str) -> NoReturn:
+        raise ExperimentError(f"{message} ({self.prog} --help shows what it takes)")
+
+    def read(self, words: list[str]) -> argparse.Namespace:
+        """The words, options before or after the others."""
+        found, more = self.parse_known_intermixed_args(words)
+        for word in more:
+            if word.startswith("-"):
+                raise self.unknown_option(word)
+            self.error(f"unexpected argument {word!r}")
+        return found
+
+    def unknown_option(self, word: str) -> ExperimentError:
+        """The message for an option that does not exist."""
+        options = [name for argument in self.arguments for name in argument.option_strings]
+        return unknown("option", word.split("=")[0], options)
+
+
+def _program() -> tuple[Command, dict[str, Command]]:
+    """The parser of all, which shows the help, and one for each command."""
+    from . import __version__
+
+    top = Command(
+        prog="qkcore",
+        description="Experiments of the documents that qkcore implements: figures, tables, verdicts.",
+    )
+    top.add_argument("--version", action="version", version=f"qkcore {__version__}")
+    listed = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=Command)
+    commands: dict[str, Command] = {}
+
+    def command(call: Callable[[argparse.Namespace], int]) -> Command:
+        name, help = call.__name__.strip("_"), str(call.__doc__)
+        commands[name] = listed.add_parser(name, help=help, description=help)
+        commands[name].set_defaults(call=call)
+        return commands[name]
+
+    out = {"default": "results", "metavar": "DIR"}
+    command(_list)
+
+    run = command(_run)
+    run.add_argument("name", metavar="NAME", help="of the experiment, or all")
+    run.add_argument("--out", **out, help="results go to DIR/NAME (default: results)")
+    run.add_argument("--config", metavar="FILE", help="settings that differ, YAML")
+    run.add_argument(
+        "--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help="one setting"
+    )
+    run.add_argument("--seed", type=int, metavar="N", help="where random numbers start")
+    run.add_argument(
+        "--quick", action="store_true", help="a small setting, half a minute, into DIR/NAME-quick"
+    )
+    run.add_argument(
+        "--force", action="store_true", help="compute again, replace results of other settings"
+    )
+
+    report = command(_report)
+    report.add_argument("folder", metavar="DIR", help="what run wrote")
+    report.add_argument("--output", metavar="FILE", help="default: DIR/report.html")
+
+    bench = command(_bench)
+    bench.add_argument("groups", nargs="*", metavar="GROUP", help="default: all")
+    bench.add_argument("--quick", action="store_true", help="small sizes, to see that all works")
+    bench.add_argument("--threads", type=int, metavar="N", help="of qkcore and PyTorch")
+    bench.add_argument("--out", **out, help="folder for bench.json (default: results)")
+
+    command(_info)
+    completion = command(_completion)
+    completion.add_argument("shell", metavar="SHELL", help=" or ".join(SHELLS))
+    return top, commands
+
+
+def _list(options: argparse.Namespace) -> int:
+    """Name the experiments, and what they reproduce."""
     from . import experiments
 
-    class Group(click.Group):
-        def resolve_command(self, context: Any, arguments: list[str]) -> Any:
-            name = arguments[0]
-            if self.get_command(context, name) is None and not name.startswith("-"):
-                raise unknown("command", name, sorted(self.commands))
-            return super().resolve_command(context, arguments)
+    width = max(map(len, experiments.names()))
+    for e in experiments.EXPERIMENTS.values():
+        needs = "" if e.extra == "experiments" else f"  [pip install 'qkcore[{e.extra}]']"
+        print(f"{e.name:{width}}  {e.title}\n{'':{width}}  {e.reproduces}{needs}")
+    return 0
 
-    @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
-    def program() -> None:
-        """Experiments of the documents that qkcore implements: figures, tables, verdicts."""
 
-    @program.command("list")
-    def list_() -> None:
-        """Names the experiments."""
-        width = max(map(len, experiments.names()))
-        for e in experiments.EXPERIMENTS.values():
-            needs = f"  [pip install 'qkcore[{e.needs[0][1]}]']" if e.needs else ""
-            click.echo(f"{e.name:{width}}  {e.title}\n{'':{width}}  {e.reproduces}{needs}")
+def _run(options: argparse.Namespace) -> int:
+    """Run an experiment (or all), or go on with one that was interrupted."""
+    from . import experiments
 
-    @program.command()
-    @click.argument("name")
-    @click.option(
-        "--out", default="results", show_default=True, metavar="DIR", help="Results go to DIR/NAME."
+    if options.name != "all":
+        _run_one(options.name, options)
+        return 0
+    for name, value in (("--config", options.config), ("--set", options.sets)):
+        if value:
+            raise ExperimentError(f"{name}: of one experiment; run it by its name, not as 'all'")
+    status = 0
+    for name in experiments.names():
+        print(f"== {name}", flush=True)
+        try:
+            _run_one(name, options)
+        except ExperimentError as error:
+            status = max(status, _refuse(str(error)))
+        except Exception:
+            traceback.print_exc()
+            print(f"qkcore: error: {name} failed, see above; going on", file=sys.stderr)
+            status = max(status, 1)
+    return status
+
+
+def _run_one(name: str, options: argparse.Namespace) -> None:
+    from . import experiments
+    from .experiments import _manifest
+    from .experiments._folders import Known, reading
+
+    experiment = experiments.get(name)
+    done = experiments.run(
+        name,
+        options.out,
+        config=options.config,
+        overrides=options.sets,
+        seed=options.seed,
+        quick=options.quick,
+        force=options.force,
+        progress=True,
+        command=options.command,
     )
-    @click.option("--config", default=None, metavar="FILE", help="Settings that differ, YAML.")
-    @click.option("--set", "sets", multiple=True, metavar="KEY=VALUE", help="One setting.")
-    @click.option("--seed", type=int, default=None, help="Where random numbers start.")
-    @click.option(
-        "--quick", is_flag=True, help="A small setting, under half a minute, into DIR/NAME-quick."
-    )
-    @click.option(
-        "--force", is_flag=True, help="Compute again, and replace results of other settings."
-    )
-    def run(
-        name: str,
-        out: str,
-        config: str | None,
-        sets: tuple[str, ...],
-        seed: int | None,
-        quick: bool,
-        force: bool,
-    ) -> None:
-        """Runs an experiment, or goes on with one that was interrupted."""
-        from .experiments import _manifest
-        from .experiments._folders import Known, reading
-
-        experiment = experiments.get(name)
-        command = shlex.join(["qkcore", *sys.argv[1:]])
-        done = experiments.run(
-            name,
-            out,
-            config=config,
-            overrides=sets,
-            seed=seed,
-            quick=quick,
-            force=force,
-            progress=True,
-            command=command,
+    manifest = _manifest.read(done.folder, name)
+    if done.already_there:
+        print(
+            f"{done.folder}: finished before with these settings, nothing was computed; "
+            "--force computes it again"
         )
-        manifest = _manifest.read(done.folder, name)
-        if done.already_there:
-            click.echo(
-                f"{done.folder}: finished before with these settings, nothing was computed; "
-                "--force computes it again"
-            )
-            if changed := Known.listed(done.folder, manifest).changed():
-                click.echo(f"changed since that run: {', '.join(changed)}")
-        else:
-            for table in experiment.tables(done.folder):
-                click.echo(table.text() + "\n")
-        with reading(done.folder, manifest):
-            claims = experiment.claims(done.metrics)
-        for claim in claims:
-            click.echo(f"{claim.verdict}: {claim.statement} ({claim.where})\n    {claim.measured}")
-        for sentence in done.kept:
-            click.echo(f"kept: {sentence}")
-        if not done.already_there:
-            resumed = ", resumed" if done.resumed else ""
-            click.echo(f"\n{done.wall_time:.1f} s{resumed}; files in {done.folder}")
-        for figure in done.figures:
-            click.echo(f"picture: {figure}")
+        if changed := Known.listed(done.folder, manifest).changed():
+            print(f"changed since that run: {', '.join(changed)}")
+    else:
+        for table in experiment.tables(done.folder):
+            print(table.text() + "\n")
+    with reading(done.folder, manifest):
+        claims = experiment.claims(done.metrics)
+    for claim in claims:
+        print(f"{claim.verdict}: {claim.statement} ({claim.where})\n    {claim.measured}")
+    for sentence in done.kept:
+        print(f"kept: {sentence}")
+    if not done.already_there:
+        resumed = ", resumed" if done.resumed else ""
+        print(f"\n{done.wall_time:.1f} s{resumed}; files in {done.folder}")
+    for figure in done.figures:
+        print(f"picture: {figure}")
 
-    @program.command()
-    @click.argument("folder", metavar="DIR")
-    @click.option("--output", default=None, metavar="FILE", help="Default: DIR/report.html.")
-    def report(folder: str, output: str | None) -> None:
-        """Puts everything found in DIR into one HTML page."""
-        from .experiments._report import write_report
 
-        path = write_report(Path(folder), None if output is None else Path(output))
-        click.echo(f"report: {path}")
+def _report(options: argparse.Namespace) -> int:
+    """Put everything found in DIR into one HTML page."""
+    from .experiments._report import write_report
 
-    @program.command()
-    @click.argument("groups", nargs=-1, metavar="[GROUP]...")
-    @click.option("--quick", is_flag=True, help="Small sizes, to see that all works.")
-    @click.option("--threads", type=int, default=None, help="Of qkcore and PyTorch.")
-    @click.option("--out", default="results", show_default=True, help="Folder for bench.json.")
-    def bench(groups: tuple[str, ...], quick: bool, threads: int | None, out: str) -> None:
-        """Times qkcore against NumPy and the peers that are installed, and checks the answers."""
-        from . import _bench
+    output = None if options.output is None else Path(options.output)
+    print(f"report: {write_report(Path(options.folder), output)}")
+    return 0
 
-        result = _bench.run(groups, quick=quick, threads=threads, echo=click.echo)
-        path = Path(out) / "bench.json"
-        result.write(path)
-        click.echo(f"\n{result}\n\nfile: {path}")
-        if result.wrong:
-            click.echo(f"{len(result.wrong)} wrong answers of qkcore", err=True)
-            raise click.exceptions.Exit(1)
 
-    @program.command()
-    def info() -> None:
-        """Prints what this installation is made of."""
-        from . import show_config
-        from .experiments._manifest import versions
+def _bench(options: argparse.Namespace) -> int:
+    """Time qkcore against NumPy and the peers that are installed, and check the answers."""
+    from . import _bench
 
-        show_config()
-        for package, version in versions().items():
-            click.echo(f"{package:14s} {version or 'not installed'}")
+    result = _bench.run(options.groups, quick=options.quick, threads=options.threads, echo=print)
+    path = Path(options.out) / "bench.json"
+    result.write(path)
+    print(f"\n{result}\n\nfile: {path}")
+    if result.wrong:
+        print(f"{len(result.wrong)} wrong answers of qkcore", file=sys.stderr)
+    return 1 if result.wrong else 0
 
-    return program
+
+def _info(options: argparse.Namespace) -> int:
+    """Print what this installation is made of."""
+    from . import show_config
+    from .experiments._manifest import versions
+
+    show_config()
+    for package, version in versions().items():
+        print(f"{package:14s} {version or 'not installed'}")
+    return 0
+
+
+def _completion(options: argparse.Namespace) -> int:
+    """Print a script that completes this command in bash, zsh or fish."""
+    from ._bench import GROUPS
+    from .experiments import names
+
+    commands = {
+        name: (command.description or "", command.arguments)
+        for name, command in _program()[1].items()
+    }
+    words = {"NAME": [*names(), "all"], "GROUP": list(GROUPS), "SHELL": list(SHELLS)}
+    print(script(options.shell, commands, words))
+    return 0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command line; the exit status: 0, 1 for a wrong answer in ``bench``, 2 for what the user
-    can put right, 130 for Ctrl-C.
+    """Runs the command line and returns the exit status, which ``qkcore --help`` explains.
 
     >>> main(["run", "trefoi"])
     2
     """
+    words = sys.argv[1:] if arguments is None else arguments
     try:
-        if click is None:
-            raise missing("click", "the command line", "experiments")
-        status = _program().main(args=arguments, prog_name="qkcore", standalone_mode=False)
+        top, commands = _program()
+        if not words:
+            top.print_help()
+            return 0
+        if words[0] not in commands:
+            if not words[0].startswith("-"):
+                raise unknown("command", words[0], sorted(commands))
+            top.parse_known_args(words[:1])  # ends here for the help and the version
+            raise top.unknown_option(words[0])
+        options = commands[words[0]].read(words[1:])
+        options.command = shlex.join(["qkcore", *words])
+        status: int = options.call(options)
+        return status
     except ExperimentError as error:
         return _refuse(str(error))
+    except SystemExit as done:  # argparse has shown a help page or the version
+        return int(done.code or 0)
     except KeyboardInterrupt:
         print(
             "qkcore: interrupted; the same command goes on from the last checkpoint",
             file=sys.stderr,
         )
         return 130
-    except Exception as error:
-        if click is not None and isinstance(error, click.Abort):
-            print(
-                "qkcore: interrupted; the same command goes on from the last checkpoint",
-                file=sys.stderr,
-            )
-            return 130
-        if click is not None and isinstance(error, click.ClickException):
-            return _refuse(error.format_message())
-        raise
-    return status if isinstance(status, int) else 0
 
 
 def _refuse(message: str) -> int:

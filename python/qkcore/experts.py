@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +15,10 @@ from ._factors import Factored, LowRank, ProductOfFactors
 from ._lazy_scores import Real, Scores
 from ._native import cpu
 from ._points import WLike
-from .magnetic import MagneticOperator, hadamard
 from .operators import KernelOperator, MarkovOperator, softmax
+
+if TYPE_CHECKING:
+    from .magnetic import MagneticOperator
 
 __all__ = ["ConstantZ", "DirectionalExperts", "directional_experts", "poe", "total_variation"]
 
@@ -46,6 +48,8 @@ def poe(*experts: Any) -> Any:
         raise ValueError("experts: wanted at least one operator, got none")
     if any(isinstance(expert, Factored) or _device.is_factored(expert) for expert in experts):
         return ProductOfFactors(*experts)
+    from .magnetic import MagneticOperator, hadamard
+
     if any(isinstance(expert, MagneticOperator) for expert in experts):
         return hadamard(*experts)
     total = _logarithm(0, experts[0])

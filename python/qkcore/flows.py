@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,11 @@ from . import _particle_checks as checks
 from ._checks import Real
 from ._native import cpu
 from .fields import AttentionField, _PythonField
+
+if TYPE_CHECKING:
+    from matplotlib.animation import FuncAnimation
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["ParticleFlow", "flow"]
 
@@ -62,6 +67,30 @@ class ParticleFlow:
     def message(self) -> str:
         """What the status means, in a sentence."""
         return _MEANING[self.status]
+
+    def plot(self, *, ax: Axes | None = None, dims: tuple[int, int] = (0, 1)) -> Figure:
+        """Draws the paths of the particles, coloured by time; returns the matplotlib figure.
+
+        ``dims``: the two coordinates to draw; in one dimension, the paths over time. ``ax``: axes of your
+        own. Of more than 400 particles some are drawn.
+        """
+        from . import _plots
+
+        return _plots.flow(self, ax, dims)
+
+    def animate(
+        self, *, ax: Axes | None = None, dims: tuple[int, int] = (0, 1), interval: float = 40.0
+    ) -> FuncAnimation:
+        """The moving particles as a matplotlib animation, one frame of ``interval`` milliseconds for each
+        stored time: ``.save("flow.gif")`` writes it, ``.to_jshtml()`` is for notebooks."""
+        from . import _plots
+
+        return _plots.animate(self, ax, dims, interval)
+
+    def _repr_html_(self) -> str:
+        from . import _html
+
+        return _html.flow(self)
 
     def __str__(self) -> str:
         times, n, d = self.x.shape

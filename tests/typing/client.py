@@ -174,6 +174,23 @@ def diagnostics(Z: NDArray[np.float64], H: NDArray[np.float64]) -> None:
     assert w1 == 1
 
 
+def pictures(X: NDArray[np.float64]) -> None:
+    from matplotlib.animation import FuncAnimation
+    from matplotlib.figure import Figure
+
+    s, u = qk.scores.distance(X), np.full(len(X), 1 / len(X))
+    assert_type(qk.bridge(s, u, u).plot(), Figure)
+    A = qk.softmax(s)
+    assert_type((A @ A).plot(axes=A.plot().axes[:2]), Figure)
+    field = qk.AttentionField("softmax", Q=np.eye(2), K=np.eye(2), V=np.eye(2))
+    sol = qk.flow(field, X, (0.0, 0.1))
+    assert_type(sol.plot(dims=(1, 0)), Figure)
+    if TYPE_CHECKING:  # one that nobody plays would warn
+        assert_type(sol.animate(), FuncAnimation)
+    assert_type(qk.isb.heat_flow(X, 0.5, 2).plot(), Figure)
+    assert_type(qk.diffusion.DiffusionMap(2).fit(X).plot(color=X[:, 0]), Figure)
+
+
 def settings() -> None:
     qk.set_num_threads(qk.get_num_threads())
     version = qk.config()["version"]
@@ -196,6 +213,7 @@ def main() -> None:
     depth(0.1 * rng.normal(size=(6, 5, 3)))
     walk = np.cumsum(0.01 * rng.normal(size=(4, 30, 2)), axis=0)
     diagnostics(rng.normal(size=(1, 6, 6)) + np.zeros((4, 1, 1)), walk)
+    pictures(rng.normal(size=(9, 2)))
     settings()
 
 

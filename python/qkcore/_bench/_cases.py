@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.linalg import eigvalsh
-from scipy.sparse.linalg import eigsh
 
 import qkcore as qk
 
@@ -148,6 +146,9 @@ def bridge(quick: bool, threads: int) -> Case:
 
 def diffusion(quick: bool, threads: int) -> Case:
     """Ten eigenvalues of a diffusion map on a Swiss roll."""
+    from scipy.linalg import eigvalsh
+    from scipy.sparse.linalg import eigsh
+
     n, k = (200 if quick else 2000), 10
     rng = np.random.default_rng(0)
     angle = 1.5 * np.pi * (1 + 2 * rng.random(n))

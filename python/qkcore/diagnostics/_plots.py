@@ -1,4 +1,4 @@
-"""Figures of a report. Matplotlib is imported here only, and only when a figure is asked for."""
+"""Figures of a report, drawn when they are asked for."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .._plots import BLUE, GREEN, GREY, ORANGE, figure
 from ._p_checks import Check
 
 if TYPE_CHECKING:
@@ -14,24 +15,17 @@ if TYPE_CHECKING:
 
     from .report import Report
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers; lines differ in style as well.
-BLUE, ORANGE, GREEN, GREY = "#0072B2", "#E69F00", "#009E73", "#555555"
-
 
 def draw(report: Report) -> Figure:
     """A panel per check that was computed."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("plots need matplotlib: pip install matplotlib") from None
     painters = {"P0": _gate, "P1": _adequacy, "P2": _locking, "P3": _contraction, "P4": _alignment}
     shown = [c for c in report.checks if c.details]
-    figure = Figure(figsize=(4.2 * max(len(shown), 1), 3.6), layout="constrained")
-    axes = np.atleast_1d(np.asarray(figure.subplots(1, max(len(shown), 1)), dtype=object))
+    made = figure(4.2 * max(len(shown), 1), 3.6)
+    axes = np.atleast_1d(np.asarray(made.subplots(1, max(len(shown), 1)), dtype=object))
     for ax, check in zip(axes, shown, strict=False):
         painters[check.name](ax, check.details)
         _label(ax, check)
-    return figure
+    return made
 
 
 def _label(ax: Axes, check: Check) -> None:

@@ -88,6 +88,11 @@ class Report:
 
     __repr__ = __str__
 
+    def _repr_html_(self) -> str:
+        from .. import _html
+
+        return _html.report(self)
+
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers, strings and lists, ready for JSON."""
         return {

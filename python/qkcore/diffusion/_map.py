@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,10 @@ from ._local_scale import GlobalKernel, SelfTuningKernel, neighbor_count
 from ._localized import effective_points, warn_of_parts
 from ._operators import _checked_norm, _density_normalized, _halved, _indices
 from ._scale import RULES, BetaChoice, choose_beta
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 BANDWIDTHS = ("global", "self-tuning")
 
@@ -321,6 +325,23 @@ class DiffusionMap(Estimator):
         there = where if j is None else where[_indices("j", j, len(where))]
         difference = (here[..., None, :] if j is None else here) - there
         return _checked_norm(difference, difference.shape[:-1], where.dtype)
+
+    def plot(
+        self,
+        *,
+        ax: Axes | None = None,
+        color: npt.ArrayLike | None = None,
+        components: tuple[int, int] = (0, 1),
+    ) -> Figure:
+        """Draws the fitted points in two coordinates; returns the matplotlib figure.
+
+        ``components``: which two, counted from 0. ``color``: a number for each point. ``ax``: axes of your
+        own.
+        """
+        from .. import _plots
+
+        self._require_fitted("embedding_")
+        return _plots.diffusion_map(self, ax, color, components)
 
     def get_feature_names_out(self, input_features: object = None) -> npt.NDArray[np.object_]:
         """The names of the coordinates, for scikit-learn's pipelines."""

@@ -12,12 +12,13 @@ metrics.json, ``plot(folder)``, which draws figures from those files alone, ``cl
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ._errors import ExperimentError, unknown
+from ._errors import ExperimentError, missing, unknown
 from ._results import Claim, Listing
 from ._run import Outcome, Run, run
 
@@ -45,8 +46,10 @@ class Experiment:
     """figure, table or section of the document"""
     errata: tuple[int, ...] = ()
     """numbers of the errata that it shows"""
-    needs: tuple[tuple[str, str], ...] = ()
-    """(package, extra) without which it cannot compute"""
+    needs: tuple[str, ...] = ()
+    """packages without which it cannot compute, beside those that all experiments need"""
+    extra: str = "experiments"
+    """what pip installs them with: qkcore[extra]"""
     extends: tuple[str, ...] = ()
     """settings that may change and its checkpoints still serve: more steps, more seeds"""
 
@@ -60,6 +63,13 @@ class Experiment:
     def check(self, config: dict[str, Any]) -> None:
         """Refuses settings that cannot be run, with an :class:`ExperimentError`."""
         self._call("check")(config)
+
+    def require_packages(self) -> None:
+        """Refuses to start when packages are missing, with an :class:`ExperimentError` that names all."""
+        wanted = {name: name for name in (*self.needs, "matplotlib")} | {"yaml": "PyYAML"}
+        lacking = [wanted[module] for module in wanted if importlib.util.find_spec(module) is None]
+        if lacking:
+            raise missing(self.name, self.extra, *lacking)
 
     def require(self, config: dict[str, Any]) -> None:
         """Refuses to start when files that it reads are missing; most experiments read none."""
@@ -124,7 +134,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Minimal diffusion models with attention and diffusion-map denoisers",
             "DAC appendix D.2, figure 2",
             errata=(2, 3, 4),
-            needs=(("jax", "train"), ("optax", "train")),
+            needs=("jax", "optax"),
+            extra="train",
             extends=("n_seeds", "variants", "amap_steps", "dmap_steps", "evaluate_at", "chunk"),
         ),
         Experiment(
@@ -156,13 +167,15 @@ EXPERIMENTS: dict[str, Experiment] = {
             "P0 to P4 on pre-trained transformers; regimes of their attention",
             "EOT sections 6.1 and 6.2 (Track T), figures 1, 7 and 8",
             errata=(33, 34, 38),
+            extra="models",
         ),
         Experiment(
             "image-diffusion",
             "SDE against probability flow of an image model, beside exact scores",
             "EOT section 6.3, figure 2, table 3, M.6",
             errata=(30, 31),
-            needs=(("jax", "images"), ("optax", "images")),
+            needs=("jax", "optax"),
+            extra="images",
             extends=(
                 *("chunk", "schemes", "refinements", "n_images", "n_control", "quality_images"),
                 *("weak_steps", "weak_images", "rotation_images", "rotation_times"),

@@ -21,7 +21,7 @@ def _yaml() -> Any:
     try:
         import yaml
     except ImportError:
-        raise missing("PyYAML", "reading settings", "experiments") from None
+        raise missing("reading settings", "experiments", "PyYAML") from None
     return yaml
 
 

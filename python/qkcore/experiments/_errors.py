@@ -22,8 +22,14 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ExperimentError:
     return ExperimentError(f"unknown {what} {name!r}{hint} (known: {', '.join(names)})")
 
 
-def missing(package: str, needed_for: str, extra: str) -> ExperimentError:
-    """The message for a package that an extra would have installed."""
+def missing(needed_for: str, extra: str, *packages: str) -> ExperimentError:
+    """The message for packages that an extra would have installed.
+
+    >>> print(missing("trefoil", "experiments", "matplotlib", "PyYAML"))
+    trefoil needs matplotlib and PyYAML, which are not installed: pip install 'qkcore[experiments]'
+    """
+    *others, last = packages
+    listed = f"{', '.join(others)} and {last}, which are" if others else f"{last}, which is"
     return ExperimentError(
-        f"{needed_for} needs {package}, which is not installed: pip install 'qkcore[{extra}]'"
+        f"{needed_for} needs {listed} not installed: pip install 'qkcore[{extra}]'"
     )

@@ -24,7 +24,7 @@ def figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise missing("matplotlib", "drawing figures", "experiments") from None
+        raise missing("drawing figures", "experiments", "matplotlib") from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

@@ -15,7 +15,7 @@ import qkcore as qk
 from ._errors import ExperimentError
 from ._files import read_mapping
 
-PACKAGES = ("numpy", "scipy", "matplotlib", "PyYAML", "click", "tqdm", "jax", "jaxlib", "optax",
+PACKAGES = ("numpy", "scipy", "matplotlib", "PyYAML", "tqdm", "jax", "jaxlib", "optax",
             "safetensors", "tokenizers", "gguf", "onnx")  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import json
 import time
@@ -19,7 +18,7 @@ from tqdm import tqdm
 import qkcore as qk
 
 from . import _configs, _files, _folders, _manifest
-from ._errors import ExperimentError, missing
+from ._errors import ExperimentError
 from ._lock import locked
 
 T = TypeVar("T")
@@ -133,11 +132,9 @@ def run(
 
     experiment = get(name)
     file = None if config is None else Path(config)
+    experiment.require_packages()
     settings = _configs.resolve(name, quick=quick, file=file, overrides=overrides, seed=seed)
     experiment.check(settings)
-    for package, extra in (*experiment.needs, ("matplotlib", "experiments")):
-        if importlib.util.find_spec(package) is None:
-            raise missing(package, name, extra)
     experiment.require(settings)
     place = _folders.Place(folder_of(name, out, quick), name)
     place.check()

@@ -85,6 +85,11 @@ class GaussianFlow:
         """The last mean and covariance."""
         return self.mean[-1], self.cov[-1]
 
+    def _repr_html_(self) -> str:
+        from .. import _html
+
+        return _html.gaussian_flow(self)
+
     def __str__(self) -> str:
         d = self.mean.shape[-1]
         n = int(np.prod(self._batch, dtype=int))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,11 @@ import numpy.typing as npt
 from .. import _checks
 from .._lazy_scores import Real
 from ._barycentric import BarycentricMap
+
+if TYPE_CHECKING:
+    from matplotlib.animation import FuncAnimation
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["BridgeFlow", "FlowEnds", "Recorder"]
 
@@ -75,6 +80,25 @@ class BridgeFlow:
         weighted = centred * self.weights[:, None]
         covariances: Real = np.swapaxes(weighted, 1, 2) @ centred
         return covariances
+
+    def plot(self, *, ax: Axes | None = None, dims: tuple[int, int] = (0, 1)) -> Figure:
+        """Draws the paths of the particles, as :meth:`qkcore.ParticleFlow.plot` does."""
+        from .. import _plots
+
+        return _plots.flow(self, ax, dims)
+
+    def animate(
+        self, *, ax: Axes | None = None, dims: tuple[int, int] = (0, 1), interval: float = 40.0
+    ) -> FuncAnimation:
+        """The moving particles, as :meth:`qkcore.ParticleFlow.animate`."""
+        from .. import _plots
+
+        return _plots.animate(self, ax, dims, interval)
+
+    def _repr_html_(self) -> str:
+        from .. import _html
+
+        return _html.bridge_flow(self)
 
     def __str__(self) -> str:
         _, n, d = self.x.shape

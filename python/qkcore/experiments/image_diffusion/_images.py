@@ -67,7 +67,7 @@ def require(config: Config) -> None:
     """Refuses to begin without the images, and says what installs them."""
     if config["data"] == "digits":
         if importlib.util.find_spec("sklearn") is None:
-            raise missing("scikit-learn", "the digits", "images")
+            raise missing("the digits", "images", "scikit-learn")
         return
     for part in FILES:
         locate(config["data"], config["data_folder"], part)
