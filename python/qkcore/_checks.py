@@ -479,6 +479,18 @@ def time_span(name: str, value: object) -> tuple[float, float]:
     return first, last
 
 
+def rising_times(name: str, value: npt.ArrayLike, t0: float, t1: float) -> npt.NDArray[np.float64]:
+    """Times within [t0, t1], each after the one before."""
+    times = doubles(name, value)
+    if times.ndim != 1 or len(times) == 0:
+        raise ValueError(
+            f"{name}: wanted finite times (n,), got shape {times.shape}; pass a 1-D array"
+        )
+    if (np.diff(times) <= 0).any() or times[0] < t0 or times[-1] > t1:
+        raise ValueError(f"{name}: wanted rising times in [{t0:g}, {t1:g}], got others; sort them")
+    return times
+
+
 def masses(name: str, array: Real) -> None:
     """Refuses weights that are not a measure: not finite, negative, or all zero."""
     finite(name, array)
