@@ -454,7 +454,14 @@ def covariances(name: str, value: npt.ArrayLike, d: int | None = None) -> Real:
             f"pass ({name} + {name}.swapaxes(-1, -2)) / 2 if the asymmetry is rounding"
         )
     symmetric: Real = 0.5 * (array + turned)
-    smallest = np.linalg.eigvalsh(symmetric)[..., 0]
+    try:  # far cheaper than eigenvalues, which are for what it refuses
+        np.linalg.cholesky(
+            symmetric
+            + (1e3 * eps * scale)[..., None, None] * np.eye(array.shape[-1], dtype=array.dtype)
+        )
+        return symmetric
+    except np.linalg.LinAlgError:
+        smallest = np.linalg.eigvalsh(symmetric)[..., 0]
     if (bad := smallest < -1e3 * eps * scale).any():
         raise ValueError(
             f"{name}: wanted positive semidefinite matrices, got {int(bad.sum())} of {bad.size} with a "

@@ -241,7 +241,9 @@ def commuting_batch(cov: Real, A: Real, V: Real) -> CommutingBatch:
     B = B + B.swapaxes(-1, -2)
     single = cov.dtype == np.float32
     allowed = 1e-5 if single else _COMMUTES
-    applies = np.asarray((_commutators(v, sigma) <= allowed) & (_commutators(v, B) <= allowed))
+    applies = np.asarray(_commutators(v, sigma) <= allowed)
+    if applies.any():
+        applies &= _commutators(v, B) <= allowed
     times = np.full(applies.shape, math.inf)
     limit, rank = np.full(sigma.shape, math.nan), np.full(applies.shape, -1)
     if applies.any():
