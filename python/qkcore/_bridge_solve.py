@@ -136,13 +136,7 @@ def solve_one(p: _Problem, solver: str, f: Real, g: Real, report: Callback | Non
     if solver == "auto" and not _ended(p, found):
         # Rounded scores may be what has stopped it: then nothing else helps.
         found = _in_double(p, solver, found, start, report)
-    latest = found
-    while not _ended(p, found) and found.error > _precision(p, found):
-        # A plateau: the error stays, or rises for a while, as the potentials move. Only the limit on visits
-        # ends it, and each attempt goes on from where the last one came to, not from the best point.
-        name = "relaxed" if solver in ("auto", "annealed") else solver
-        latest = _attempt(_rest(p, found), name, *_from(latest, start), report)
-        found = _better(found, latest)
+    found = _across_plateaus(p, solver, found, start, report)
     if solver != "auto" and not _ended(p, found):
         found = _in_double(p, solver, found, start, report)
     if found.status == "stagnated" and found.error > _precision(p, found):
@@ -154,6 +148,20 @@ def solve_one(p: _Problem, solver: str, f: Real, g: Real, report: Callback | Non
             "float64"
         )
     return _with_status(found, status)
+
+
+def _across_plateaus(
+    p: _Problem, solver: str, found: Found, start: tuple[Real, Real], report: Callback | None
+) -> Found:
+    """A plateau: the error stays, or rises for a while, as the potentials move. Only the limit on visits
+    ends it, and each attempt goes on from where the last one came to, not from the best point.
+    """
+    latest = found
+    while not _ended(p, found) and found.error > _precision(p, found):
+        name = "relaxed" if solver in ("auto", "annealed") else solver
+        latest = _attempt(_rest(p, found), name, *_from(latest, start), report)
+        found = _better(found, latest)
+    return found
 
 
 def _ended(p: _Problem, found: Found) -> bool:
@@ -209,14 +217,32 @@ def _in_double(
         max_iter=p.max_iter - found.n_visits,
     )
     exact = _attempt(wide, solver, *_from(found, start), report)
-    kernel.forget()
+    exact = _across_plateaus(wide, solver, exact, start, report)
     if exact.status == "overflow":
+        kernel.forget()
         return found
     how = exact.method.rsplit(", ", 1)[0] + " in double precision"
     again = _finish(
         p, exact.f, exact.g, exact.errors, exact.n_visits, exact.status, how, exact.relaxation
     )
-    return _better(found, again)
+    best = _better(found, again)
+    if p.balanced and not best.converged:
+        f, g = _rounded_in_turn(wide, exact, p.kernel.potentials)
+        best = _better(best, _finish(p, f, g, exact.errors, 1, exact.status, how, gauge=False))
+    kernel.forget()
+    return best
+
+
+def _rounded_in_turn(wide: _Problem, exact: Found, dtype: np.dtype[Any]) -> tuple[Real, Real]:
+    """f rounded to the dtype, and the g that the columns then ask for, which may be rounded too.
+
+    Where a row and a column have most of their mass from one entry, this g undoes what rounding has done to
+    both. In the gauge of results g is mostly the smaller of the two, and its own rounding does less.
+    """
+    f = _pieces.converted(_pieces.converted(exact.f, dtype), np.float64)
+    seen = wide.kernel.native.column_sums(f, wide.n_threads)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return f, np.where(wide.nu > 0, np.log(wide.nu) - seen, -math.inf)
 
 
 def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
@@ -261,8 +287,10 @@ def _finish(
     status: str,
     solver: str,
     relaxation: float = 1.0,
+    *,
+    gauge: bool = True,
 ) -> Found:
-    if p.balanced:
+    if p.balanced and gauge:
         f, g = _gauge(f, g, p.nu)
     with np.errstate(over="ignore"):
         f, g = (_pieces.converted(x, p.kernel.potentials) for x in (f, g))
