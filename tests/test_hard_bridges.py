@@ -190,6 +190,21 @@ def test_every_solver_takes_penalties(solver: str, penalty: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("mass", [1e-12, 1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("penalty", [(57.0, 1.25), 0.05, (math.inf, 3.0)])
+def test_penalised_problems_of_any_mass_are_annealed(dtype: str, mass: float, penalty: Any) -> None:
+    """In float32 they "converged" to the empty plan: early stages had penalties of 1e-9."""
+    rng = np.random.default_rng(0)
+    Z = (3 * rng.normal(size=(6, 5))).astype(dtype)
+    mu, nu = (np.full(n, mass / n, dtype) for n in (6, 5))
+    mu[0] = 0
+    b = qk.bridge(dense(Z), mu, nu, penalty=penalty, solver="annealed")
+    known = qk.bridge(dense(Z), mu, nu, penalty=penalty, solver="alternating")
+    assert b.converged and known.converged and known.plan().sum() > 0
+    np.testing.assert_allclose(b.plan(), known.plan(), rtol=1e-3, atol=1e-4 * known.plan().max())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("penalty", [10.0, 2000.0, 1e5])
 def test_penalties_are_accelerated(penalty: float, dtype: str) -> None:
     rng = np.random.default_rng(0)
