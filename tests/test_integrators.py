@@ -431,7 +431,7 @@ def test_stiff_and_explicit_laws_agree(kind: str) -> None:
     )
 
 
-# ---- laws in many dimensions, through BLAS -------------------------------------------------------------
+# ---- laws in many dimensions, by whole matrices --------------------------------------------------------
 
 
 def many(d: int, n: int, heads: int, dtype: Any, rank: int) -> dict[str, Any]:
@@ -452,12 +452,16 @@ def many(d: int, n: int, heads: int, dtype: Any, rank: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["softmax", "l2", "sinkhorn", "linear", "linear_epsilon"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
-    ("d", "rank", "heads", "epsilon"), [(32, 32, 1, 0.8), (32, 7, 2, 0.8), (33, 40, 1, 1e-7)]
+    ("d", "rank", "heads", "epsilon"),
+    [(32, 32, 1, 0.8), (32, 7, 2, 0.8), (33, 40, 1, 1e-7), (97, 97, 1, 0.8), (330, 330, 1, 0.8)],
 )
 def test_laws_in_many_dimensions(
     kind: str, dtype: Any, d: int, rank: int, heads: int, epsilon: float
 ) -> None:
-    """Two Euler steps of three laws, each under its own field, against NumPy; singular covariances too."""
+    """Two Euler steps of three laws, each under its own field, against NumPy; singular covariances too.
+
+    Sizes beside those of strips, panels and depths of the products and the solve.
+    """
     if epsilon < 1e-3 and (kind != "sinkhorn" or dtype == np.float32):
         pytest.skip("small epsilon is for Sinkhorn, whose singular values then span many digits")
     p = many(d, 3, heads, dtype, rank)
@@ -472,6 +476,8 @@ def test_laws_in_many_dimensions(
         v = field_of(parameters, m, S)
         m, S = m + h * v.mean_rate, S + h * v.cov_rate
     tol = 3e-5 if dtype == np.float32 else 1e-12
+    if kind == "sinkhorn" and d > 64:  # singular values of squares, which hold 1e-11 of their norm
+        tol = max(tol, 1e-9)
     np.testing.assert_allclose(sol.cov[-1], S, rtol=tol, atol=tol)
     np.testing.assert_allclose(sol.mean[-1], m, rtol=tol, atol=tol)
     np.testing.assert_array_equal(sol.cov[-1], sol.cov[-1].swapaxes(1, 2))

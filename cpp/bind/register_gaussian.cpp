@@ -79,8 +79,6 @@ void fetch_all(const py::dict& routines, const std::string& letter) {
     Blas<T>& to = blas<T>();
     fetch(routines, letter + "gemm", to.gemm);
     fetch(routines, letter + "syrk", to.syrk);
-    fetch(routines, letter + "potrf", to.potrf);
-    fetch(routines, letter + "potrs", to.potrs);
     fetch(routines, letter + "pstrf", to.pstrf);
     fetch(routines, letter + "syevd", to.syevd);
     fetch(routines, letter + "gesdd", to.gesdd);

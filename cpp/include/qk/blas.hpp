@@ -1,4 +1,4 @@
-// Factorisations (and what goes with them) of a library that the caller brings: the addresses of BLAS and LAPACK routines with
+// Decompositions (and what goes with them) of a library that the caller brings: the addresses of BLAS and LAPACK routines with
 // the Fortran interface and 32-bit integers. Without one nothing is lost but speed.
 #pragma once
 
@@ -10,15 +10,12 @@ template <class T>
 struct Blas {
     void (*gemm)(char*, char*, int*, int*, int*, T*, T*, int*, T*, int*, T*, T*, int*) = nullptr;
     void (*syrk)(char*, char*, int*, int*, T*, T*, int*, T*, T*, int*) = nullptr;
-    void (*potrf)(char*, int*, T*, int*, int*) = nullptr;
-    void (*potrs)(char*, int*, int*, T*, int*, T*, int*, int*) = nullptr;
     void (*pstrf)(char*, int*, T*, int*, int*, int*, T*, T*, int*) = nullptr;
     void (*syevd)(char*, char*, int*, T*, int*, T*, T*, int*, int*, int*, int*) = nullptr;
     void (*gesdd)(char*, int*, int*, T*, int*, T*, T*, int*, T*, int*, T*, int*, int*, int*) = nullptr;
 
     bool ready() const {
-        return gemm != nullptr && syrk != nullptr && potrf != nullptr &&
-               potrs != nullptr && pstrf != nullptr && syevd != nullptr && gesdd != nullptr;
+        return gemm != nullptr && syrk != nullptr && pstrf != nullptr && syevd != nullptr && gesdd != nullptr;
     }
 };
 

@@ -126,8 +126,9 @@ inline constexpr Index product_rows = 48;
 inline constexpr Index product_depth = 320;
 // With fewer rows one thread multiplies: a product takes 25 microseconds or less, as long as waking another.
 inline constexpr Index product_threads = 96;
-// From here on OpenBLAS uses threads of its own to factor a matrix, and calls from several threads wait for each other:
-// laws of L2 and Sinkhorn attention follow one another then. bench/run.py gaussian l2, 8 laws, d = 64 and 100.
-inline constexpr Index library_threads = 65;
+
+// From here on OpenBLAS uses threads of its own for eigenvalues, and calls from several threads wait for each other: laws
+// of Sinkhorn attention follow one another then. bench/run.py gaussian sinkhorn, 8 laws, d = 64.
+inline constexpr Index library_threads = 64;
 
 }  // namespace qk::tuning

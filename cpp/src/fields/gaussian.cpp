@@ -111,7 +111,7 @@ std::unique_ptr<RatesOfLaws<T>> rates_of_one(const GaussianProblem<T>& problem, 
 }  // namespace
 
 bool gaussian_wants_blas(GaussianField field, Index d) {
-    return field != GaussianField::weighted && d >= tuning::whole_matrix_dimensions;
+    return field == GaussianField::sinkhorn && d >= tuning::whole_matrix_dimensions;
 }
 
 template <class T>
@@ -123,8 +123,8 @@ void gaussian_flow(const GaussianProblem<T>& problem, const GaussianOptions& opt
     const Index n_tasks = (problem.n + lanes - 1) / lanes;
     Progress progress(options.report, n_tasks);
     // Fewer laws than threads: they follow one another, and threads share the rows of products. So they do where a
-    // library factors matrices with threads of its own.
-    const bool library = problem.field != GaussianField::weighted && problem.d >= tuning::library_threads;
+    // library has threads of its own.
+    const bool library = problem.field == GaussianField::sinkhorn && problem.d >= tuning::library_threads;
     const bool in_turn = large && (problem.n < run.n_threads || library);
     const Run mine = in_turn ? Run{1, run.stop, run.by_caller} : run;
     parallel_for(mine, n_tasks, [&](Index task, int worker) {

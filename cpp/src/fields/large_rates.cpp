@@ -4,7 +4,7 @@
 #include <limits>
 #include <vector>
 
-#include "fields/square_product.hpp"
+#include "fields/definite_solve.hpp"
 
 namespace qk {
 namespace {
@@ -56,7 +56,7 @@ public:
                     weighted(scores_[static_cast<std::size_t>(h)], value, mean, cov, b);
                     break;
                 case GaussianField::l2:
-                    l2(h, score, value, mean, cov, b);
+                    l2(h, score, value, mean, b);
                     break;
                 case GaussianField::sinkhorn:
                     sinkhorn(score, value, mean, b);
@@ -137,24 +137,20 @@ private:
     }
 
     // X = (I + 2 K cov K^T)^-1 K cov: M += 2 V X^T Q, b += V (mean - 2 X^T K mean); no inverse of cov.
-    void l2(Index h, const T* K, const T* V, const T* mean, const T* cov, T* b) {
+    void l2(Index h, const T* K, const T* V, const T* mean, T* b) {
         const auto head = static_cast<std::size_t>(h);
-        scores_[head].multiply(cov, one_.data(), false, run_);  // cov K^T, to the library K cov
-        right_.set(one_.data(), d_);
-        right_.multiply(K, two_.data(), false, run_);
+        cov_.multiply(K, one_.data(), false, run_);
+        scores_[head].multiply(one_.data(), two_.data(), false, run_);
         for (Index e = 0; e < at_.square(); ++e) two_[e] *= T(2);
         for (int i = 0; i < d_; ++i) two_[i * (d_ + 1)] += T(1);
-        char lower = 'L';
-        int n = d_, info = 0;
-        blas_.potrf(&lower, &n, two_.data(), &n, &info);
-        if (info != 0) return fail();
-        blas_.potrs(&lower, &n, &n, two_.data(), &n, one_.data(), &n, &info);  // X^T in one_
+        if (!solve_(two_.data(), one_.data(), d_)) return fail();
+        for (Index e = 0; e < at_.square(); ++e) one_[e] *= T(2);
         times(K, mean, T(1), T(0), u_.data());
         std::copy_n(mean, d_, w_.data());
-        times(one_.data(), u_.data(), T(-2), T(1), w_.data());
+        for (int i = 0; i < d_; ++i)
+            for (int j = 0; j < d_; ++j) w_[j] -= u_[i] * one_[i * d_ + j];
         times(V, w_.data(), T(1), T(1), b);
-        for (Index e = 0; e < at_.square(); ++e) one_[e] *= T(2);
-        right_.set(one_.data(), d_);
+        right_.set(one_.data(), d_, true);
         right_.multiply(V, three_.data(), false, run_);
         queries_[head].multiply(three_.data(), matrix_.data(), true, run_);
     }
@@ -231,6 +227,7 @@ private:
     const LawLayout<T> at_;
     Buffer<T> matrix_, one_, two_, three_, root_, vectors_, u_, w_, values_, work_;
     RightFactor<T> cov_, right_;
+    DefiniteSolve<T> solve_;
     std::vector<RightFactor<T>> scores_, queries_;  // of each head: A, or K^T and Q
     std::vector<int> pivots_, integers_;
     Index work_size_ = 0;
@@ -246,7 +243,7 @@ Blas<T>& blas() {
 
 template <class T>
 bool has_large_rates(GaussianField field) {
-    return field == GaussianField::weighted || blas<T>().ready();
+    return field != GaussianField::sinkhorn || blas<T>().ready();
 }
 
 template <class T>

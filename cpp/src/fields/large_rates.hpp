@@ -9,7 +9,7 @@
 
 namespace qk {
 
-// Whether large_rates can be had: L2 and Sinkhorn attention take factorisations from a library (qk/blas.hpp).
+// Whether large_rates can be had: Sinkhorn attention takes decompositions from a library (qk/blas.hpp).
 template <class T>
 bool has_large_rates(GaussianField field);
 
