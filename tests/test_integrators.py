@@ -453,7 +453,7 @@ def many(d: int, n: int, heads: int, dtype: Any, rank: int) -> dict[str, Any]:
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
     ("d", "rank", "heads", "epsilon"),
-    [(32, 32, 1, 0.8), (32, 7, 2, 0.8), (33, 40, 1, 1e-7), (97, 97, 1, 0.8), (330, 330, 1, 0.8)],
+    [(32, 32, 1, 0.8), (32, 7, 2, 0.8), (33, 40, 1, 1e-7), (97, 200, 1, 0.8), (330, 700, 1, 0.8)],
 )
 def test_laws_in_many_dimensions(
     kind: str, dtype: Any, d: int, rank: int, heads: int, epsilon: float
@@ -476,8 +476,6 @@ def test_laws_in_many_dimensions(
         v = field_of(parameters, m, S)
         m, S = m + h * v.mean_rate, S + h * v.cov_rate
     tol = 3e-5 if dtype == np.float32 else 1e-12
-    if kind == "sinkhorn" and d > 64:  # singular values of squares, which hold 1e-11 of their norm
-        tol = max(tol, 1e-9)
     np.testing.assert_allclose(sol.cov[-1], S, rtol=tol, atol=tol)
     np.testing.assert_allclose(sol.mean[-1], m, rtol=tol, atol=tol)
     np.testing.assert_array_equal(sol.cov[-1], sol.cov[-1].swapaxes(1, 2))
