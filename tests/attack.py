@@ -139,8 +139,9 @@ def true_residual(p: Problem, k: int, f: Any, g: Any) -> float:
     log[:, np.isneginf(g)] = -np.inf
     balanced = all(map(math.isinf, penalty))
     top = Long(0) if balanced else log.max()
-    if np.isneginf(top):
-        return 0.0
+    if np.isneginf(top):  # the empty plan: right only where weights see no entry
+        seen = ~np.isneginf(p.exact[k]) & (mu > 0)[:, None] & (nu > 0)
+        return math.inf if seen.any() else 0.0
     with np.errstate(over="ignore"):  # potentials of a problem without a solution may run away
         plan = np.exp(log - top)
     worst = Long(0)
@@ -199,8 +200,17 @@ def of_scores(seed: int) -> list[Outcome]:
     try:
         b = quietly(qk.bridge, p.scores, p.mu, p.nu, on_fail="ignore", **p.options)
     except OverflowError:
-        return [Outcome("OverflowError", math.inf, math.inf, 0.0, p.label, seed)]
+        status = "out of range" if out_of_range(p) else "OverflowError"
+        return [Outcome(status, math.inf, math.inf, 0.0, p.label, seed)]
     return outcomes(p, b, seed)
+
+
+def out_of_range(p: Problem) -> bool:
+    """Whether the solution has more mass than the dtype has numbers for, as small penalties allow."""
+    mu, nu = p.mu.astype(np.float64), p.nu.astype(np.float64)
+    s = qk.scores.dense(p.exact[0].astype(np.float64))
+    b = quietly(qk.bridge, s, mu, nu, penalty=p.options.get("penalty"), on_fail="ignore")
+    return bool(b.converged and b.plan().sum() > np.finfo(p.mu.dtype).max)
 
 
 def quietly(call: Any, *args: Any, **options: Any) -> Any:
