@@ -139,8 +139,9 @@ def true_residual(p: Problem, k: int, f: Any, g: Any) -> float:
     log[:, np.isneginf(g)] = -np.inf
     balanced = all(map(math.isinf, penalty))
     top = Long(0) if balanced else log.max()
-    if np.isneginf(top):
-        return 0.0
+    if np.isneginf(top):  # the empty plan: right only where weights see no entry
+        seen = ~np.isneginf(p.exact[k]) & (mu > 0)[:, None] & (nu > 0)
+        return math.inf if seen.any() else 0.0
     with np.errstate(over="ignore"):  # potentials of a problem without a solution may run away
         plan = np.exp(log - top)
     worst = Long(0)
@@ -199,8 +200,33 @@ def of_scores(seed: int) -> list[Outcome]:
     try:
         b = quietly(qk.bridge, p.scores, p.mu, p.nu, on_fail="ignore", **p.options)
     except OverflowError:
-        return [Outcome("OverflowError", math.inf, math.inf, 0.0, p.label, seed)]
+        status = "out of range" if out_of_range(p) else "OverflowError"
+        return [Outcome(status, math.inf, math.inf, 0.0, p.label, seed)]
     return outcomes(p, b, seed)
+
+
+def out_of_range(p: Problem) -> bool:
+    """Whether the mass of the solution leaves the range of the dtype, as small penalties allow."""
+    a, b = p.options.get("penalty", (math.inf, math.inf))
+    if math.isinf(a) and math.isinf(b):
+        return False
+    (rows, columns), Z = p.parts[0], p.exact[0]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mu, nu = np.log(p.mu[rows].astype(Long)), np.log(p.nu[columns].astype(Long))
+        damping = [1.0 if math.isinf(x) else x / (1 + x) for x in (a, b)]
+        f, g = np.zeros_like(mu), np.where(np.isneginf(nu), -np.inf, 0)
+        for _ in range(2000):
+            f = np.where(np.isneginf(mu), -np.inf, damping[0] * (mu - log_sum(Z + g, 1)))
+            f[np.isposinf(f)] = -np.inf  # a row that sees nothing
+            g = np.where(np.isneginf(nu), -np.inf, damping[1] * (nu - log_sum(Z + f[:, None], 0)))
+            g[np.isposinf(g)] = -np.inf
+        log_mass = log_sum((f[:, None] + Z + g).ravel(), 0)
+    range_of = np.finfo(p.mu.dtype)
+    return not math.log(range_of.tiny) < log_mass < math.log(range_of.max)
+
+
+def log_sum(x: Any, axis: int) -> Any:
+    return np.logaddexp.reduce(np.where(np.isnan(x), -np.inf, x), axis=axis)
 
 
 def quietly(call: Any, *args: Any, **options: Any) -> Any:

@@ -31,6 +31,13 @@ def test_converged_means_converged(chunk: int) -> None:
     )  # the others are masks without a coupling, or too hard for 2000 visits
 
 
+def test_potentials_rounded_in_turn_meet_what_stagnated() -> None:
+    """Seed 1307 was stagnated; one problem of 2099 stays next to a tolerance that is of rounding's size."""
+    assert [one.status for one in attack.attack(1307)] == ["converged"]
+    for one in attack.attack(2099):
+        assert one.status == "converged" or one.true < 1.1 * one.tol < 2e-6
+
+
 def test_the_oracle_sees_what_is_wrong() -> None:
     """A residual above the tolerance is found: the oracle would not let a false claim pass."""
     for seed in range(40):

@@ -257,6 +257,12 @@ ERRORS: list[tuple[str, Any, type[Exception], str]] = [
         r"F:.*shape \(4, 2\)",
     ),
     ("blow up", lambda: duality.sample_ode(lambda x, t: x / 0.0, X + 1), ValueError, "u:.*finite"),
+    (
+        "overflow",
+        lambda: duality.sample_ode(lambda x, t: np.full(x.shape, 1e308), X, (0, 4), n_steps=2),
+        ValueError,
+        "u: wanted a flow that stays finite.*after t = 0;",
+    ),
     ("method", lambda: duality.sample_ode(constant, X, method="ab2"), ValueError, "method.*'rk4'"),
     ("zero", lambda: duality.weak_error_slope([1, 0.5], [1, 0.0]), ValueError, "errors.*> 0"),
     (

@@ -13,7 +13,7 @@ from scipy.integrate import solve_ivp
 
 import qkcore as qk
 from qkcore._native import cpu
-from qkcore._ode import METHODS, Integrator, Overflow, State
+from qkcore._ode import METHODS, Arrays, Integrator
 from qkcore.gaussian._parameters import check_parameters
 from qkcore.gaussian._velocity import field_of
 
@@ -45,6 +45,25 @@ def test_dormand_and_princes_numbers_are_written_once() -> None:
             check=False,
         ).stdout.split()
         assert found == ["cpp/src/ode/tableau.cpp"], number
+
+
+def test_python_has_the_numbers_of_the_core() -> None:
+    assert sorted(METHODS) == sorted(EXPLICIT)
+    for name, method in METHODS.items():
+        assert method._asdict() == {field: TABLEAUX[name][field] for field in method._fields}
+
+
+def test_no_other_integrator() -> None:
+    """The core and its twin solve all differential equations: no solver of SciPy's, no steps of their own."""
+    package = Path(qk.__file__).parent
+    for path in package.rglob("*.py"):
+        if "_bench" in path.parts:  # what the library is compared with
+            continue
+        text = path.read_text()
+        for sign in ("solve_ivp", "odeint", "h / 6", "h / 2 * k"):
+            assert sign not in text, f"{path.relative_to(package)}: {sign}"
+        if "StepController" in text:
+            assert path.name == "_ode.py"
 
 
 def rooted_trees(order: int, a: Array, c: Array) -> list[tuple[Array, float]]:
@@ -175,57 +194,6 @@ def test_adaptive_errors_follow_the_tolerance(name: str, tol: float) -> None:
 # ---- the Python integrator takes the same steps ------------------------------------------------------------
 
 
-class Cloud(State):
-    """What cpp/src/ode/flow.cpp does, in NumPy."""
-
-    def __init__(
-        self, f: Callable[[Array, float], Array], x: Array, t: float, rtol: float, atol: float
-    ) -> None:
-        super().__init__(METHODS["dopri5"], t, x)
-        self.f, self.rtol, self.atol = f, rtol, atol
-        self.times = [t]
-
-    def slope(self, t: float, x: Array, s: int) -> Array:
-        if not np.isfinite(x).all():
-            raise Overflow
-        v = np.asarray(self.f(x, t))
-        if not np.isfinite(v).all():
-            raise Overflow
-        return v
-
-    def combine(self, weights: Any, h: float, *, is_next: bool = False) -> Array:
-        with np.errstate(over="ignore", invalid="ignore"):
-            return np.asarray(
-                self.x + h * sum(w * k for w, k in zip(weights, self.k, strict=False))
-            )
-
-    def norm(self, v: Array, y: Array) -> float:
-        scale = self.atol + self.rtol * np.maximum(np.abs(self.x), np.abs(y))
-        with np.errstate(over="ignore"):
-            return float(np.sqrt(np.mean((v / scale) ** 2)))
-
-    def error(self, h: float) -> float:
-        if not np.isfinite(self.next).all():
-            return float("inf")
-        return self.norm(
-            h * sum(w * k for w, k in zip(self.method.error, self.k, strict=True)), self.next
-        )
-
-    def sizes(self) -> tuple[float, float]:
-        return self.norm(self.x, self.x), self.norm(self.k[0], self.x)
-
-    def change(self, h: float) -> float:
-        return self.norm(self.slope(self.t + h, self.x + h * self.k[0], 1) - self.k[0], self.x)
-
-    def escaping(self, resolution: float) -> bool:
-        return bool(np.abs(self.k[0]).max() * 1000 * resolution >= np.abs(self.x).max())
-
-    def take(self, to: float) -> str:
-        self.move(to, self.next, same_slope=True)
-        self.times.append(to)
-        return ""
-
-
 PROBLEMS: dict[str, tuple[Callable[[Array, float], Array], float, dict[str, Any]]] = {
     "finished": (swirl, 1.2, {}),
     "blew up": (lambda x, t: x * np.abs(x).max(), 4.0, {}),
@@ -240,7 +208,7 @@ PROBLEMS: dict[str, tuple[Callable[[Array, float], Array], float, dict[str, Any]
 def test_python_takes_the_steps_of_the_core(name: str) -> None:
     f, end, options = PROBLEMS[name]
     sol = qk.flow(f, X0, (0.0, end), rtol=1e-7, atol=1e-9, **options)
-    state = Cloud(f, X0, 0.0, 1e-7, 1e-9)
+    state = Arrays(f, X0, 0.0, rtol=1e-7, atol=1e-9)
     run = Integrator(state, **{"max_steps": 100_000, **options})
     run.advance(end)
     assert (run.status or "finished") == sol.status == name.split(",")[0]
@@ -249,7 +217,7 @@ def test_python_takes_the_steps_of_the_core(name: str) -> None:
         assert state.t == pytest.approx(sol.t[-1], rel=1e-7)
     else:
         assert (run.n_steps, run.n_rejected) == (sol.n_steps, sol.n_rejected)
-        np.testing.assert_allclose(state.times, sol.t, rtol=1e-7)
+        np.testing.assert_allclose([t for t, _ in state.path], sol.t, rtol=1e-7)
         np.testing.assert_allclose(state.x, sol.x[-1], rtol=1e-6)
 
 
@@ -259,11 +227,14 @@ def test_statuses_have_one_vocabulary() -> None:
     few = {"max_steps": 3}
     particles = qk.flow(lambda x, t: np.sin(40 * t) * x, X0, (0, 5.0), **few)
     path = qk.simplex.pf_ode(p0, lambda p, t: np.sin(40 * t) * p, (0, 5.0), **few)
+    state = Arrays(lambda x, t: np.sin(40 * t) * x, X0, 0.0)
+    plain = Integrator(state, **few)
+    assert not plain.advance(5.0)
     eye = np.eye(2)
     law = qk.gaussian.flow(
         "softmax", None, eye, (0, 5.0), Q=eye, K=-eye, V=eye, n_steps=1, method="dopri5", **few
     )
-    assert particles.status == path.status == law.status == "step limit"
+    assert particles.status == path.status == law.status == plain.status == "step limit"
     assert "rodas4" in particles.message
     assert "rodas4" in str(law)
     gone = qk.flow(lambda x, t: x * np.nan, X0, (0, 1.0))
@@ -460,7 +431,7 @@ def test_stiff_and_explicit_laws_agree(kind: str) -> None:
     )
 
 
-# ---- laws in many dimensions, through BLAS -------------------------------------------------------------
+# ---- laws in many dimensions, by whole matrices --------------------------------------------------------
 
 
 def many(d: int, n: int, heads: int, dtype: Any, rank: int) -> dict[str, Any]:
@@ -481,12 +452,16 @@ def many(d: int, n: int, heads: int, dtype: Any, rank: int) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["softmax", "l2", "sinkhorn", "linear", "linear_epsilon"])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize(
-    ("d", "rank", "heads", "epsilon"), [(32, 32, 1, 0.8), (32, 7, 2, 0.8), (33, 40, 1, 1e-7)]
+    ("d", "rank", "heads", "epsilon"),
+    [(32, 32, 1, 0.8), (32, 7, 2, 0.8), (33, 40, 1, 1e-7), (97, 200, 1, 0.8), (330, 700, 1, 0.8)],
 )
 def test_laws_in_many_dimensions(
     kind: str, dtype: Any, d: int, rank: int, heads: int, epsilon: float
 ) -> None:
-    """Two Euler steps of three laws, each under its own field, against NumPy; singular covariances too."""
+    """Two Euler steps of three laws, each under its own field, against NumPy; singular covariances too.
+
+    Sizes beside those of strips, panels and depths of the products and the solve.
+    """
     if epsilon < 1e-3 and (kind != "sinkhorn" or dtype == np.float32):
         pytest.skip("small epsilon is for Sinkhorn, whose singular values then span many digits")
     p = many(d, 3, heads, dtype, rank)

@@ -111,7 +111,7 @@ def test_the_continuous_schedule_is_the_limit() -> None:
     flow = entropy_flow(
         lambda tau, t: entropy_at(z, tau), target, (0, end), rate=rate, time_constant=lag
     )
-    assert flow.success and "finished" in str(flow)
+    assert flow.success and flow.status == "finished" and "finished" in str(flow)
     errors = []
     for n in (50, 100, 200):
         h = end / n
@@ -129,6 +129,12 @@ def test_the_continuous_schedule_is_clipped() -> None:
         lambda tau, t: 0.0, 5.0, (0, 50), bounds=(0.5, 2.0), t_eval=[0.0, 10.0, 50.0]
     )
     assert flow.tau[-1] == pytest.approx(2.0) and flow.t.tolist() == [0, 10, 50]
+
+
+def test_a_target_that_ends_ends_the_schedule() -> None:
+    flow = entropy_flow(lambda tau, t: 1.0, lambda t: 0.5 if t < 0.5 else np.nan, (0, 1))
+    assert flow.status == "blew up" and not flow.success and flow.t[-1] == pytest.approx(0.5)
+    assert "blew up" in str(flow)
 
 
 # ---- early exit ---------------------------------------------------------------------------------

@@ -78,10 +78,7 @@ template <class T>
 void fetch_all(const py::dict& routines, const std::string& letter) {
     Blas<T>& to = blas<T>();
     fetch(routines, letter + "gemm", to.gemm);
-    fetch(routines, letter + "gemv", to.gemv);
     fetch(routines, letter + "syrk", to.syrk);
-    fetch(routines, letter + "potrf", to.potrf);
-    fetch(routines, letter + "potrs", to.potrs);
     fetch(routines, letter + "pstrf", to.pstrf);
     fetch(routines, letter + "syevd", to.syevd);
     fetch(routines, letter + "gesdd", to.gesdd);
@@ -100,7 +97,12 @@ bool use_blas(const py::dict& routines) {
 void register_gaussian(py::module_& m) {
     using namespace qk::bind;
     m.def("use_blas", &use_blas, py::arg("routines"));
-    m.attr("BLAS_DIMENSIONS") = qk::blas_dimensions;
+    m.def(
+        "gaussian_wants_blas",
+        [](int field, qk::Index d) {
+            return qk::gaussian_wants_blas(static_cast<qk::GaussianField>(field), d);
+        },
+        py::arg("field"), py::arg("d"));
     m.def(
         "gaussian_flow",
         [](int field, double gain, bool raw_moment, double epsilon, const py::array& mean,

@@ -141,13 +141,7 @@ def solve_one(p: _Problem, solver: str, f: Real, g: Real, report: Callback | Non
     if solver == "auto" and not _ended(p, found):
         # Rounded scores may be what has stopped it: then nothing else helps.
         found = _in_double(p, solver, found, start, report)
-    latest = found
-    while not _ended(p, found) and found.error > _precision(p, found):
-        # A plateau: the error stays, or rises for a while, as the potentials move. Only the limit on visits
-        # ends it, and each attempt goes on from where the last one came to, not from the best point.
-        name = "relaxed" if solver in ("auto", "annealed") else solver
-        latest = _attempt(_rest(p, found), name, *_from(latest, start), report)
-        found = _better(found, latest)
+    found = _across_plateaus(p, solver, found, start, report)
     if solver != "auto" and not _ended(p, found):
         found = _in_double(p, solver, found, start, report)
     if found.status == "stagnated" and found.error > _precision(p, found):
@@ -165,6 +159,20 @@ def overflowed(kernel: BridgeKernel) -> Found:
     """A problem of a batch whose potentials have left the range of the dtype: zeros stand for them."""
     f, g = (np.zeros(n, kernel.dtype) for n in kernel.shape)
     return Found(f, g, "overflow", 0, np.zeros(0), math.inf, math.inf, f"none, {kernel.kept}")
+
+
+def _across_plateaus(
+    p: _Problem, solver: str, found: Found, start: tuple[Real, Real], report: Callback | None
+) -> Found:
+    """A plateau: the error stays, or rises for a while, as the potentials move. Only the limit on visits
+    ends it, and each attempt goes on from where the last one came to, not from the best point.
+    """
+    latest = found
+    while not _ended(p, found) and found.error > _precision(p, found):
+        name = "relaxed" if solver in ("auto", "annealed") else solver
+        latest = _attempt(_rest(p, found), name, *_from(latest, start), report)
+        found = _better(found, latest)
+    return found
 
 
 def _ended(p: _Problem, found: Found) -> bool:
@@ -220,11 +228,30 @@ def _in_double(
         max_iter=p.max_iter - found.n_visits,
     )
     exact = _attempt(wide, solver, *_from(found, start), report)
-    kernel.forget()
+    exact = _across_plateaus(wide, solver, exact, start, report)
     if exact.status == "overflow":
+        kernel.forget()
         return found
     how = exact.method.rsplit(", ", 1)[0] + " in double precision"
-    return _better(found, _checked(p, dataclasses.replace(exact, method=how)))
+    best = _better(found, _checked(p, dataclasses.replace(exact, method=how)))
+    if p.balanced and not best.converged:
+        f, g = _rounded_in_turn(wide, exact, p.kernel.potentials)
+        turned = dataclasses.replace(exact, f=f, g=g, n_visits=1, method=how)
+        best = _better(best, _checked(p, turned, gauge=False))
+    kernel.forget()
+    return best
+
+
+def _rounded_in_turn(wide: _Problem, exact: Found, dtype: np.dtype[Any]) -> tuple[Real, Real]:
+    """f rounded to the dtype, and the g that the columns then ask for, which may be rounded too.
+
+    Where a row and a column have most of their mass from one entry, this g undoes what rounding has done to
+    both. In the gauge of results g is mostly the smaller of the two, and its own rounding does less.
+    """
+    f = _pieces.converted(_pieces.converted(exact.f, dtype), np.float64)
+    seen = wide.kernel.native.column_sums(f, wide.n_threads)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return f, np.where(wide.nu > 0, np.log(wide.nu) - seen, -math.inf)
 
 
 def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
@@ -261,9 +288,9 @@ def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
     return found
 
 
-def _checked(p: _Problem, found: Found) -> Found:
+def _checked(p: _Problem, found: Found, *, gauge: bool = True) -> Found:
     """What the solver found, in the gauge and the dtype of results, with the verdict of the final check."""
-    f, g = _gauge(found.f, found.g, p.nu) if p.balanced else (found.f, found.g)
+    f, g = _gauge(found.f, found.g, p.nu) if p.balanced and gauge else (found.f, found.g)
     with np.errstate(over="ignore"):
         f, g = (_pieces.converted(x, p.kernel.potentials) for x in (f, g))
     lost = any(cpu.scan(x, p.n_threads)[0] & ~_MINUS_INF for x in (f, g))

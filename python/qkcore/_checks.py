@@ -489,7 +489,14 @@ def covariances(name: str, value: npt.ArrayLike, d: int | None = None) -> Real:
             f"pass ({name} + {name}.swapaxes(-1, -2)) / 2 if the asymmetry is rounding"
         )
     symmetric: Real = 0.5 * (array + turned)
-    smallest = np.linalg.eigvalsh(symmetric)[..., 0]
+    try:  # far cheaper than eigenvalues, which are for what it refuses
+        np.linalg.cholesky(
+            symmetric
+            + (1e3 * eps * scale)[..., None, None] * np.eye(array.shape[-1], dtype=array.dtype)
+        )
+        return symmetric
+    except np.linalg.LinAlgError:
+        smallest = np.linalg.eigvalsh(symmetric)[..., 0]
     if (bad := smallest < -1e3 * eps * scale).any():
         raise ValueError(
             f"{name}: wanted positive semidefinite matrices, got {int(bad.sum())} of {bad.size} with a "
@@ -512,6 +519,18 @@ def time_span(name: str, value: object) -> tuple[float, float]:
             "and swap the times"
         )
     return first, last
+
+
+def rising_times(name: str, value: npt.ArrayLike, t0: float, t1: float) -> npt.NDArray[np.float64]:
+    """Times within [t0, t1], each after the one before."""
+    times = doubles(name, value)
+    if times.ndim != 1 or len(times) == 0:
+        raise ValueError(
+            f"{name}: wanted finite times (n,), got shape {times.shape}; pass a 1-D array"
+        )
+    if (np.diff(times) <= 0).any() or times[0] < t0 or times[-1] > t1:
+        raise ValueError(f"{name}: wanted rising times in [{t0:g}, {t1:g}], got others; sort them")
+    return times
 
 
 def masses(name: str, array: Real) -> None:

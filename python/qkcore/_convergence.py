@@ -40,8 +40,11 @@ def on_fail_option(value: object) -> str:
 def failure(result: Any) -> str:
     """In one phrase, how a solve failed."""
     if isinstance(result.status, str):
+        reason = result.status
+        if reason == "stagnated" and hasattr(result, "f"):
+            reason += f" at what rounding to {result.f.dtype} leaves"
         return (
-            f"not converged ({result.status} after {result.n_visits} visits, error {result.error:.2g}, "
+            f"not converged ({reason} after {result.n_visits} visits, error {result.error:.2g}, "
             f"wanted {result.tol:.2g})"
         )
     bad = ~np.asarray(result.converged)

@@ -15,7 +15,6 @@ LOG_MAX_ULP: float
 SINCOS_MAX_ERROR: float
 WEIGHTS: tuple[str, ...]
 BRIDGE_METHODS: tuple[str, ...]
-BLAS_DIMENSIONS: int
 BRIDGE_STATUS: tuple[str, ...]
 FIELD_KINDS: tuple[str, ...]
 FLOW_METHODS: tuple[str, ...]
@@ -153,6 +152,7 @@ def negative_entries(
     col_slack: _Real,
     n_threads: int,
 ) -> tuple[int, float, float]: ...
+def gaussian_wants_blas(field: int, d: int) -> bool: ...
 def use_blas(routines: dict[str, Any]) -> bool: ...
 def gaussian_flow(
     field: int,

@@ -1,19 +1,22 @@
 """The integrator of cpp/src/ode for states that are arrays of any library: its methods, control and statuses.
 
 A State holds one initial value problem and the stages of its steps; the loops around them are here. Methods
-come from the C++ side as numbers, and so does the control of the step size.
+come from the C++ side as numbers, and so does the control of the step size. ``Arrays`` is the state for a
+function of one NumPy array.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from ._native import cpu
 
-__all__ = ["METHODS", "Integrator", "NoConvergence", "Overflow", "State", "Tableau"]
+__all__ = ["METHODS", "Arrays", "Integrator", "NoConvergence", "Overflow", "State", "Tableau"]
 
 
 class Overflow(Exception):
@@ -24,6 +27,7 @@ class NoConvergence(Exception):
     """Sinkhorn's iteration, inside a velocity, missed its tolerance."""
 
 
+Double = npt.NDArray[np.float64]
 Rows = tuple[tuple[float, ...], ...]
 
 
@@ -120,6 +124,70 @@ class State:
         self.has_first = same_slope and self.method.last_is_next
         if self.has_first:
             self.k[0], self.k[-1] = self.k[-1], self.k[0]
+
+
+class Arrays(State):
+    """x' = f(x, t) for a NumPy array x in double precision; ``path`` has the state after every step.
+
+    Errors are root mean squares in units of atol + rtol |x|, as those of cpp/src/ode/flow.cpp.
+    """
+
+    def __init__(
+        self,
+        f: Callable[[Double, float], npt.ArrayLike],
+        x: Double,
+        t: float,
+        *,
+        method: str = "dopri5",
+        rtol: float = 1e-6,
+        atol: float = 1e-9,
+    ) -> None:
+        super().__init__(METHODS[method], t, x)
+        self.f, self.rtol, self.atol = f, rtol, atol
+        self.path: list[tuple[float, Double]] = [(t, x)]
+
+    def slope(self, t: float, x: Double, s: int) -> Double:
+        return self._finite(np.asarray(self.f(self._finite(x), t), dtype=np.float64))
+
+    def step(self, h: float) -> None:
+        super().step(h)
+        self._finite(self.next)
+
+    def combine(self, weights: tuple[float, ...], h: float, *, is_next: bool = False) -> Double:
+        with np.errstate(over="ignore", invalid="ignore"):
+            x: Double = self.x + h * self._sum(weights)
+        return x
+
+    def error(self, h: float) -> float:
+        return self._norm(h * self._sum(self.method.error), self.next)
+
+    def sizes(self) -> tuple[float, float]:
+        return self._norm(self.x, self.x), self._norm(self.k[0], self.x)
+
+    def change(self, h: float) -> float:
+        return self._norm(self.slope(self.t + h, self.x + h * self.k[0], 1) - self.k[0], self.x)
+
+    def escaping(self, resolution: float) -> bool:
+        return bool(np.abs(self.k[0]).max() * 1000 * resolution >= np.abs(self.x).max())
+
+    def take(self, to: float) -> str:
+        self.move(to, self.next, same_slope=True)
+        self.path.append((to, self.x))
+        return ""
+
+    def _sum(self, weights: tuple[float, ...]) -> Any:
+        return sum(w * k for w, k in zip(weights, self.k, strict=False) if w)
+
+    def _norm(self, v: Double, other: Double) -> float:
+        scale = self.atol + self.rtol * np.maximum(np.abs(self.x), np.abs(other))
+        with np.errstate(over="ignore"):
+            return float(np.sqrt(np.mean((v / scale) ** 2)))
+
+    @staticmethod
+    def _finite(x: Double) -> Double:
+        if not np.isfinite(x).all():
+            raise Overflow
+        return x
 
 
 class Integrator:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks
+from ._ode import Arrays, Integrator
 from .simplex import Mobility
 from .simplex._softmax import logits as check_logits
 from .simplex._softmax import plain_entropy, plain_softmax
@@ -154,17 +155,20 @@ class EntropySchedule:
 
 @dataclass(frozen=True)
 class ScheduleFlow:
-    """A temperature over continuous depth; ``message`` is the integrator's when ``success`` is False."""
+    """A temperature over continuous depth, up to where the integrator came."""
 
     t: Double
     tau: Double
     smoothed: Double
-    success: bool
-    message: str
+    status: str  #: "finished", "step limit", "step underflow" or "blew up"
+
+    @property
+    def success(self) -> bool:
+        """Whether it covers all of t_span."""
+        return self.status == "finished"
 
     def __str__(self) -> str:
-        state = "finished" if self.success else self.message
-        return f"ScheduleFlow: {state}, tau from {self.tau[0]:.4g} to {self.tau[-1]:.4g}"
+        return f"ScheduleFlow: {self.status}, tau from {self.tau[0]:.4g} to {self.tau[-1]:.4g}"
 
 
 def entropy_flow(
@@ -209,20 +213,25 @@ def entropy_flow(
             "entropy_at", entropy_at(float(np.exp(np.clip(log_tau, low, high))), t)
         )
 
-    def field(t: float, y: Double) -> list[float]:
+    def field(y: Double, t: float) -> list[float]:
         wanted = target(t) if callable(target) else target
         push = rate * (wanted - y[1])
         outward = (y[0] >= high and push > 0) or (y[0] <= low and push < 0)
         return [0.0 if outward else push, (entropy(y[0], t) - y[1]) / lag]
 
-    from scipy.integrate import solve_ivp
-
-    times = None if t_eval is None else _checks.doubles("t_eval", t_eval)
-    sol = solve_ivp(
-        field, (t0, t1), [start, entropy(start, t0)], t_eval=times, rtol=rtol, atol=rtol
-    )
-    taus = np.exp(np.clip(sol.y[0], low, high))
-    return ScheduleFlow(sol.t, taus, sol.y[1], bool(sol.success), str(sol.message))
+    state = Arrays(field, np.array([start, entropy(start, t0)]), t0, rtol=rtol, atol=rtol)
+    steps = Integrator(state, max_steps=100_000)
+    wanted = None if t_eval is None else _checks.rising_times("t_eval", t_eval, t0, t1)
+    path = []
+    for t in [t1] if wanted is None else wanted.tolist():
+        if not steps.advance(t):
+            break
+        path.append((t, state.x))
+    if wanted is None:
+        path = state.path
+    y = np.array([x for _, x in path]).reshape(-1, 2)
+    taus = np.exp(np.clip(y[:, 0], low, high))
+    return ScheduleFlow(np.array([t for t, _ in path]), taus, y[:, 1], steps.status or "finished")
 
 
 def motion_bound(

@@ -79,8 +79,10 @@ inline Index gaussian_stored(const GaussianOptions& o) {
     return 1 + (o.n_steps + o.store_every - 1) / o.store_every;
 }
 
-// Explicit methods as told; implicit ones in double precision alone, and for the covariance itself. From
-// `blas_dimensions` on matrices are multiplied by the library that use_blas was given (qk/blas.hpp), if there is one.
+// Whether the library of qk/blas.hpp makes laws of this kind and dimension faster.
+bool gaussian_wants_blas(GaussianField field, Index d);
+
+// Explicit methods as told; implicit ones in double precision alone, and for the covariance itself.
 template <class T>
 void gaussian_flow(const GaussianProblem<T>& problem, const GaussianOptions& options,
                    const GaussianResult<T>& result, const Run& run);

@@ -45,6 +45,9 @@ public:
 private:
     static constexpr double rough = 1e-2;
     static constexpr int most_failures = 6;
+    // Penalties are scaled like the scores, but not to where they say nothing: weights times exp(-potential / penalty)
+    // would leave the range of the type.
+    static constexpr double least_penalty = 1.0;
 
     // Potentials scale like the scores, but for the weights.
     void set(Iterate& to, double from_scale, double to_scale) const {
@@ -100,8 +103,8 @@ private:
 
     BridgeOptions options_at(double scale) const {
         BridgeOptions out = at_.options;
-        out.row_penalty *= scale;
-        out.col_penalty *= scale;
+        for (double* const penalty : {&out.row_penalty, &out.col_penalty})
+            *penalty = std::max(*penalty * scale, std::min(*penalty, least_penalty));
         out.max_visits = at_.options.max_visits - at_.state.n_visits;
         if (at_.options.report)
             out.report = [this](Index visits, double error) {

@@ -143,7 +143,9 @@ bool Iterate::recover_columns() {
         log_nu[j] = g[j] = log_of_nothing;
     });
     if (!feasible) return end(columns_have_entries ? BridgeStatus::overflow : BridgeStatus::infeasible);
-    if (top == log_of_nothing) return end(BridgeStatus::converged);  // no entry at all: the empty plan
+    // No entry at all: the empty plan. Or entries that were seen are out of reach by potentials that ran away.
+    if (top == log_of_nothing)
+        return end(columns_have_entries ? BridgeStatus::overflow : BridgeStatus::converged);
     if (!balanced) log_scale = top;
     const double scale = balanced ? 0.0 : top;
     double error = 0, mass = 0;

@@ -51,6 +51,21 @@ public:
 
     Local& local(const Piece&, int worker) { return sums_.locals_[static_cast<std::size_t>(worker)]; }
 
+    void pack_rows(Local& local, const Block<T>& at) const {
+        RowBlock<T>& block = local.block;
+        const Index dim = sums_.dim_;
+        block.first_row = at.first_row;
+        block.n_rows = at.n_rows;
+        block.features.reserve(at.n_rows * dim);
+        block.bias.reserve(at.n_rows);
+        std::fill(block.bias.data(), block.bias.data() + at.n_rows, T(0));
+        sums_.head_->rows.each(sums_.x_ + at.first_row * d_, at.n_rows, sums_.start_.data(), local.map,
+                               [&](Index r, const double* y) {
+                                   T* to = block.features.data() + r * dim;
+                                   for (Index a = 0; a < dim; ++a) to[a] = static_cast<T>(y[a]);
+                               });
+    }
+
     void start_block(Local& local, const Block<T>& at) const {
         const auto rows = static_cast<std::size_t>(at.n_rows);
         local.masses.assign(rows, 0.0);
@@ -66,8 +81,13 @@ public:
         for (Index r = 0; r < at.n_rows; ++r) {
             const auto row = static_cast<std::size_t>(r);
             sums_.finish(at.first_row + r, local.shifted[row] != 0 ? local.tops[row] : 0.0, local.masses[row],
-                         &local.moments[static_cast<std::size_t>(r * d_)], factors_, means_);
+                         &local.moments[static_cast<std::size_t>(r * d_)]);
         }
+        T* out = sums_.out_ + at.first_row * d_;
+        sums_.head_->values.each(local.moments.data(), at.n_rows, nullptr, local.map,
+                                 [&](Index r, const double* y) {
+                                     for (Index a = 0; a < d_; ++a) out[r * d_ + a] += static_cast<T>(y[a]);
+                                 });
     }
 
 protected:
@@ -89,13 +109,10 @@ protected:
 
     AttentionSums<T>& sums_;
     const Index d_;
-    const double* factors_;
-    double* means_;
 
 private:
     friend Derived;
-    ParticleReducer(AttentionSums<T>& sums, const double* factors, double* means)
-        : sums_(sums), d_(sums.spec_.d), factors_(factors), means_(means) {}
+    explicit ParticleReducer(AttentionSums<T>& sums) : sums_(sums), d_(sums.spec_.d) {}
 };
 
 // Few dimensions: everything in registers.
@@ -105,8 +122,7 @@ public:
     static constexpr Keeps keeps = Keeps::nothing;
     using Local = ParticleLocal<T>;
 
-    CloudReducer(AttentionSums<T>& sums, const double* factors, double* means)
-        : ParticleReducer<T, CloudReducer>(sums, factors, means) {}
+    explicit CloudReducer(AttentionSums<T>& sums) : ParticleReducer<T, CloudReducer>(sums) {}
 
     void row(Local& local, const Block<T>& at, const Tile& tile, const Row<T>& row) const {
         const Index seen = this->seen(row, tile);
@@ -136,8 +152,7 @@ public:
     static constexpr Keeps keeps = Keeps::tile;
     using Local = ParticleLocal<T>;
 
-    BlockReducer(AttentionSums<T>& sums, const double* factors, double* means)
-        : ParticleReducer<T, BlockReducer>(sums, factors, means) {}
+    explicit BlockReducer(AttentionSums<T>& sums) : ParticleReducer<T, BlockReducer>(sums) {}
 
     void row(Local& local, const Block<T>&, const Tile& tile, const Row<T>& row) const {
         const Index seen = this->seen(row, tile);
@@ -183,11 +198,10 @@ AttentionSums<T>::AttentionSums(const AttentionSpec& spec)
         const double largest = *std::ranges::max_element(spec.weights);
         for (const double w : spec.weights) log_mass_.push_back(std::log2(w / largest));
     }
-    features_.reserve(n * dim_);
     keys_.reserve(n * dim_);
     values_.reserve(n * d);
     bias_.reserve(n);
-    problem_.dots.push_back({{features_.data(), dim_, 1}, {keys_.data(), dim_, 1}, dim_});
+    problem_.dots.push_back({{nullptr, dim_, 1}, {keys_.data(), dim_, 1}, dim_});  // rows: pack_rows
     if (spec.kind == FieldKind::l2 || !log_mass_.empty()) problem_.col_bias.push_back({bias_.data(), 1});
     Tiling& t = walked_.tiling;
     t.block_rows = t.task_rows = few_ ? tuning::cloud_rows : tuning::particle_block_rows;
@@ -211,29 +225,29 @@ bool AttentionSums<T>::normalised() const {
     return spec_.kind == FieldKind::softmax || spec_.kind == FieldKind::l2;
 }
 
-// Scores as <row_map x_i - offset, key_j> + bias_j. A normalised weight does not change when a function of i
-// alone is added to its score, so points may be taken about their mean: clouds far from 0 lose nothing.
+// Scores as <rows(x_i) + start, key_j> + bias_j.
 template <class T>
-void AttentionSums<T>::map_rows(const Head& head, const T* x) {
+RowMap AttentionSums<T>::row_map(const Head& head) const {
+    const double scale = (exponential() ? log2_e : 1.0) * (spec_.kind == FieldKind::l2 ? 2.0 : 1.0);
+    return own_keys_ ? RowMap(scale * head.Q) : RowMap(scale * (head.K.transpose() * head.Q));
+}
+
+// A normalised weight does not change when a function of i alone is added to its score, so points may be taken
+// about their mean: clouds far from 0 lose nothing.
+template <class T>
+void AttentionSums<T>::set_centre(const Head& head, const T* x) {
     const Index n = spec_.n, d = spec_.d;
-    const bool l2 = spec_.kind == FieldKind::l2;
-    const double scale = (exponential() ? log2_e : 1.0) * (l2 ? 2.0 : 1.0);
-    if (own_keys_)
-        row_map_ = scale * head.Q.transpose();
-    else
-        row_map_ = scale * (head.Q.transpose() * head.K);
-    centre_ = Eigen::VectorXd::Zero(d);
-    if (normalised()) {
-        for (Index j = 0; j < n; ++j)
-            for (Index a = 0; a < d; ++a) centre_[a] += static_cast<double>(x[j * d + a]);
-        centre_ /= static_cast<double>(n);
-        for (Index a = 0; a < d; ++a) centre_[a] = static_cast<double>(static_cast<T>(centre_[a]));
-        if (!centre_.allFinite()) centre_.setZero();
-    }
-    offset_ = Eigen::VectorXd::Zero(dim_);
-    if (l2)
-        offset_ = own_keys_ ? Eigen::VectorXd(scale * (head.K * centre_))
-                            : Eigen::VectorXd(scale * (head.K.transpose() * (head.K * centre_)));
+    centre_.setZero(d);
+    start_.setZero(dim_);
+    if (!normalised()) return;
+    for (Index j = 0; j < n; ++j)
+        for (Index a = 0; a < d; ++a) centre_[a] += static_cast<double>(x[j * d + a]);
+    centre_ /= static_cast<double>(n);
+    for (Index a = 0; a < d; ++a) centre_[a] = static_cast<double>(static_cast<T>(centre_[a]));
+    if (!centre_.allFinite()) centre_.setZero();
+    if (spec_.kind != FieldKind::l2) return;
+    start_ = -2 * log2_e * (head.K * centre_);
+    if (!own_keys_) start_ = head.K.transpose() * start_;
 }
 
 // Keys, their biases, and the values: particles about their mean. Weights of normalised kinds are biases too, relative to
@@ -264,28 +278,6 @@ void AttentionSums<T>::set_columns(const Head& head, const T* x) {
 }
 
 template <class T>
-void AttentionSums<T>::set_rows(const T* x, const Run& run) {
-    const Index n = spec_.n, d = spec_.d, dim = dim_;
-    const double *map = row_map_.data(), *offset = offset_.data();
-    constexpr Index rows = 256;
-    parallel_for(run, (n + rows - 1) / rows, [&](Index task, int worker) {
-        auto& row = locals_[static_cast<std::size_t>(worker)].row;
-        row.resize(static_cast<std::size_t>(dim_));
-        double* sums = row.data();
-        for (Index i = task * rows; i < std::min(n, (task + 1) * rows); ++i) {
-            // Coordinates outside, features inside: sums side by side, which the compiler puts into packs.
-            for (Index a = 0; a < dim; ++a) sums[a] = -offset[a];
-            for (Index b = 0; b < d; ++b) {
-                const auto coordinate = static_cast<double>(x[i * d + b]);
-                const double* column = map + b * dim;
-                for (Index a = 0; a < dim; ++a) sums[a] += column[a] * coordinate;
-            }
-            for (Index a = 0; a < dim; ++a) features_[i * dim + a] = static_cast<T>(sums[a]);
-        }
-    });
-}
-
-template <class T>
 bool AttentionSums<T>::needs_shift(const T* features) const {
     if (!exponential()) return false;
     double square = 0;
@@ -295,16 +287,14 @@ bool AttentionSums<T>::needs_shift(const T* features) const {
 }
 
 template <class T>
-void AttentionSums<T>::finish(Index i, double shift, double mass, const double* moment, const double* factors,
-                              double* means) const {
+void AttentionSums<T>::finish(Index i, double shift, double mass, double* moment) const {
     const Index d = spec_.d;
-    double* out = means + i * d;
-    if (factors == nullptr) {
-        for (Index a = 0; a < d; ++a) out[a] = moment[a] / mass + centre_[a];
+    if (factors_ == nullptr) {
+        for (Index a = 0; a < d; ++a) moment[a] = moment[a] / mass + centre_[a];
         return;
     }
-    const double factor = factors[i] * (spec_.kind == FieldKind::exp ? std::exp2(shift) : 1.0);
-    for (Index a = 0; a < d; ++a) out[a] = moment[a] == 0.0 ? 0.0 : moment[a] * factor;
+    const double factor = factors_[i] * (spec_.kind == FieldKind::exp ? std::exp2(shift) : 1.0);
+    for (Index a = 0; a < d; ++a) moment[a] = moment[a] == 0.0 ? 0.0 : moment[a] * factor;
 }
 
 template <class T>
@@ -315,49 +305,51 @@ VelocityStatus AttentionSums<T>::go(Reducer&& reducer, const Run& run) {
 
 template <class T>
 template <int D, class Weigh>
-VelocityStatus AttentionSums<T>::of_dim(const double* factors, double* means, const Run& run) {
+VelocityStatus AttentionSums<T>::of_dim(const Run& run) {
     if constexpr (std::is_same_v<Weigh, PowerOfTwo>)  // the others have no bias
-        if (!problem_.col_bias.empty())
-            return go(CloudReducer<T, D, Weigh, true, false>(*this, factors, means), run);
-    if (!spec_.weights.empty()) return go(CloudReducer<T, D, Weigh, false, true>(*this, factors, means), run);
-    return go(CloudReducer<T, D, Weigh, false, false>(*this, factors, means), run);
+        if (!problem_.col_bias.empty()) return go(CloudReducer<T, D, Weigh, true, false>(*this), run);
+    if (!spec_.weights.empty()) return go(CloudReducer<T, D, Weigh, false, true>(*this), run);
+    return go(CloudReducer<T, D, Weigh, false, false>(*this), run);
 }
 
 template <class T>
 template <class Weigh>
-VelocityStatus AttentionSums<T>::of_kind(const double* factors, double* means, const Run& run) {
-    if (!few_) return go(BlockReducer<T, Weigh>(*this, factors, means), run);
+VelocityStatus AttentionSums<T>::of_kind(const Run& run) {
+    if (!few_) return go(BlockReducer<T, Weigh>(*this), run);
     static_assert(cloud_max_dim == 4);
     switch (spec_.d) {
         case 1:
-            return of_dim<1, Weigh>(factors, means, run);
+            return of_dim<1, Weigh>(run);
         case 2:
-            return of_dim<2, Weigh>(factors, means, run);
+            return of_dim<2, Weigh>(run);
         case 3:
-            return of_dim<3, Weigh>(factors, means, run);
+            return of_dim<3, Weigh>(run);
         default:
-            return of_dim<4, Weigh>(factors, means, run);
+            return of_dim<4, Weigh>(run);
     }
 }
 
 template <class T>
-VelocityStatus AttentionSums<T>::head(const Head& head, const T* x, const double* factors,
-                                      std::vector<double>& means, const Run& run) {
+VelocityStatus AttentionSums<T>::head(const Head& head, const T* x, const double* factors, T* out,
+                                      const Run& run) {
     const auto n = static_cast<double>(spec_.n);
     const Run scaled = scaled_run(run, n * n * (tuning::entry_operations + static_cast<double>(spec_.d)) / 2);
     if (locals_.size() < static_cast<std::size_t>(scaled.n_threads))
         locals_.resize(static_cast<std::size_t>(scaled.n_threads));
-    map_rows(head, x);
+    head_ = &head;
+    x_ = x;
+    factors_ = factors;
+    out_ = out;
+    set_centre(head, x);
     set_columns(head, x);
-    set_rows(x, scaled);
     repack_columns(problem_, {values_.data(), spec_.d, 1}, spec_.d, scaled, !few_, walked_.columns);
     switch (spec_.kind) {
         case FieldKind::relu:
-            return of_kind<EachPack<ReluWeight>>(factors, means.data(), scaled);
+            return of_kind<EachPack<ReluWeight>>(scaled);
         case FieldKind::sigmoid:
-            return of_kind<EachPack<SigmoidWeight>>(factors, means.data(), scaled);
+            return of_kind<EachPack<SigmoidWeight>>(scaled);
         default:
-            return of_kind<PowerOfTwo>(factors, means.data(), scaled);
+            return of_kind<PowerOfTwo>(scaled);
     }
 }
 

@@ -5,24 +5,26 @@
 
 #include <vector>
 
-#include <Eigen/Core>
-
+#include "engine/row_map.hpp"
 #include "engine/walk.hpp"
 #include "qk/velocity.hpp"
 
 namespace qk {
 
 struct Head {
-    using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+    using Matrix = RowMap::Matrix;
     Matrix Q, K, V;
+    RowMap rows;    // from a particle to the features of its row of scores
+    RowMap values;  // V
 };
 
 // What a thread keeps. The scores of a row may be shifted: `tops` are the largest so far, where they have to be.
 template <class T>
 struct ParticleLocal : WalkLocal<T> {
-    std::vector<double> masses, moments, tops, row;
+    std::vector<double> masses, moments, tops;
     std::vector<char> shifted;
     Buffer<T> products;
+    RowMap::Scratch map;
 };
 
 template <class T>
@@ -30,9 +32,10 @@ class AttentionSums {
 public:
     explicit AttentionSums(const AttentionSpec& spec);
 
-    // means_i = sum_j w_ij x_j / sum_j w_ij, or factors[i] * sum_j w_ij x_j when factors are given.
-    VelocityStatus head(const Head& head, const T* x, const double* factors, std::vector<double>& means,
-                        const Run& run);
+    // The map from particles to row features, which Q and K determine.
+    RowMap row_map(const Head& head) const;
+    // out_i += V m_i with m_i = sum_j w_ij x_j / sum_j w_ij, or factors[i] * sum_j w_ij x_j when factors are given.
+    VelocityStatus head(const Head& head, const T* x, const double* factors, T* out, const Run& run);
 
 private:
     template <class, class>
@@ -47,34 +50,37 @@ private:
     Index end(Index i) const {
         return spec_.ends.empty() ? spec_.n : spec_.ends[static_cast<std::size_t>(i)];
     }
-    void map_rows(const Head& head, const T* x);
+    void set_centre(const Head& head, const T* x);
     void set_columns(const Head& head, const T* x);
-    void set_rows(const T* x, const Run& run);
     // Whether the scores of a row might leave the range of the type.
     bool needs_shift(const T* features) const;
-    void finish(Index i, double shift, double mass, const double* moment, const double* factors,
-                double* means) const;
+    // From the weighted sum of a row to the weighted mean, in place.
+    void finish(Index i, double shift, double mass, double* moment) const;
 
     template <class Reducer>
     VelocityStatus go(Reducer&& reducer, const Run& run);
     template <class Weigh>
-    VelocityStatus of_kind(const double* factors, double* means, const Run& run);
+    VelocityStatus of_kind(const Run& run);
     template <int D, class Weigh>
-    VelocityStatus of_dim(const double* factors, double* means, const Run& run);
+    VelocityStatus of_dim(const Run& run);
 
     const AttentionSpec& spec_;
-    const bool few_;                   // few dimensions: cloud_kernels.hpp
-    const bool own_keys_;              // keys K x and not x
-    const Index dim_;                  // of the features
-    Head::Matrix row_map_;             // of a row's features, transposed
-    Eigen::VectorXd offset_, centre_;  // row features: row_map x - offset; points and keys: x - centre
+    const bool few_;                  // few dimensions: cloud_kernels.hpp
+    const bool own_keys_;             // keys K x and not x
+    const Index dim_;                 // of the features
+    Eigen::VectorXd start_, centre_;  // row features: rows(x) + start; points and keys: x - centre
     double key_radius_ = 0, bias_bound_ = 0;
     std::vector<double> log_mass_;  // log2 of the weights over the largest of them; empty without weights
-    Buffer<T> features_, keys_, values_, bias_;
+    Buffer<T> keys_, values_, bias_;
     Problem<T> problem_;
     Walked<T> walked_;
     std::vector<Piece> pieces_;
     std::vector<ParticleLocal<T>> locals_;
+    // Of the call that is going on.
+    const Head* head_ = nullptr;
+    const T* x_ = nullptr;
+    const double* factors_ = nullptr;
+    T* out_ = nullptr;
 };
 
 }  // namespace qk

@@ -113,4 +113,22 @@ inline constexpr double safe_exponent = sizeof(T) == 4 ? 80.0 : 900.0;
 inline constexpr Index pull_rows = 96;
 inline constexpr Index pull_cols = 256;
 
+// ---- Gaussian laws (fields) ----------------------------------------------------------------------------------------
+
+// Laws of this many dimensions and more go alone through products of whole matrices, and not in the lanes of packs. A
+// full pack of lanes is 1.4 (L2) to 4 times as slow in 32 dimensions, and twice as fast in 24. It does not depend on how
+// many laws there are (one alone gains from 12 dimensions on): each has the same bits in any batch. bench/run.py
+// gaussian, d = 32.
+inline constexpr Index whole_matrix_dimensions = 32;
+// Rows of a task of such a product: four micro-tiles, with which two threads share 100 rows well. A panel of the right
+// factor, of this depth and two packs wide, stays in the L1 cache for all of them. bench/run.py gaussian, d = 100, 300.
+inline constexpr Index product_rows = 48;
+inline constexpr Index product_depth = 320;
+// With fewer rows one thread multiplies: a product takes 25 microseconds or less, as long as waking another.
+inline constexpr Index product_threads = 96;
+
+// From here on OpenBLAS uses threads of its own for eigenvalues, and calls from several threads wait for each other: laws
+// of Sinkhorn attention follow one another then. bench/run.py gaussian sinkhorn, 8 laws, d = 64.
+inline constexpr Index library_threads = 64;
+
 }  // namespace qk::tuning

@@ -12,6 +12,7 @@
 //     static constexpr bool pairs = true            walks two problems of one shape: Row::beside
 //     static constexpr bool flushes = true          subnormal numbers are taken for zeros
 //     bool start_piece(Local&, const Piece&, const Run&, int worker)       false: stopped
+//     void pack_rows(Local&, const Block<T>&)                              makes the row features of a block itself
 //     void start_block(Local&, const Block<T>&)
 //     void end_tile(Local&, const Block<T>&, const Tile&)                  all rows of the tile have been given
 //     void skipped(Local&, const Block<T>&, Index first_col, Index end_col)  columns that were not visited
@@ -196,7 +197,10 @@ void walk_piece(const Walked<T>& w, const Piece& piece, Reducer& reducer, const 
     for (Index i = piece.first_row; i < piece.end_row; i += t.block_rows) {
         const Index end_row = std::min(i + t.block_rows, piece.end_row);
         const Block<T> at{w, piece, i, end_row - i};
-        pack_rows(*w.problem, w.columns, i, at.n_rows, block);
+        if constexpr (requires { reducer.pack_rows(local, at); })
+            reducer.pack_rows(local, at);
+        else
+            pack_rows(*w.problem, w.columns, i, at.n_rows, block);
         if constexpr (OfPairs<Reducer>) pack_rows(*w.beside, w.beside_columns, i, at.n_rows, local.beside);
         if constexpr (requires { reducer.start_block(local, at); }) reducer.start_block(local, at);
         const auto leave_out = [&](Index from, Index to) {

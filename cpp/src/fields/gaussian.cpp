@@ -5,8 +5,9 @@
 #include <chrono>
 #include <memory>
 
-#include "fields/blas_rates.hpp"
+#include "engine/tuning.hpp"
 #include "fields/gaussian_laws.hpp"
+#include "fields/large_rates.hpp"
 
 namespace qk {
 namespace {
@@ -94,28 +95,41 @@ GaussianProblem<T> only(const GaussianProblem<T>& problem, Index which) {
     return one;
 }
 
+// Whether each law goes alone through products of whole matrices, and not in a lane of packs.
 template <class T>
-std::unique_ptr<RatesOfLaws<T>> rates_of_one(const GaussianProblem<T>& problem, Index which) {
+bool whole_matrices(const GaussianProblem<T>& problem) {
+    return problem.d >= tuning::whole_matrix_dimensions && has_large_rates<T>(problem.field);
+}
+
+template <class T>
+std::unique_ptr<RatesOfLaws<T>> rates_of_one(const GaussianProblem<T>& problem, Index which, const Run& run) {
     const GaussianProblem<T> one = only(problem, which);
-    if (problem.d >= blas_dimensions && blas<T>().ready()) return blas_rates(one);
+    if (whole_matrices(problem)) return large_rates(one, run);
     return std::make_unique<RatesOfOneLaw<T>>(static_cast<int>(one.d), packed_rates(one, 0));
 }
 
 }  // namespace
 
+bool gaussian_wants_blas(GaussianField field, Index d) {
+    return field == GaussianField::sinkhorn && d >= tuning::whole_matrix_dimensions;
+}
+
 template <class T>
 void gaussian_flow(const GaussianProblem<T>& problem, const GaussianOptions& options,
                    const GaussianResult<T>& result, const Run& run) {
-    const bool large = problem.d >= blas_dimensions && blas<T>().ready();
+    const bool large = whole_matrices(problem);
     const bool single = large || tableau(options.method).implicit();
     const Index lanes = single ? 1 : SimdTraits<T>::width;
     const Index n_tasks = (problem.n + lanes - 1) / lanes;
     Progress progress(options.report, n_tasks);
-    // Products of large matrices are shared among threads by the library.
-    const Run mine = large && problem.d >= blas_threads_dimensions ? Run{1, run.stop, run.by_caller} : run;
+    // Fewer laws than threads: they follow one another, and threads share the rows of products. So they do where a
+    // library has threads of its own.
+    const bool library = problem.field == GaussianField::sinkhorn && problem.d >= tuning::library_threads;
+    const bool in_turn = large && (problem.n < run.n_threads || library);
+    const Run mine = in_turn ? Run{1, run.stop, run.by_caller} : run;
     parallel_for(mine, n_tasks, [&](Index task, int worker) {
         if (single) {
-            const auto rates = rates_of_one(problem, task);
+            const auto rates = rates_of_one(problem, task, in_turn ? run : alone(run, worker));
             Laws<T, true> laws(problem, options, result, task, *rates);
             flow_of(laws, options, run, worker, progress);
         } else {

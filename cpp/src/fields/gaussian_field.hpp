@@ -38,9 +38,9 @@ public:
     virtual void operator()(const P* state, P* rate) = 0;
     virtual const P* matrix() const = 0;
     // out := a b
-    virtual void multiply(const P* a, const P* b, P* out) const = 0;
+    virtual void multiply(const P* a, const P* b, P* out) = 0;
     // out := a cov a^T, symmetric to the last bit; product: scratch
-    virtual void congruence(const P* a, const P* cov, P* product, P* out) const = 0;
+    virtual void congruence(const P* a, const P* cov, P* product, P* out) = 0;
 };
 
 template <class T, int D>
@@ -97,9 +97,9 @@ public:
     // M of the last call
     const P* matrix() const override { return matrix_; }
 
-    void multiply(const P* a, const P* b, P* out) const override { packs::multiply<T, D>(d_, a, b, out); }
+    void multiply(const P* a, const P* b, P* out) override { packs::multiply<T, D>(d_, a, b, out); }
 
-    void congruence(const P* a, const P* cov, P* product, P* out) const override {
+    void congruence(const P* a, const P* cov, P* product, P* out) override {
         multiply(a, cov, product);
         for (int i = 0; i < n(); ++i)
             for (int j = 0; j <= i; ++j) {
@@ -231,13 +231,13 @@ public:
         collect(packed_->matrix(), at_.square(), reinterpret_cast<P*>(matrix_.data()));
     }
     const P* matrix() const override { return reinterpret_cast<const P*>(matrix_.data()); }
-    void multiply(const P* a, const P* b, P* out) const override {
+    void multiply(const P* a, const P* b, P* out) override {
         spread(a, at_.square(), one_);
         spread(b, at_.square(), two_);
         packed_->multiply(one_, two_, three_);
         collect(three_, at_.square(), out);
     }
-    void congruence(const P* a, const P* cov, P*, P* out) const override {
+    void congruence(const P* a, const P* cov, P*, P* out) override {
         spread(a, at_.square(), one_);
         spread(cov, at_.square(), two_);
         packed_->congruence(one_, two_, three_, four_);

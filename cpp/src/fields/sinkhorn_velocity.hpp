@@ -53,20 +53,15 @@ private:
     }
 
     void project(const Head::Matrix& rows, const Head::Matrix& cols, const T* x) {
-        const Index n = spec_.n, d = spec_.d;
         dim_ = rows.rows();
-        rows_.reserve(n * dim_);
-        cols_.reserve(n * dim_);
-        for (Index i = 0; i < n; ++i)
-            for (Index a = 0; a < dim_; ++a) {
-                double r = 0, c = 0;
-                for (Index b = 0; b < d; ++b) {
-                    r += rows(a, b) * static_cast<double>(x[i * d + b]);
-                    c += cols(a, b) * static_cast<double>(x[i * d + b]);
-                }
-                rows_[i * dim_ + a] = static_cast<T>(r);
-                cols_[i * dim_ + a] = static_cast<T>(c);
-            }
+        map(rows, x, rows_);
+        map(cols, x, cols_);
+    }
+    void map(const Head::Matrix& m, const T* x, Buffer<T>& to) {
+        to.reserve(spec_.n * dim_);
+        RowMap(m).each(x, spec_.n, nullptr, scratch_, [&](Index i, const double* y) {
+            for (Index a = 0; a < dim_; ++a) to[i * dim_ + a] = static_cast<T>(y[a]);
+        });
     }
 
     // Solves the bridge of the first n particles; means of rows [first, last).
@@ -136,6 +131,7 @@ private:
     Index dim_ = 0;
     bool dots_ = false;
     Buffer<T> rows_, cols_, g_, products_;
+    RowMap::Scratch scratch_;
 };
 
 }  // namespace qk

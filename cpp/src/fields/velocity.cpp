@@ -66,12 +66,17 @@ private:
         }
         for (Index h = 0; h < spec_.heads; ++h) {
             const auto& head = heads_[static_cast<std::size_t>(h)];
-            const VelocityStatus status =
-                spec_.kind == FieldKind::sinkhorn
-                    ? sinkhorn_.head(h, head.Q, head.K, x, means_, run)
-                    : sums_.head(head, x, unnormalised() ? factors_.data() : nullptr, means_, run);
+            if (spec_.kind != FieldKind::sinkhorn) {
+                const VelocityStatus status =
+                    sums_.head(head, x, unnormalised() ? factors_.data() : nullptr, out, run);
+                if (status != VelocityStatus::ok) return status;
+                continue;
+            }
+            const VelocityStatus status = sinkhorn_.head(h, head.Q, head.K, x, means_, run);
             if (status != VelocityStatus::ok) return status;
-            add_values(head.V, out);
+            head.values.each(means_.data(), spec_.n, nullptr, scratch_, [&](Index i, const double* y) {
+                for (Index a = 0; a < spec_.d; ++a) out[i * spec_.d + a] += static_cast<T>(y[a]);
+            });
         }
         return VelocityStatus::ok;
     }
@@ -79,23 +84,6 @@ private:
     bool unnormalised() const {
         return spec_.kind == FieldKind::exp || spec_.kind == FieldKind::relu ||
                spec_.kind == FieldKind::sigmoid;
-    }
-
-    // out_i += V m_i, with the sums of a row side by side, for packs.
-    void add_values(const Matrix& V, T* out) {
-        const Index d = spec_.d;
-        const Matrix columns = V.transpose();
-        std::vector<double> total(static_cast<std::size_t>(d));
-        for (Index i = 0; i < spec_.n; ++i) {
-            std::ranges::fill(total, 0.0);
-            for (Index b = 0; b < d; ++b) {
-                const double m = means_[static_cast<std::size_t>(i * d + b)];
-                const double* column = columns.data() + b * d;
-                for (Index a = 0; a < d; ++a) total[static_cast<std::size_t>(a)] += column[a] * m;
-            }
-            for (Index a = 0; a < d; ++a)
-                out[i * d + a] += static_cast<T>(total[static_cast<std::size_t>(a)]);
-        }
     }
 
     void use(const AttentionParameters& p) {
@@ -106,6 +94,8 @@ private:
             head.K = matrix_at(p.K, h, spec_.k, spec_.d);
             head.V = matrix_at(p.V, spec_.n_values == 1 ? 0 : h, spec_.d, spec_.d);
             if (spec_.kind == FieldKind::sinkhorn) head.V /= spec_.epsilon;
+            head.rows = sums_.row_map(head);
+            head.values = RowMap(head.V);
             heads_.push_back(std::move(head));
         }
         means_.resize(static_cast<std::size_t>(spec_.n * spec_.d));
@@ -178,7 +168,8 @@ private:
     AttentionSums<T> sums_;
     SinkhornVelocity<T> sinkhorn_;
     std::vector<Head> heads_;
-    std::vector<double> means_;    // n x d: sum_j w_ij x_j
+    std::vector<double> means_;  // n x d, of Sinkhorn attention: sum_j w_ij x_j
+    RowMap::Scratch scratch_;
     std::vector<double> factors_;  // of unnormalised kinds
     std::size_t layer_ = 0;
     double asked_ = std::numeric_limits<double>::quiet_NaN();

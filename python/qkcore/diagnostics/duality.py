@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from .._ode import Arrays, Integrator
 from ._arrays import Field, Float, count, field_values, float64, generator, one_of, points
 from ._parity import Parity, parity
 from ._paths import Path, saved_steps, time_grid
@@ -171,18 +172,13 @@ def sample_ode(
     def at(y: Float, t: float) -> Float:
         return field_values("u", u(y, t), y.shape, t)
 
-    out = [x.copy()]
-    for k in range(n_steps):
-        t, h = float(times[k]), float(times[k + 1] - times[k])
-        k1 = at(x, t)
-        if method == "euler":
-            x = x + h * k1
-        elif method == "heun":
-            x = x + h / 2 * (k1 + at(x + h * k1, t + h))
-        else:
-            k2 = at(x + h / 2 * k1, t + h / 2)
-            k3 = at(x + h / 2 * k2, t + h / 2)
-            x = x + h / 6 * (k1 + 2 * k2 + 2 * k3 + at(x + h * k3, t + h))
-        if k + 1 in keep:
-            out.append(x.copy())
-    return Path(times[sorted(keep)], np.stack(out), method, n_steps)
+    state = Arrays(at, x, float(times[0]), method=method)
+    steps = Integrator(state, max_steps=n_steps)
+    for t in times[1:]:
+        if not steps.fixed_step(float(t)):
+            raise ValueError(
+                f"u: wanted a flow that stays finite, got NaN or infinity after t = {state.t:.6g}; "
+                "take smaller steps or start away from the singularity"
+            )
+    saved = [state.path[k] for k in sorted(keep)]
+    return Path(np.array([t for t, _ in saved]), np.stack([y for _, y in saved]), method, n_steps)

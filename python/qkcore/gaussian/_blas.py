@@ -1,4 +1,4 @@
-"""SciPy's BLAS and LAPACK for laws in many dimensions, handed to the C++ side once."""
+"""SciPy's LAPACK for Sinkhorn attention in many dimensions, handed to the C++ side once."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from .._native import cpu
 
 __all__ = ["bring_blas"]
 
-_BLAS = ("gemm", "gemv", "syrk")
-_LAPACK = ("potrf", "potrs", "pstrf", "syevd", "gesdd")
+_BLAS = ("gemm", "syrk")
+_LAPACK = ("pstrf", "syevd", "gesdd")
 
 
 @cache
 def bring_blas() -> bool:
-    """Whether products of large matrices run there; if not, the loops of small ones do them, more slowly.
+    """Whether large matrices are decomposed there; if not, the loops of small ones do it, more slowly.
 
     The addresses are those that Cython code is given: ``scipy.linalg.cython_blas`` and ``cython_lapack``.
     """

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._lazy_scores import Real
+from .._ode import Arrays, Integrator
 from ._roots import root
 
 __all__ = [
@@ -240,7 +241,9 @@ def commuting_batch(cov: Real, A: Real, V: Real) -> CommutingBatch:
     B = B + B.swapaxes(-1, -2)
     single = cov.dtype == np.float32
     allowed = 1e-5 if single else _COMMUTES
-    applies = np.asarray((_commutators(v, sigma) <= allowed) & (_commutators(v, B) <= allowed))
+    applies = np.asarray(_commutators(v, sigma) <= allowed)
+    if applies.any():
+        applies &= _commutators(v, B) <= allowed
     times = np.full(applies.shape, math.inf)
     limit, rank = np.full(sigma.shape, math.nan), np.full(applies.shape, -1)
     if applies.any():
@@ -313,7 +316,6 @@ def rank_one(u0: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike, t: npt.Array
     array([[0.2, 0.2],
            [0.2, 0.2]])
     """
-    from scipy.integrate import solve_ivp
     from scipy.linalg import expm
 
     u = _checks.doubles("u0", u0)
@@ -325,37 +327,19 @@ def rank_one(u0: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike, t: npt.Array
     if times.ndim != 1 or times.size == 0 or not (np.diff(times) >= 0).all() or times[0] < 0:
         raise ValueError(f"t: wanted ascending times from 0 on, got {_checks.shown(t)}")
 
-    def direction(tau: float) -> Real:
-        out: Real = expm(tau * v) @ u
-        return out
+    def rates(y: Real, _: float) -> Real:  # of the clock, and of u beside it
+        speed = float(y[1:] @ a @ y[1:])
+        return np.append(speed, speed * (v @ y[1:]))
 
-    def q(_: float, tau: Real) -> list[float]:
-        x = direction(float(tau[0]))
-        return [float(x @ a @ x)]
-
-    def escaped(_: float, tau: Real) -> float:
-        return 1e12 - float(np.linalg.norm(direction(float(tau[0])))) / float(
-            np.linalg.norm(u) or 1
-        )
-
-    escaped.terminal = True  # type: ignore[attr-defined]  # how SciPy wants it said
-    end = float(times[-1])
-    if end == 0:
-        clock = np.zeros_like(times)
-    else:
-        found = solve_ivp(
-            q,
-            (0.0, end),
-            [0.0],
-            "DOP853",
-            dense_output=True,
-            events=escaped,
-            rtol=1e-12,
-            atol=1e-14,
-        )
-        if found.status != 0:
+    state = Arrays(rates, np.append(0.0, u), 0.0, rtol=1e-13, atol=1e-14)
+    steps = Integrator(state, max_steps=10**6)
+    clock = np.zeros_like(times)
+    for k in range(times.size):
+        if not steps.advance(float(times[k])):
+            end = "limit on steps" if steps.status == "step limit" else "blow-up"
             raise ValueError(
-                f"t: wanted times before the blow-up near {found.t[-1]:.6g}, got up to {end:.6g}"
+                f"t: wanted times before the {end} near {state.t:.6g}, got up to {times[-1]:.6g}"
             )
-        clock = found.sol(times)[0]  # type: ignore[misc]  # dense_output was asked for
-    return RankOne(times, np.stack([direction(float(tau)) for tau in clock]), clock)
+        clock[k] = state.x[0]
+    path = [np.asarray(expm(tau * v) @ u) for tau in clock]
+    return RankOne(times, np.stack(path), clock)

@@ -160,13 +160,14 @@ def flow(
     if method in _IMPLICIT:
         mean64, cov64, *matrices = (x.astype(np.float64) for x in arrays)
         arrays = mean64, cov64, matrices[0], matrices[1], matrices[2]
-    if d >= cpu.BLAS_DIMENSIONS:
-        bring_blas()
     if laws is not None:
         laws.check(p.kind, method, shape, d)
+    field = _native_field(p)
+    if cpu.gaussian_wants_blas(field[0], d):
+        bring_blas()
     with _bar(progress) as report:
         given = (
-            *_native_field(p),
+            *field,
             *arrays,
             _METHODS[method],
             shape == "pushforward",
@@ -194,10 +195,12 @@ def flow(
     times = t0 + (t1 - t0) * (index / steps)
     times[-1] = t1
     formula = _known(p, sigma, batch)
+    size = _spectral_norm(sigma)
     verdict = _judge(
         _growth_exponent(p, batch),
-        _own_times(p, alpha, sigma, batch),
+        _own_times(p, alpha, size, batch),
         formula,
+        np.broadcast_to(size, batch).ravel(),
         arrays[0],
         arrays[1],
         *last,
@@ -326,25 +329,28 @@ def _growth_exponent(p: Parameters, batch: tuple[int, ...]) -> npt.NDArray[np.fl
 
 
 def _own_times(
-    p: Parameters, alpha: Real, sigma: Real, batch: tuple[int, ...]
+    p: Parameters, alpha: Real, size: npt.NDArray[np.float64], batch: tuple[int, ...]
 ) -> npt.NDArray[np.float64]:
     """Times of the flat batch (2, n) in which the field could change a covariance, and a mean, by their size.
 
-    One over a bound of the rate from norms of the parameters at the start; inf where nothing can move. A
-    span much shorter than that says nothing about rest.
+    One over a bound of the rate from norms of the parameters and of the covariances at the start (``size``);
+    inf where nothing can move. A span much shorter than that says nothing about rest.
     """
-    q, k, a, v = (_spectral_norm(x) for x in (p.Q, p.K, p.A, p.V))  # (..., heads)
-    size = _spectral_norm(sigma)[..., None]
+    v, size = _spectral_norm(p.V), size[..., None]  # (..., heads)
     mean = np.linalg.norm(alpha.astype(np.float64), axis=-1)[..., None]
     gain: float | Real = 1.0
     if p.kind == "l2":  # |Sigma K^T (1 + 2 K Sigma K^T)^-1| is at most both of these
-        slope = 2 * q * np.minimum(size * k, np.sqrt(size / 8))
+        slope = 2 * _spectral_norm(p.Q) * np.minimum(size * _spectral_norm(p.K), np.sqrt(size / 8))
     elif p.kind == "sinkhorn":  # correlations are at most 1
-        slope, gain = np.minimum(size * a / p.epsilon, 1.0) / p.epsilon, 1 / p.epsilon
+        slope = np.minimum(size * _spectral_norm(p.A) / p.epsilon, 1.0) / p.epsilon
+        gain = 1 / p.epsilon
     elif p.kind == "linear":
-        slope, gain = (size + mean**2) * a, 0.0
+        slope, gain = (size + mean**2) * _spectral_norm(p.A), 0.0
     else:
-        slope, gain = size * a, 1 / p.epsilon if p.kind == "linear_epsilon" else 1.0
+        slope, gain = (
+            size * _spectral_norm(p.A),
+            1 / p.epsilon if p.kind == "linear_epsilon" else 1.0,
+        )
     rates = (2 * v * slope).sum(axis=-1), (v * (gain + slope)).sum(axis=-1)
     with np.errstate(divide="ignore"):
         return np.stack([1 / np.broadcast_to(rate, batch).ravel() for rate in rates])
@@ -383,6 +389,7 @@ def _judge(
     exponent: npt.NDArray[np.float64],
     own_times: npt.NDArray[np.float64],
     known: CommutingBatch,
+    top: npt.NDArray[np.float64],
     mean0: Real,
     cov0: Real,
     mean: Real,
@@ -395,7 +402,7 @@ def _judge(
     span: float,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """Statuses, end times, eigenvalues and ranks of the flat batch."""
+    """Statuses, end times, eigenvalues and ranks of the flat batch; ``top``: spectral norms at the start."""
     t_end, _, _, _, mark_t, mark_size, mark_growth, early_size, early_growth = figures.T[:9]
     first_t, first_size, early_t = figures.T[9:]
     end = counts[:, 0]
@@ -405,7 +412,6 @@ def _judge(
         slopes = (vectors * (cov_rate.astype(np.float64) @ vectors)).sum(axis=-2)
         decay = elapsed[:, None] * slopes / values
     decay = np.where((values > 0) & np.isfinite(decay), decay, 0.0)
-    top = _spectral_norm(cov0)
     kept = (values > settings["rank_tol"] * top[:, None]) & (decay > -0.5)
 
     # Where the limit is known: how far is it? Elsewhere: how far would as much time again carry the law, or

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ class Parameters:
     def heads(self) -> int:
         return int(self.V.shape[-3])
 
-    @property
+    @cached_property
     def A(self) -> Real:
         """:math:`A = K^\\top Q` of every head, (..., heads, d, d)."""
         out: Real = self.K.swapaxes(-1, -2) @ self.Q

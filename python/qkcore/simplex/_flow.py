@@ -369,7 +369,7 @@ def pf_ode(
     in_logits = _choice("coordinates", coordinates) == "logits"
     of_logits = _choice("drift_of", drift_of) == "logits"
     limit = _checks.integer_within("max_steps", max_steps, 1, 10**9, "allow at least one step")
-    times = None if t_eval is None else _times(t_eval, t0, t1)
+    times = None if t_eval is None else _checks.rising_times("t_eval", t_eval, t0, t1)
     pieces = pieces_of(drift, p.shape, t0, t1)
 
     def integrate(in_logits: bool) -> tuple[_Path, Integrator]:
@@ -425,14 +425,3 @@ def _choice(name: str, value: object) -> str:
     if value not in ("p", "logits"):
         raise ValueError(f'{name}: wanted "p" or "logits", got {value!r}; choose one of them')
     return str(value)
-
-
-def _times(t_eval: npt.ArrayLike, t0: float, t1: float) -> Double:
-    times = _checks.doubles("t_eval", t_eval)
-    if times.ndim != 1 or len(times) == 0:
-        raise ValueError(
-            f"t_eval: wanted finite times (n,), got shape {times.shape}; pass a 1-D array"
-        )
-    if (np.diff(times) <= 0).any() or times[0] < t0 or times[-1] > t1:
-        raise ValueError(f"t_eval: wanted rising times in [{t0:g}, {t1:g}], got others; sort them")
-    return times

@@ -1,8 +1,10 @@
-#include "fields/blas_rates.hpp"
+#include "fields/large_rates.hpp"
 
 #include <cmath>
 #include <limits>
 #include <vector>
+
+#include "fields/definite_solve.hpp"
 
 namespace qk {
 namespace {
@@ -10,20 +12,31 @@ namespace {
 // T T^T is off by rounding times its norm; where that is more than this, singular values are taken of T itself.
 constexpr double squares_are_exact = 1e-11;
 
-// Matrices are d x d. The library stores them by columns, we by rows: to it ours are their transposes, so that with `x` for
-// an array of ours, X its matrix and x' what the library sees, x' = X^T. Names with a small letter are such arrays.
+// Matrices are d x d, stored by rows. A library stores them by columns: to it ours are their transposes.
 template <class T>
-class BlasRates final : public RatesOfLaws<T> {
+class LargeRates final : public RatesOfLaws<T> {
 public:
     using P = Pack<T>;
 
-    explicit BlasRates(const GaussianProblem<T>& problem)
-        : problem_(problem), blas_(blas<T>()), d_(static_cast<int>(problem.d)), at_{d_, true} {
+    LargeRates(const GaussianProblem<T>& problem, const Run& run)
+        : problem_(problem), run_(run), blas_(blas<T>()), d_(static_cast<int>(problem.d)), at_{d_, true} {
         matrix_.reserve(at_.cov() * width);
         for (Buffer<T>* const b : {&one_, &two_, &three_, &root_, &vectors_}) b->reserve(at_.square());
         for (Buffer<T>* const b : {&u_, &w_, &values_}) b->reserve(d_);
         pivots_.resize(static_cast<std::size_t>(d_));
-        if (problem.field == GaussianField::sinkhorn) reserve_work();
+        if (problem.field == GaussianField::sinkhorn) {
+            reserve_work();
+            return;
+        }
+        // What multiplies from the right stays the same.
+        const bool l2 = problem.field == GaussianField::l2;
+        scores_.resize(static_cast<std::size_t>(problem.heads));
+        if (l2) queries_.resize(scores_.size());
+        for (std::size_t h = 0; h < scores_.size(); ++h) {
+            const Index at = static_cast<Index>(h) * at_.square();
+            scores_[h].set(problem.score.data + at, d_, l2);
+            if (l2) queries_[h].set(problem.query.data + at, d_);
+        }
     }
 
     void operator()(const P* state, P* rate) override {
@@ -33,16 +46,17 @@ public:
         T* m = matrix_.data();
         std::fill(b, b + d_, T(0));
         std::fill(m, m + at_.square(), T(0));
+        cov_.set(cov, d_);
         if (problem_.field == GaussianField::sinkhorn) take_root(cov);
         for (Index h = 0; h < problem_.heads; ++h) {
             const Index at = h * at_.square();
             const T *score = problem_.score.data + at, *value = problem_.value.data + at;
             switch (problem_.field) {
                 case GaussianField::weighted:
-                    weighted(score, value, mean, cov, b);
+                    weighted(scores_[static_cast<std::size_t>(h)], value, mean, cov, b);
                     break;
                 case GaussianField::l2:
-                    l2(score, problem_.query.data + at, value, mean, cov, b);
+                    l2(h, score, value, mean, b);
                     break;
                 case GaussianField::sinkhorn:
                     sinkhorn(score, value, mean, b);
@@ -50,19 +64,21 @@ public:
             }
         }
         times(m, mean, T(1), T(1), b);
-        product('N', 'N', cov, m, one_.data());  // the transpose of cov M^T, which is M cov
+        cov_.multiply(m, one_.data(), false, run_);
         symmetric_sum(one_.data(), numbers(rate + at_.mean()));
     }
 
     const P* matrix() const override { return reinterpret_cast<const P*>(matrix_.data()); }
 
-    void multiply(const P* a, const P* b, P* out) const override {
-        product('N', 'N', numbers(b), numbers(a), numbers(out));
+    void multiply(const P* a, const P* b, P* out) override {
+        right_.set(numbers(b), d_);
+        right_.multiply(numbers(a), numbers(out), false, run_);
     }
 
-    void congruence(const P* a, const P* cov, P* scratch, P* out) const override {
-        product('N', 'N', numbers(cov), numbers(a), numbers(scratch));  // a cov
-        product('T', 'N', numbers(a), numbers(scratch), numbers(out));  // (a cov) a^T
+    void congruence(const P* a, const P* cov, P* scratch, P* out) override {
+        multiply(a, cov, scratch);
+        right_.set(numbers(a), d_, true);
+        right_.multiply(numbers(scratch), numbers(out), false, run_);
         T* x = numbers(out);
         for (int i = 0; i < d_; ++i)
             for (int j = 0; j < i; ++j) x[j * d_ + i] = x[i * d_ + j];
@@ -81,9 +97,19 @@ private:
                    &n);
     }
     // y := alpha X x + beta y
-    void times(const T* matrix, const T* x, T alpha, T beta, T* y, char op = 'T') const {
-        int n = d_, one = 1;
-        blas_.gemv(&op, &n, &n, &alpha, const_cast<T*>(matrix), &n, const_cast<T*>(x), &one, &beta, y, &one);
+    void times(const T* matrix, const T* x, T alpha, T beta, T* y) const {
+        for (int i = 0; i < d_; ++i) {
+            const T* row = matrix + Index{i} * d_;
+            P sum[2] = {};
+            int k = 0;
+            for (; k + 2 * width <= d_; k += 2 * width) {
+                sum[0] = fma(load(row + k), load(x + k), sum[0]);
+                sum[1] = fma(load(row + k + width), load(x + k + width), sum[1]);
+            }
+            T total = reduce_add<T>(sum[0] + sum[1]);
+            for (; k < d_; ++k) total += row[k] * x[k];
+            y[i] = beta == T(0) ? alpha * total : alpha * total + beta * y[i];  // y may be unset
+        }
     }
 
     // out := x + x^T, by tiles that stay in cache
@@ -97,34 +123,36 @@ private:
     }
 
     // M += V G A, b += gain V mean
-    void weighted(const T* A, const T* V, const T* mean, const T* cov, T* b) {
-        const T* G = cov;
+    void weighted(const RightFactor<T>& A, const T* V, const T* mean, const T* cov, T* b) {
+        const RightFactor<T>* G = &cov_;
         if (problem_.raw_moment) {
             for (int i = 0; i < d_; ++i)
                 for (int j = 0; j < d_; ++j) two_[i * d_ + j] = cov[i * d_ + j] + mean[i] * mean[j];
-            G = two_.data();
+            right_.set(two_.data(), d_);
+            G = &right_;
         }
-        product('N', 'N', G, V, one_.data());
-        product('N', 'N', A, one_.data(), matrix_.data(), T(1), T(1));
+        G->multiply(V, one_.data(), false, run_);
+        A.multiply(one_.data(), matrix_.data(), true, run_);
         times(V, mean, problem_.gain, T(1), b);
     }
 
     // X = (I + 2 K cov K^T)^-1 K cov: M += 2 V X^T Q, b += V (mean - 2 X^T K mean); no inverse of cov.
-    void l2(const T* K, const T* Q, const T* V, const T* mean, const T* cov, T* b) {
-        product('T', 'N', K, cov, one_.data());  // K cov by columns
-        product('N', 'N', one_.data(), K, two_.data(), T(2));
+    void l2(Index h, const T* K, const T* V, const T* mean, T* b) {
+        const auto head = static_cast<std::size_t>(h);
+        cov_.multiply(K, one_.data(), false, run_);
+        scores_[head].multiply(one_.data(), two_.data(), false, run_);
+        for (Index e = 0; e < at_.square(); ++e) two_[e] *= T(2);
         for (int i = 0; i < d_; ++i) two_[i * (d_ + 1)] += T(1);
-        char lower = 'L';
-        int n = d_, info = 0;
-        blas_.potrf(&lower, &n, two_.data(), &n, &info);
-        if (info != 0) return fail();
-        blas_.potrs(&lower, &n, &n, two_.data(), &n, one_.data(), &n, &info);
+        if (!solve_(two_.data(), one_.data(), d_)) return fail();
+        for (Index e = 0; e < at_.square(); ++e) one_[e] *= T(2);
         times(K, mean, T(1), T(0), u_.data());
         std::copy_n(mean, d_, w_.data());
-        times(one_.data(), u_.data(), T(-2), T(1), w_.data());
+        for (int i = 0; i < d_; ++i)
+            for (int j = 0; j < d_; ++j) w_[j] -= u_[i] * one_[i * d_ + j];
         times(V, w_.data(), T(1), T(1), b);
-        product('N', 'N', one_.data(), V, three_.data(), T(2));  // X V^T, the transpose of V X^T
-        product('N', 'N', Q, three_.data(), matrix_.data(), T(1), T(1));
+        right_.set(one_.data(), d_, true);
+        right_.multiply(V, three_.data(), false, run_);
+        queries_[head].multiply(three_.data(), matrix_.data(), true, run_);
     }
 
     // root := L by columns, L L^T = cov, by Cholesky's method with pivots: cov may be singular.
@@ -193,10 +221,14 @@ private:
     }
 
     const GaussianProblem<T> problem_;
+    const Run run_;
     const Blas<T>& blas_;
     const int d_;
     const LawLayout<T> at_;
     Buffer<T> matrix_, one_, two_, three_, root_, vectors_, u_, w_, values_, work_;
+    RightFactor<T> cov_, right_;
+    DefiniteSolve<T> solve_;
+    std::vector<RightFactor<T>> scores_, queries_;  // of each head: A, or K^T and Q
     std::vector<int> pivots_, integers_;
     Index work_size_ = 0;
 };
@@ -210,13 +242,21 @@ Blas<T>& blas() {
 }
 
 template <class T>
-std::unique_ptr<RatesOfLaws<T>> blas_rates(const GaussianProblem<T>& problem) {
-    return std::make_unique<BlasRates<T>>(problem);
+bool has_large_rates(GaussianField field) {
+    return field != GaussianField::sinkhorn || blas<T>().ready();
 }
 
-template Blas<float>& blas();
-template Blas<double>& blas();
-template std::unique_ptr<RatesOfLaws<float>> blas_rates(const GaussianProblem<float>&);
-template std::unique_ptr<RatesOfLaws<double>> blas_rates(const GaussianProblem<double>&);
+template <class T>
+std::unique_ptr<RatesOfLaws<T>> large_rates(const GaussianProblem<T>& problem, const Run& run) {
+    return std::make_unique<LargeRates<T>>(problem, run);
+}
+
+#define QK_INSTANTIATE(T)                                  \
+    template Blas<T>& blas();                              \
+    template bool has_large_rates<T>(GaussianField field); \
+    template std::unique_ptr<RatesOfLaws<T>> large_rates(const GaussianProblem<T>&, const Run&);
+QK_INSTANTIATE(float)
+QK_INSTANTIATE(double)
+#undef QK_INSTANTIATE
 
 }  // namespace qk
