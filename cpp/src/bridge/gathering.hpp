@@ -3,12 +3,24 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <vector>
 
 #include "engine/tiling.hpp"
+#include "qk/simd.hpp"
 #include "qk/sweep.hpp"
 
 namespace qk {
+
+// Calls found(j) in order for every j < n where value(j), the pack from j on, is at least `least`; n may be beyond
+// whole packs, and value() then is asked for what is not used. Few are found: the others take a comparison for each pack.
+template <class T, class Value, class Found>
+QK_INLINE void each_at_least(Index n, T least, const Value& value, const Found& found) {
+    constexpr Index width = SimdTraits<T>::width;
+    for (Index j = 0; j < n; j += width)
+        for (unsigned lanes = lanes_where<T>(value(j) >= least); lanes != 0; lanes &= lanes - 1)
+            if (const Index at = j + std::countr_zero(lanes); at < n) found(at);
+}
 
 class Gathering {
 public:
@@ -28,7 +40,7 @@ public:
             part.counts.resize(static_cast<std::size_t>(end - first), 0);
             // Pieces of rows: a kernel with too many entries is noticed early, from the share of its rows seen so far.
             for (Index row = first; row < end;) {
-                const Index stop = std::min(end, row + piece);
+                const Index stop = std::min(end, row + tuning::gather_rows);
                 const std::size_t before = part.share.size();
                 visit(
                     row, stop,
@@ -67,8 +79,6 @@ private:
         std::vector<std::int32_t> column;
         std::vector<double> share;
     };
-    static constexpr Index piece = 64;
-
     Index n_rows_, most_;
     Run run_;
 };
