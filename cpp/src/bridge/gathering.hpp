@@ -52,9 +52,12 @@ public:
                     run_, worker);
                 total.fetch_add(static_cast<Index>(part.share.size() - before), std::memory_order_relaxed);
                 row = stop;
-                const double allowed = 2.0 * static_cast<double>(most_) * static_cast<double>(row - first) /
-                                       static_cast<double>(n_rows_);
-                if (static_cast<double>(part.share.size()) > allowed) too_many.store(true);
+                // A quarter more than their share of the rows, and some for the first of them.
+                const double seen = static_cast<double>(row - first) / static_cast<double>(n_rows_);
+                if (static_cast<double>(part.share.size()) >
+                        static_cast<double>(most_) * (1.25 * seen + 0.03) ||
+                    total.load(std::memory_order_relaxed) > most_)
+                    too_many.store(true);
                 if (too_many.load(std::memory_order_relaxed) || should_stop(run_, worker)) return;
             }
         });
