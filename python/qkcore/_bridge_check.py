@@ -128,10 +128,7 @@ def rounding_slack(s: Scores, f: Real, g: Real) -> float:
 
 
 def largest_finite(potential: Real) -> float:
-    return max(
-        float(np.abs(part).max(initial=0.0, where=np.isfinite(part)))
-        for (part,) in _pieces.pieces(potential)
-    )
+    return float(cpu.scan(potential, 1)[1])
 
 
 def _sums(
@@ -173,16 +170,16 @@ def _compare(
     for got, side, potential in zip(sums, sides, potentials, strict=True):
         if side.penalty == 0:  # free
             continue
-        masses, offs = [], []
-        for there, weights, x in _pieces.pieces(got, side.weights, potential):
-            wanted = side.cut(weights).wanted(x, shift)
-            masses.append(float((wanted if math.isinf(side.penalty) else there).sum()))
-            with np.errstate(invalid="ignore", over="ignore"):
+        mass = offs = 0.0
+        with np.errstate(invalid="ignore", over="ignore"):
+            for there, weights, x in _pieces.pieces(got, side.weights, potential):
+                wanted = side.cut(weights).wanted(x, shift)
+                mass += float((wanted if math.isinf(side.penalty) else there).sum())
                 off = np.abs(there - wanted)
-                offs.append(float(off.sum()))
+                offs += float(off.sum())
                 relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
                 worst = max(worst, float(relative.max(initial=0.0)))
-        error = max(error, _share(sum(offs), sum(masses)))
+        error = max(error, _share(offs, mass))
     return (error, worst) if math.isfinite(error) else (math.inf, math.inf)
 
 

@@ -178,7 +178,7 @@ def _better(a: Found, b: Found) -> Found:
 
 
 def _with_status(found: Found, status: str) -> Found:
-    return dataclasses.replace(found, status=status)
+    return found if status == found.status else dataclasses.replace(found, status=status)
 
 
 def _precision(p: _Problem, found: Found) -> float:
