@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -69,7 +70,10 @@ def residual(
 ) -> Residual:
     """The check of one problem at the potentials f and g, which are of the scores' own dtype."""
     f, g = (_pieces.converted(x, np.float64) for x in (f, g))
-    sides = _without_dead(s, rows, f, g, n_threads), _without_dead(s.T, columns, g, f, n_threads)
+    sides = (
+        _without_dead(lambda: s, rows, f, g, n_threads),
+        _without_dead(lambda: s.T, columns, g, f, n_threads),
+    )
     try:
         shift, sums = _sums(s, sides, f, g, n_threads)
     except OverflowError:  # potentials that run away, as those of an infeasible problem do
@@ -103,7 +107,7 @@ def judge(
 
 
 def _without_dead(
-    s: Scores, side: Conditions, own: Real, other: Real, n_threads: int
+    scores: Callable[[], Scores], side: Conditions, own: Real, other: Real, n_threads: int
 ) -> Conditions:
     """Penalised weights of rows that see nothing set to 0: their marginal is 0 whatever the potentials."""
     if math.isinf(side.penalty):
@@ -112,7 +116,7 @@ def _without_dead(
     if not dead.any():
         return side
     with np.errstate(invalid="ignore"):
-        seen = widened(s).shift(columns=other).logsumexp(n_threads=n_threads)
+        seen = widened(scores()).shift(columns=other).logsumexp(n_threads=n_threads)
     return side.cut(
         _pieces.mapped(lambda d, x, w: np.where(d & np.isneginf(x), 0, w), dead, seen, side.weights)
     )

@@ -246,10 +246,14 @@ def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
         visits += used
         status = cpu.BRIDGE_STATUS[code]
         how = how or done or solver
-        found = _finish(p, f, g, np.concatenate(errors), visits, status, how, relaxation)
+        found = _finish(p, f, g, _joined(errors), visits, status, how, relaxation)
         if found.status != "stagnated" or status != "converged" or visits >= p.max_iter:
             break
     return found
+
+
+def _joined(parts: list[Real]) -> Real:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 def _finish(
@@ -264,8 +268,9 @@ def _finish(
 ) -> Found:
     if p.balanced:
         f, g = _gauge(f, g, p.nu)
-    with np.errstate(over="ignore"):
-        f, g = (_pieces.converted(x, p.kernel.potentials) for x in (f, g))
+    if p.kernel.potentials != np.float64:
+        with np.errstate(over="ignore"):
+            f, g = (_pieces.converted(x, p.kernel.potentials) for x in (f, g))
     if any(cpu.scan(x, p.n_threads)[0] & ~_MINUS_INF for x in (f, g)):
         final, error, worst, met = "overflow", math.inf, math.inf, False
     else:

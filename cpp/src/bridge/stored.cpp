@@ -358,7 +358,7 @@ private:
             const Piece& piece = pieces[static_cast<std::size_t>(part)];
             ColumnSums<A>& sums = shares.of(piece);
             if (columns != nullptr && !sums.start(ld, shares.run(), worker)) return;
-            Index since_poll = poll;
+            Index since_poll = 0;  // which parallel_for has just done
             for (Index i = piece.first_row, n = 0; i < piece.end_row; i += n, since_poll += n) {
                 if (since_poll >= poll) {
                     if (should_stop(shares.run(), worker)) return;
