@@ -371,7 +371,8 @@ private:
                 A factors[stored_rows];
                 dot_long_rows(count, w, ld, z, dots, shares.run(), worker);
                 for (int r = 0; r < count; ++r) factors[r] = static_cast<A>(weigh(i + r, dots[r]));
-                const F* next = !in_l1 && i + 2 * n <= piece.end_row ? w + n * ld : nullptr;
+                const F* next =
+                    (!in_l1 || sizeof(F) < sizeof(A)) && i + 2 * n <= piece.end_row ? w + n * ld : nullptr;
                 if (columns != nullptr)
                     add_long_rows(sums, count, w, ld, factors, next, shares.run(), worker);
             }

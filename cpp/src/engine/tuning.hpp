@@ -123,9 +123,9 @@ inline constexpr Index most_entries = Index{1} << 22;
 // Beside products of the kernel, kept entries must be this rare to be worth it: they lie in no order, and one thread
 // multiplies with them. bench/run.py bridges, eps=0.001.
 inline constexpr Index sparse = 24;
-// Rows after which it is asked whether the entries are as rare as that: what was kept of those that are not is lost work.
-// bench/gate.py, bridge dense N=200.
-inline constexpr Index gather_rows = 16;
+// They are counted in so many rows first, and in one of gather_rows at most: what is kept of too many is lost work. After
+// as many rows that were kept it is asked again. bench/gate.py, bridge dense eps=0.005.
+inline constexpr Index gather_sample = 128, gather_rows = 16;
 // Multiplications of a factorisation that take as long as an entry of a visit: of one computed on the fly, by which work
 // is counted, and of one that is stored or kept, by which methods are chosen. bench/run.py hard.
 inline constexpr double per_computed_entry = 16, per_stored_entry = 1.5, per_kept_entry = 3;
