@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 namespace qk {
 namespace {
@@ -281,32 +282,38 @@ template <class T, LateSides Sides>
     Index r = 0;
     if (column_major(z)) {
         const ColumnsDown<T> down(z, block, first_col, n_cols);
-        for (Index j = 0; j < whole_cols; j += width) {
-            down.fetch(j + 2 * width);
-            const Pack<T> b = load(bias + j);
-            // The columns' biases are loaded once: the compiler cannot know that the tile is elsewhere.
-            const Pack<T> reference =
-                col_references(Sides) ? load(columns.reference.data() + first_col + j) : Pack<T>{};
-            const Pack<T> late = late_cols(Sides) ? load(columns.late.data() + first_col + j) : Pack<T>{};
-            const auto finished = [&](Pack<T> value, Index row) {
-                const Pack<T> s = fma(value, scale, block.bias[row] + b);
-                return add_late_biases<Sides>(s, row_references(Sides) ? block.reference[row] : T(0),
-                                              reference, late_rows(Sides) ? block.late[row] : T(0), late);
-            };
-            for (r = 0; r < block.n_rows; r += width) {
-                Pack<T> square[SimdTraits<T>::width];
-                down.load(r, j, square);
-                transpose<T>(square);
-                const Index live = std::min(width, block.n_rows - r);
-                T* to = tile + r * ld + j;
-                if (live == width) {
+        // From memory all rows of some columns come together. From the cache a pack of rows at a time is better: those of the
+        // tile lie so far apart that more of them push each other out of the L1 cache.
+        const bool cached =
+            columns.n_padded * std::abs(z.col_stride) * static_cast<Index>(sizeof(T)) <= tuning::cached_bytes;
+        const Index together = cached ? width : std::max<Index>(1, block.n_rows);
+        for (Index top = 0; top < block.n_rows; top += together)
+            for (Index j = 0; j < whole_cols; j += width) {
+                if (!cached) down.fetch(j + 2 * width);
+                const Pack<T> b = load(bias + j);
+                // The columns' biases are loaded once: the compiler cannot know that the tile is elsewhere.
+                const Pack<T> reference =
+                    col_references(Sides) ? load(columns.reference.data() + first_col + j) : Pack<T>{};
+                const Pack<T> late = late_cols(Sides) ? load(columns.late.data() + first_col + j) : Pack<T>{};
+                const auto finished = [&](Pack<T> value, Index row) {
+                    const Pack<T> s = fma(value, scale, block.bias[row] + b);
+                    return add_late_biases<Sides>(s, row_references(Sides) ? block.reference[row] : T(0),
+                                                  reference, late_rows(Sides) ? block.late[row] : T(0), late);
+                };
+                for (r = top; r < std::min(block.n_rows, top + together); r += width) {
+                    Pack<T> square[SimdTraits<T>::width];
+                    down.load(r, j, square);
+                    transpose<T>(square);
+                    const Index live = std::min(width, block.n_rows - r);
+                    T* to = tile + r * ld + j;
+                    if (live == width) {
 #pragma GCC unroll 16
-                    for (Index c = 0; c < width; ++c) store(to + c * ld, finished(square[c], r + c));
-                } else {
-                    for (Index c = 0; c < live; ++c) store(to + c * ld, finished(square[c], r + c));
+                        for (Index c = 0; c < width; ++c) store(to + c * ld, finished(square[c], r + c));
+                    } else {
+                        for (Index c = 0; c < live; ++c) store(to + c * ld, finished(square[c], r + c));
+                    }
                 }
             }
-        }
         r = block.n_rows;
     } else if (z.col_stride == 1) {
         for (; r < block.n_rows; ++r) {

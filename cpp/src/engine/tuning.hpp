@@ -40,6 +40,8 @@ inline constexpr Index read_bytes = 8192;
 // bench/run.py dense.
 inline constexpr Index down_rows = 96;
 inline constexpr Index down_whole = 16;
+// A matrix of this size is taken to be in the caches, where asking for its columns ahead costs more than it saves.
+inline constexpr Index cached_bytes = Index{10} << 20;
 
 // A problem that is walked alone is cut into at least this many blocks, so that threads share small ones evenly.
 inline constexpr Index blocks_per_problem = 16;
