@@ -146,7 +146,9 @@ def test_sinkhorn_that_does_not_converge(xp: Library) -> None:
     X = xp.asarray(rng().normal(size=(5, 2)))
     with pytest.raises(RuntimeError, match=r"sinkhorn: iteration limit after 1 iterations"):
         qk.sinkhorn(qk.scores.forward(X, beta=2.0), max_iter=1)
-    with pytest.raises(ValueError, match=r"s: wanted square scores \(..., N, N\), got shape \(5, 4\)"):
+    with pytest.raises(
+        ValueError, match=r"s: wanted square scores \(..., N, N\), got shape \(5, 4\)"
+    ):
         qk.sinkhorn(qk.scores.dot(X, xp.asarray(np.zeros((4, 2)))))
     with pytest.raises(ValueError, match=r"max_iter: wanted at least 1"):
         qk.sinkhorn(qk.scores.distance(X), max_iter=0)

@@ -15,6 +15,7 @@ from . import reference as ref
 from .bounds import assert_same_bits, assert_within
 from .checks import check_entropy, check_logsumexp, check_marginals
 from .generators import DTYPES, EDGES, MASKS, Spec, build, dense_scores, normal, specs
+from .reference import Array
 
 AXES = (1, 0)
 
@@ -167,3 +168,25 @@ def test_columns_of_a_matrix_are_read_as_they_stand(shape: tuple[int, int], dtyp
     np.testing.assert_array_equal(qk.scores.dense(Z).T.to_numpy(), Z.T)
     strided = np.repeat(Z, 2, axis=1)[:, ::2]
     np.testing.assert_array_equal(qk.scores.dense(strided).T.to_numpy(), Z.T)
+
+
+def views_down_columns(Z: Array) -> list[Array]:
+    """Matrices whose transposes are read down the columns: whole ones, and parts of others."""
+    return [Z, Z[::2], Z[::-1], Z[:, 1:], Z[-3:], np.asfortranarray(Z).T]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n_cols", [1, 2, 3, 4, 7, 8, 9, 15, 16, 17, 31, 33, 100])
+def test_few_columns_down_a_matrix(n_cols: int, dtype: str) -> None:
+    """Fewer columns than a pack has lanes are transposed too, up to the last entry of the memory."""
+    for n_rows in (3, 16, 40, 259):
+        Z = np.random.default_rng(n_cols).normal(size=(n_rows, n_cols + 1)).astype(dtype)
+        for k, view in enumerate(views_down_columns(Z)):
+            by_columns = qk.scores.dense(view)
+            what = f"{n_rows} rows, view {k}"
+            found = by_columns.logsumexp(0, n_threads=1)
+            assert_same_bits(found, by_columns.logsumexp(0, n_threads=2), what)
+            want = scipy.special.logsumexp(view.astype(np.float64), axis=0)
+            eps = float(np.finfo(dtype).eps)
+            np.testing.assert_allclose(found, want, rtol=8 * eps, atol=16 * eps, err_msg=what)
+            np.testing.assert_array_equal(by_columns.T.to_numpy(), view.T, err_msg=what)

@@ -80,6 +80,21 @@ def test_sizes_and_types(shape: tuple[int, int], stored: bool, dtype: str) -> No
     np.testing.assert_allclose(b.plan(), exact_plan(s, mu, nu), atol=tol)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "shape", [(1, 2500), (7, 2500), (8, 2500), (9, 2500), (29, 2500), (300, 4000)]
+)
+def test_long_rows_that_go_together(shape: tuple[int, int], dtype: str) -> None:
+    """Stored rows beyond the L1 cache are visited eight at a time, and what is left of them after."""
+    s, mu, nu = clouds(*shape, 0.5, dtype)
+    want = exact_plan(s, mu, nu)
+    tol = 1e-5 if dtype == "float32" else 1e-9
+    for threads in (1, 2):
+        b = qk.bridge(s, mu, nu, solver="alternating", max_memory=1e9, n_threads=threads)
+        assert b.converged and "stored" in b.method
+        np.testing.assert_allclose(b.plan(), want, atol=tol)
+
+
 @pytest.mark.parametrize(
     "kind", ["dense", "dot", "sum", "masked", "window", "many dimensions", "shifted"]
 )

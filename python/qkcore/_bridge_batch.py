@@ -15,6 +15,8 @@ from ._feasibility import may_be_masked, verdict
 from ._lazy_scores import Real
 from ._native import cpu
 
+_CONVERGED = cpu.BRIDGE_STATUS.index("converged")
+
 
 def solve_batch(asked: Asked) -> SchrodingerBridge:
     p, solver = asked.problem, asked.solver
@@ -55,7 +57,8 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
     error[lost] = worst[lost] = np.inf
     met &= ~lost
     names = np.array(cpu.BRIDGE_STATUS, dtype=object)[found[4]]
-    names[:] = [settled(*one) for one in zip(names, error.tolist(), met.tolist(), strict=True)]
+    for k in np.flatnonzero((found[4] != _CONVERGED) | ~met).tolist():
+        names[k] = settled(names[k], error[k], met[k])
     visits, last = found[3], found[2]
     methods = [
         f"{words or solver}, {'stored' if stored else 'on the fly'}"

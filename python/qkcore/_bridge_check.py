@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -69,7 +70,10 @@ def residual(
 ) -> Residual:
     """The check of one problem at the potentials f and g, which are of the scores' own dtype."""
     f, g = (_pieces.converted(x, np.float64) for x in (f, g))
-    sides = _without_dead(s, rows, f, g, n_threads), _without_dead(s.T, columns, g, f, n_threads)
+    sides = (
+        _without_dead(lambda: s, rows, f, g, n_threads),
+        _without_dead(lambda: s.T, columns, g, f, n_threads),
+    )
     try:
         shift, sums = _sums(s, sides, f, g, n_threads)
     except OverflowError:  # potentials that run away, as those of an infeasible problem do
@@ -103,7 +107,7 @@ def judge(
 
 
 def _without_dead(
-    s: Scores, side: Conditions, own: Real, other: Real, n_threads: int
+    scores: Callable[[], Scores], side: Conditions, own: Real, other: Real, n_threads: int
 ) -> Conditions:
     """Penalised weights of rows that see nothing set to 0: their marginal is 0 whatever the potentials."""
     if math.isinf(side.penalty):
@@ -112,7 +116,7 @@ def _without_dead(
     if not dead.any():
         return side
     with np.errstate(invalid="ignore"):
-        seen = widened(s).shift(columns=other).logsumexp(n_threads=n_threads)
+        seen = widened(scores()).shift(columns=other).logsumexp(n_threads=n_threads)
     return side.cut(
         _pieces.mapped(lambda d, x, w: np.where(d & np.isneginf(x), 0, w), dead, seen, side.weights)
     )
@@ -127,10 +131,7 @@ def rounding_slack(s: Scores, f: Real, g: Real) -> float:
 
 
 def largest_finite(potential: Real) -> float:
-    return max(
-        float(np.abs(part).max(initial=0.0, where=np.isfinite(part)))
-        for (part,) in _pieces.pieces(potential)
-    )
+    return float(cpu.scan(potential, 1)[1])
 
 
 def _sums(
@@ -172,16 +173,16 @@ def _compare(
     for got, side, potential in zip(sums, sides, potentials, strict=True):
         if side.penalty == 0:  # free
             continue
-        masses, offs = [], []
-        for there, weights, x in _pieces.pieces(got, side.weights, potential):
-            wanted = side.cut(weights).wanted(x, shift)
-            masses.append(float((wanted if math.isinf(side.penalty) else there).sum()))
-            with np.errstate(invalid="ignore", over="ignore"):
+        mass = offs = 0.0
+        with np.errstate(invalid="ignore", over="ignore"):
+            for there, weights, x in _pieces.pieces(got, side.weights, potential):
+                wanted = side.cut(weights).wanted(x, shift)
+                mass += float((wanted if math.isinf(side.penalty) else there).sum())
                 off = np.abs(there - wanted)
-                offs.append(float(off.sum()))
+                offs += float(off.sum())
                 relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
                 worst = max(worst, float(relative.max(initial=0.0)))
-        error = max(error, _share(sum(offs), sum(masses)))
+        error = max(error, _share(offs, mass))
     return (error, worst) if math.isfinite(error) else (math.inf, math.inf)
 
 

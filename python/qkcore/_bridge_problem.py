@@ -53,9 +53,11 @@ def _gauge(f: Real, g: Real, nu: Real) -> tuple[Real, Real]:
     moment = 0.0
     for weights, potential in _pieces.pieces(nu, g):
         live = weights > 0
-        if not np.isfinite(potential[live]).all():
+        if not live.all():
+            weights, potential = weights[live], potential[live]
+        if not np.isfinite(potential).all():
             return f, g
-        moment += float(np.sum(weights[live].astype(np.float64) * potential[live]))
+        moment += float((weights.astype(np.float64) * potential).sum())
     mean = moment / _checks.mass(nu)
     return _pieces.mapped(lambda x: x + mean, f), _pieces.mapped(lambda x: x - mean, g)
 

@@ -197,7 +197,7 @@ def _better(a: Found, b: Found) -> Found:
 
 
 def _with_status(found: Found, status: str) -> Found:
-    return dataclasses.replace(found, status=status)
+    return found if status == found.status else dataclasses.replace(found, status=status)
 
 
 def _precision(p: _Problem, found: Found) -> float:
@@ -258,7 +258,7 @@ def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
     if solver == "symmetric":  # f = g is the gauge that the averaged update keeps
         f = g = (f + g) / 2
     mu, nu = _pieces.converted(p.mu, np.float64), _pieces.converted(p.nu, np.float64)
-    errors: list[Real] = []
+    errors: list[npt.NDArray[np.float64]] = []
     visits = 0
     # The final check rounds the potentials to the dtype and looks at both marginals: leave it room.
     how = ""
@@ -281,18 +281,23 @@ def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
         visits += used
         status, how = cpu.BRIDGE_STATUS[code], how or done or solver
         unchecked = math.inf, math.inf
-        found = Found(f, g, status, visits, np.concatenate(errors), *unchecked, how, relaxation)
+        found = Found(f, g, status, visits, _joined(errors), *unchecked, how, relaxation)
         found = _checked(p, found)
         if found.status != "stagnated" or status != "converged" or visits >= p.max_iter:
             break
     return found
 
 
+def _joined(parts: list[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
+
+
 def _checked(p: _Problem, found: Found, *, gauge: bool = True) -> Found:
     """What the solver found, in the gauge and the dtype of results, with the verdict of the final check."""
     f, g = _gauge(found.f, found.g, p.nu) if p.balanced and gauge else (found.f, found.g)
-    with np.errstate(over="ignore"):
-        f, g = (_pieces.converted(x, p.kernel.potentials) for x in (f, g))
+    if p.kernel.potentials != np.float64:
+        with np.errstate(over="ignore"):
+            f, g = (_pieces.converted(x, p.kernel.potentials) for x in (f, g))
     lost = any(cpu.scan(x, p.n_threads)[0] & ~_MINUS_INF for x in (f, g))
     error, worst, met = (math.inf, math.inf, False) if lost else p.kernel.check(p, f, g)
     return dataclasses.replace(

@@ -538,10 +538,10 @@ def masses(name: str, array: Real) -> None:
     finite(name, array)
     if (low := min(float(part.min()) for (part,) in _pieces.pieces(array))) < 0:
         raise ValueError(f"{name}: wanted weights >= 0, got {low:.3g}; marginals are measures")
-    if not any(part.any() for (part,) in _pieces.pieces(array)):
-        raise ValueError(f"{name}: wanted some mass, got all zeros")
     with np.errstate(over="ignore"):
         found = mass(array)
+    if found == 0:
+        raise ValueError(f"{name}: wanted some mass, got all zeros")
     if found == math.inf:
         raise OverflowError(
             f"{name}: the total mass overflows float64; divide the weights by their largest"
@@ -550,12 +550,12 @@ def masses(name: str, array: Real) -> None:
 
 def total(weights: Real) -> float:
     """The sum of weights, to the last digit or nearly so: pairwise, in extended precision."""
-    return float(_pieces.total(lambda w: np.sum(w, dtype=np.longdouble), weights))
+    return float(_pieces.total(lambda w: w.sum(dtype=np.longdouble), weights))
 
 
 def mass(weights: Real) -> float:
     """The sum of weights in float64."""
-    return float(_pieces.total(lambda w: np.sum(w, dtype=np.float64), weights))
+    return float(_pieces.total(lambda w: w.sum(dtype=np.float64), weights))
 
 
 def mass_slack(n: int, dtype: np.dtype[Any]) -> float:

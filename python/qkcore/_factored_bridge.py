@@ -303,7 +303,7 @@ class FactoredKernel(BridgeKernel):
         sides = rows, columns
         sums = _sums(self.K, u, v, p.n_threads)
         sizes = [
-            np.prod([np.sqrt(np.einsum("ci,ci->i", x, x)) for x in side], axis=0)
+            math.prod(np.sqrt(np.einsum("ci,ci->i", x, x)) for x in side)
             for side in (self.K._left, self.K._right)
         ]
         terms = sum(r + 2 for r in self.K.ranks) + math.sqrt(max(self.K.shape))

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "scalar_math.hpp"
 
@@ -183,21 +184,50 @@ QK_INLINE void transpose(Pack<T> (&square)[SimdTraits<T>::width]) {
 }
 
 // ---- horizontal reductions: a fixed pairwise order, so results repeat --------------------------
+// Lane i becomes join(lane i, lane i + half), and so on with half as many. By whole packs: of a loop over an array of lanes
+// GCC 12 makes loads, stores and branches, which take longer than a short row does.
+template <class T, int half, class Join, int... Lane>
+QK_INLINE T fold_lanes(Pack<T> v, const Join& join, std::integer_sequence<int, Lane...> all) {
+    constexpr int width = SimdTraits<T>::width;
+    if constexpr (half == 0) {
+        return v[0];
+    } else {
+        const Pack<T> other = pick_lanes<T>(v, v, typename SimdTraits<T>::Bits{(Lane + half) % width...});
+        return fold_lanes<T, half / 2>(join(v, other), join, all);
+    }
+}
+template <class T, class Join>
+QK_INLINE T fold_lanes(Pack<T> v, const Join& join) {
+    constexpr int width = SimdTraits<T>::width;
+    return fold_lanes<T, width / 2>(v, join, std::make_integer_sequence<int, width>{});
+}
 template <class T>
 QK_INLINE T reduce_add(Pack<T> v) {
-    T lane[SimdTraits<T>::width];
-    std::memcpy(lane, &v, sizeof(v));
-    for (int half = SimdTraits<T>::width / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lane[i] += lane[i + half];
-    return lane[0];
+    return fold_lanes<T>(v, [](Pack<T> a, Pack<T> b) { return a + b; });
 }
 template <class T>
 QK_INLINE T reduce_max(Pack<T> v) {
-    T lane[SimdTraits<T>::width];
-    std::memcpy(lane, &v, sizeof(v));
-    for (int half = SimdTraits<T>::width / 2; half > 0; half /= 2)
-        for (int i = 0; i < half; ++i) lane[i] = max(lane[i], lane[i + half]);
-    return lane[0];
+    return fold_lanes<T>(v, [](Pack<T> a, Pack<T> b) { return max(a, b); });
+}
+
+// Bit i says whether the condition holds in lane i.
+template <class T>
+QK_INLINE unsigned lanes_where(typename SimdTraits<T>::Bits condition) {
+#if defined(__AVX512DQ__)
+    if constexpr (sizeof(T) == 4)
+        return _mm512_movepi32_mask(reinterpret_cast<__m512i>(condition));
+    else
+        return _mm512_movepi64_mask(reinterpret_cast<__m512i>(condition));
+#elif defined(__AVX__) && !defined(QK_SIMD_WIDE)
+    if constexpr (sizeof(T) == 4)
+        return static_cast<unsigned>(_mm256_movemask_ps(reinterpret_cast<__m256>(condition)));
+    else
+        return static_cast<unsigned>(_mm256_movemask_pd(reinterpret_cast<__m256d>(condition)));
+#else
+    unsigned found = 0;
+    for (int i = 0; i < SimdTraits<T>::width; ++i) found |= (condition[i] != 0 ? 1U : 0U) << i;
+    return found;
+#endif
 }
 
 }  // namespace qk

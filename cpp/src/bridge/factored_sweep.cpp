@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "qk/arrays.hpp"
 #include "qk/bridge_kernels.hpp"
 #include "qk/scalar_math.hpp"
 
@@ -30,11 +31,12 @@ public:
             const double sum = row_sums_[i];
             if (!std::isfinite(sum)) return Status::overflow;
             const double size = signs_ == Signs::followed ? std::abs(sum) : sum;
-            lse[i] = size > 0 ? std::log(size) + top : log_of_nothing;
+            lse[i] = std::max(size, 0.0);
             // A row whose sum is not positive must have no mass; before anything is done with the others.
             if (size > 0 || signs_ == Signs::nonnegative) continue;
             if (columns == nullptr || mass(static_cast<Index>(i), std::nan("")) != 0) return Status::negative;
         }
+        logs(lse, row_sums_.size(), top);
         for (std::size_t i = 0; i < w_.size(); ++i) {
             if (!row_signs_.empty()) row_signs_[i] = row_sums_[i] < 0 ? -1.0 : 1.0;
             const double m =
@@ -62,8 +64,9 @@ public:
             if (lost && (live_.empty() || live_[j] != log_of_nothing)) return Status::negative;
             if (signs_ == Signs::followed) column_signs_[j] = sum < 0 ? -1.0 : 1.0;
             const double size = signs_ == Signs::followed ? std::abs(sum) : sum;
-            lse[j] = size > 0 ? std::log(size) + top : log_of_nothing;
+            lse[j] = std::max(size, 0.0);
         }
+        logs(lse, z_.size(), top);
         return Status::ok;
     }
 
@@ -93,11 +96,17 @@ private:
                           std::vector<double>& out) {
         double top = log_of_nothing;
         for (std::size_t j = 0; j < out.size(); ++j) top = std::max(top, potential[j]);
-        for (std::size_t j = 0; j < out.size(); ++j) {
-            out[j] = potential[j] == log_of_nothing ? 0.0 : std::exp(potential[j] - top);
-            if (!signs.empty()) out[j] *= signs[j];
-        }
+        for (std::size_t j = 0; j < out.size(); ++j)
+            out[j] = potential[j] == log_of_nothing ? log_of_nothing : potential[j] - top;
+        exp_array(out.data(), static_cast<Index>(out.size()), out.data());
+        for (std::size_t j = 0; j < signs.size(); ++j) out[j] *= signs[j];
         return top;
+    }
+
+    // log(sums) + top, in place
+    static void logs(double* sums, std::size_t n, double top) {
+        log_array(sums, static_cast<Index>(n), sums);
+        for (std::size_t k = 0; k < n; ++k) sums[k] += top;
     }
 
     static bool multiply(const FactorSide<double>& left, const FactorSide<double>& right,

@@ -3,12 +3,24 @@
 
 #include <algorithm>
 #include <atomic>
+#include <bit>
 #include <vector>
 
 #include "engine/tiling.hpp"
+#include "qk/simd.hpp"
 #include "qk/sweep.hpp"
 
 namespace qk {
+
+// Calls found(j) in order for every j < n where value(j), the pack from j on, is at least `least`; n may be beyond
+// whole packs, and value() then is asked for what is not used. Few are found: the others take a comparison for each pack.
+template <class T, class Value, class Found>
+QK_INLINE void each_at_least(Index n, T least, const Value& value, const Found& found) {
+    constexpr Index width = SimdTraits<T>::width;
+    for (Index j = 0; j < n; j += width)
+        for (unsigned lanes = lanes_where<T>(value(j) >= least); lanes != 0; lanes &= lanes - 1)
+            if (const Index at = j + std::countr_zero(lanes); at < n) found(at);
+}
 
 class Gathering {
 public:
@@ -18,17 +30,19 @@ public:
     // visit(first, end, found, run, worker) calls found(i, j, share) in the order of the rows, and of the columns in each.
     template <class Visit>
     Status operator()(SparseRows& out, const Visit& visit) {
+        out = {};
+        if (hopeless(visit)) return Status::ok;
         const Index n_parts = std::clamp<Index>(run_.n_threads, 1, std::max<Index>(1, n_rows_));
         std::vector<Part> parts(static_cast<std::size_t>(n_parts));
         std::atomic<Index> total{0};
-        std::atomic<bool> too_many{false};
         parallel_for(run_, n_parts, [&](Index k, int worker) {
             const Index first = k * n_rows_ / n_parts, end = (k + 1) * n_rows_ / n_parts;
             Part& part = parts[static_cast<std::size_t>(k)];
             part.counts.resize(static_cast<std::size_t>(end - first), 0);
-            // Pieces of rows: a kernel with too many entries is noticed early, from the share of its rows seen so far.
+            part.column.reserve(static_cast<std::size_t>(most_ / n_parts));
+            part.share.reserve(static_cast<std::size_t>(most_ / n_parts));
             for (Index row = first; row < end;) {
-                const Index stop = std::min(end, row + piece);
+                const Index stop = std::min(end, row + tuning::gather_rows);
                 const std::size_t before = part.share.size();
                 visit(
                     row, stop,
@@ -40,15 +54,11 @@ public:
                     run_, worker);
                 total.fetch_add(static_cast<Index>(part.share.size() - before), std::memory_order_relaxed);
                 row = stop;
-                const double allowed = 2.0 * static_cast<double>(most_) * static_cast<double>(row - first) /
-                                       static_cast<double>(n_rows_);
-                if (static_cast<double>(part.share.size()) > allowed) too_many.store(true);
-                if (too_many.load(std::memory_order_relaxed) || should_stop(run_, worker)) return;
+                if (total.load(std::memory_order_relaxed) > most_ || should_stop(run_, worker)) return;
             }
         });
-        out = {};
         if (run_.stop != nullptr && run_.stop->stopped()) return Status::interrupted;
-        if (too_many.load() || total.load() > most_) return Status::ok;
+        if (total.load() > most_) return Status::ok;
         out.start.reserve(static_cast<std::size_t>(n_rows_) + 1);
         out.start.push_back(0);
         out.column.reserve(static_cast<std::size_t>(total.load()));
@@ -62,13 +72,21 @@ public:
     }
 
 private:
+    // Whether some of the rows, spread evenly, have more than their share of the large entries that there may be.
+    template <class Visit>
+    bool hopeless(const Visit& visit) const {
+        const Index step = std::max(tuning::gather_rows, n_rows_ / tuning::gather_sample);
+        Index seen = 0, count = 0;
+        for (Index row = step / 2; row < n_rows_ && !should_stop(run_, 0); row += step, ++seen)
+            visit(row, row + 1, [&](Index, Index, double) { ++count; }, run_, 0);
+        return count * n_rows_ > most_ * seen;
+    }
+
     struct Part {
         std::vector<Index> counts;
         std::vector<std::int32_t> column;
         std::vector<double> share;
     };
-    static constexpr Index piece = 64;
-
     Index n_rows_, most_;
     Run run_;
 };

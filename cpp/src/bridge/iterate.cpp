@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "bridge/long_vectors.hpp"
+#include "qk/arrays.hpp"
 #include "qk/scalar_math.hpp"
 
 namespace qk {
@@ -298,14 +299,25 @@ void Iterate::note(double error) {
 
 // ---- moves ----------------------------------------------------------------------------------------------
 
-double Iterate::column_step(Index j) const {
-    if (nu[j] == 0 || !(columns[j] > 0)) return 0;
-    const double column_lse = std::log(columns[j]) + log_scale - g[j];
-    return col_damping * (log_nu[j] - column_lse) - g[j];
+template <class Step>
+void Iterate::each_column_step(const Step& step) const {
+    constexpr Index some = 256;
+    double logs[some];
+    in_pieces(run, 0, nu.size(), [&](Index from, Index to) {
+        for (Index first = from; first < to; first += some) {
+            const Index n = std::min(some, to - first);
+            log_array(columns.data() + first, n, logs);
+            for (Index j = first; j < first + n; ++j) {
+                const double column_lse = logs[j - first] + log_scale - g[j];
+                const bool stays = nu[j] == 0 || !(columns[j] > 0);
+                step(j, stays ? 0.0 : col_damping * (log_nu[j] - column_lse) - g[j]);
+            }
+        }
+    });
 }
 
 void Iterate::find_step(Vector& step) const {
-    each(run, nu.size(), [&](Index j) { step[j] = column_step(j); });
+    each_column_step([&](Index j, double own) { step[j] = own; });
     if (balanced) return;
     Vector there;
     set(run, there, g + step);
@@ -314,8 +326,8 @@ void Iterate::find_step(Vector& step) const {
 }
 
 void Iterate::step_columns(double relaxation) {
-    each(run, nu.size(), [&](Index j) {
-        if (nu[j] > 0) g[j] += relaxation * column_step(j);
+    each_column_step([&](Index j, double own) {
+        if (nu[j] > 0) g[j] += relaxation * own;
     });
 }
 

@@ -96,7 +96,9 @@ public:
 
 private:
     bool visit_once(double relaxation);
-    double column_step(Index j) const;
+    // step(j, Sinkhorn's step of g_j) for every column
+    template <class Step>
+    void each_column_step(const Step& step) const;
     double mass_shift(const Vector& at_g) const;
 
     double charged_ = 0;  // less than a visit

@@ -1,6 +1,6 @@
 // Vector arithmetic of the bridge solvers in pieces: a row may have so many columns that one expression over all of
 // them takes longer than Ctrl-C may wait. Where the run is stopped, what is left of a result is undefined; the next
-// visit of the kernel then ends the solve. Up to one piece the results are those of Eigen, to the last bit; sums are
+// visit of the kernel then ends the solve. Up to one piece Eigen does it all, which short vectors need; sums are
 // of Eigen's own vectors, for the order of additions over other memory depends on its alignment.
 #pragma once
 
@@ -40,6 +40,10 @@ inline Eigen::VectorXd room_for(Index n) {
 template <class To, class Expression>
 void set(const Run& run, To& to, const Expression& expression) {
     make_room(to, expression.size());
+    if (expression.size() <= piece_entries) {
+        to = expression;
+        return;
+    }
     in_pieces(run, 0, expression.size(), [&](Index from, Index end) {
         to.segment(from, end - from) = expression.segment(from, end - from);
     });
@@ -47,6 +51,7 @@ void set(const Run& run, To& to, const Expression& expression) {
 
 template <class Expression>
 double sum(const Run& run, const Expression& expression) {
+    if (expression.size() <= piece_entries) return expression.sum();
     double found = 0;
     in_pieces(run, 0, expression.size(),
               [&](Index from, Index end) { found += expression.segment(from, end - from).sum(); });
@@ -55,6 +60,7 @@ double sum(const Run& run, const Expression& expression) {
 
 template <class A, class B>
 double dot(const Run& run, const A& a, const B& b) {
+    if (a.size() <= piece_entries) return a.dot(b);
     double found = 0;
     in_pieces(run, 0, a.size(), [&](Index from, Index end) {
         found += a.segment(from, end - from).dot(b.segment(from, end - from));
@@ -70,6 +76,7 @@ double norm(const Run& run, const A& a) {
 template <class A>
 double max_size(const Run& run, const A& a) {
     double found = 0;
+    if (a.size() > 0 && a.size() <= piece_entries) return a.cwiseAbs().maxCoeff();
     in_pieces(run, 0, a.size(), [&](Index from, Index end) {
         found = std::max(found, a.segment(from, end - from).cwiseAbs().maxCoeff());
     });
@@ -78,6 +85,7 @@ double max_size(const Run& run, const A& a) {
 
 template <class A>
 bool all_finite(const Run& run, const A& a) {
+    if (a.size() <= piece_entries) return a.allFinite();
     bool found = true;
     in_pieces(run, 0, a.size(),
               [&](Index from, Index end) { found = found && a.segment(from, end - from).allFinite(); });

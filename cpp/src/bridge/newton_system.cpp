@@ -6,6 +6,7 @@
 #include <Eigen/Cholesky>
 
 #include "bridge/long_vectors.hpp"
+#include "engine/tuning.hpp"
 #include "qk/scalar_math.hpp"
 
 namespace qk {
@@ -13,24 +14,9 @@ namespace {
 
 using Vector = Iterate::Vector;
 
-// Conjugate gradients where they converge before they have cost as much as a factorisation, which then takes over, and
-// stays: systems get harder towards the solution. Up to so many columns.
-constexpr Index most_factored = 1024;
-// And for so few columns without asking.
-constexpr Index always_factored = 64;
-constexpr Index fewest_steps = 10, most_steps = 500;
-// Entries that are kept: 12 bytes each.
-constexpr Index most_entries = Index{1} << 22;
-// Beside products of the kernel, kept entries must be this rare to be worth it: they lie in no order, and one thread
-// multiplies with them.
-constexpr Index sparse = 24;
-// Multiplications of a factorisation that take as long as an entry of a visit: of one computed on the fly, by which work
-// is counted, and of one that is stored or kept, by which methods are chosen.
-constexpr double per_computed_entry = 16, per_stored_entry = 1.5, per_kept_entry = 3;
-// Potentials may move by this much before entries that were too small to be kept can matter.
-constexpr double reach = 3;
-// Of the row; entries below it are nothing even to the weakest connection.
-constexpr double least_direct = 1e-18;
+using tuning::always_factored, tuning::fewest_steps, tuning::least_direct, tuning::most_entries,
+    tuning::most_factored, tuning::most_steps, tuning::per_computed_entry, tuning::per_kept_entry,
+    tuning::per_stored_entry, tuning::reach, tuning::sparse;
 
 }  // namespace
 

@@ -75,10 +75,10 @@ public:
         for (Index i = at.first_row; i < at.first_row + at.n_rows; ++i) {
             if (lse_[i] == -infinity<double>()) continue;
             const T* s = local.block.scores.data() + (i - at.first_row) * scores_.width();
-            for (Index j = 0; j < scores_.problem().n_cols; ++j) {
-                const double log = static_cast<double>(s[j]) - lse_[i];
-                if (log >= log_least_) found_(i, j, std::exp(log));
-            }
+            each_at_least<T>(
+                scores_.problem().n_cols, static_cast<T>(lse_[i] + log_least_),
+                [&](Index j) { return load(s + j); },
+                [&](Index j) { found_(i, j, std::exp(static_cast<double>(s[j]) - lse_[i])); });
         }
     }
 

@@ -6,6 +6,7 @@
 #include "bridge/gathering.hpp"
 #include "bridge/long_vectors.hpp"
 #include "bridge/sweep_walk.hpp"
+#include "qk/arrays.hpp"
 
 namespace qk {
 namespace {
@@ -103,9 +104,7 @@ public:
             if (status != Status::ok) return status;
             if (at_once) return rounded ? measure(lse, columns, run) : status;
         }
-        if (!in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
-                for (Index j = from; j < to; ++j) scaled_[static_cast<std::size_t>(j)] = factor(g, j);
-            }))
+        if (!in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) { set_factors(g, from, to); }))
             return Status::interrupted;
         const Status status = visit(entries_, ld_, scaled_.data(), columns, run, [&](Index i, double found) {
             const auto at = static_cast<std::size_t>(i);
@@ -177,11 +176,14 @@ public:
                 const double sum = sums_[static_cast<std::size_t>(i)];
                 if (!(sum > 0)) continue;
                 const E* w = entries_.data() + i * ld_;
-                for (Index j = 0; j < problem().n_cols; ++j) {
-                    const double share = static_cast<double>(w[j]) *
-                                         static_cast<double>(scaled_[static_cast<std::size_t>(j)]) / sum;
-                    if (share >= least) found(i, j, share);
-                }
+                each_at_least<T>(
+                    problem().n_cols, static_cast<T>(least * sum),
+                    [&](Index j) { return load_entries<T>(w + j) * load(scaled_.data() + j); },
+                    [&](Index j) {
+                        found(i, j,
+                              static_cast<double>(w[j]) *
+                                  static_cast<double>(scaled_[static_cast<std::size_t>(j)]) / sum);
+                    });
             }
         });
     }
@@ -261,9 +263,20 @@ private:
         halved_ = true;
     }
 
-    T factor(const double* g, Index j) const {
-        if (g[j] == -infinity<double>()) return T(0);
-        return static_cast<T>(std::exp(g[j] - at_g_[static_cast<std::size_t>(j)]));
+    // scaled_ = exp(g - at_g)
+    void set_factors(const double* g, Index from, Index to) {
+        constexpr Index some = 256;
+        double moved[some];
+        for (Index first = from; first < to; first += some) {
+            const Index n = std::min(some, to - first);
+            for (Index k = 0; k < n; ++k) {
+                const double at = at_g_[static_cast<std::size_t>(first + k)];
+                moved[k] = g[first + k] == -infinity<double>() ? g[first + k] : g[first + k] - at;
+            }
+            exp_array(moved, n, moved);
+            for (Index k = 0; k < n; ++k)
+                scaled_[static_cast<std::size_t>(first + k)] = static_cast<T>(moved[k]);
+        }
     }
     bool too_far(const double* g, const Run& run) const {
         bool found = false;
@@ -300,12 +313,9 @@ private:
         if (!scores_.walk_shares(shares, rows, columns)) return Status::interrupted;
         if (overflow.load()) return Status::overflow;
         taken_ = in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
-            for (Index j = from; j < to; ++j) {
-                const auto at = static_cast<std::size_t>(j);
-                at_g_[at] =
-                    static_cast<double>(static_cast<T>(g[j]));  // exactly what the entries were taken at
-                scaled_[at] = factor(g, j);
-            }
+            for (Index j = from; j < to; ++j)  // exactly what the entries were taken at
+                at_g_[static_cast<std::size_t>(j)] = static_cast<double>(static_cast<T>(g[j]));
+            set_factors(g, from, to);
         });
         return taken_ ? Status::ok : Status::interrupted;
     }
@@ -336,24 +346,35 @@ private:
         const Shares<A> shares(problem().n_rows, problem().n_cols, run, scores_.work() / 5, sums_of<A>());
         // Asking whether to stop looks at the clock.
         const Index poll =
-            std::clamp<Index>(tuning::poll_entries / std::max<Index>(1, ld) / sweep_rows * sweep_rows,
-                              sweep_rows, tuning::poll_rows);
+            std::clamp<Index>(tuning::poll_entries / std::max<Index>(1, ld), 1, tuning::poll_rows);
+        // Rows are read a second time where they are added. Four that fit the L1 cache come from there; of longer ones more
+        // go together, as long as the L2 cache has room for them and for those that follow, which are asked for.
+        const Index four = 4 * ld * static_cast<Index>(sizeof(F));
+        const bool in_l1 = four <= tuning::l1_bytes;
+        const Index most_rows = in_l1 || stored_rows / 2 * four > tuning::l2_bytes ? 4 : stored_rows;
         const auto& pieces = shares.pieces();
         parallel_for(shares.run(), static_cast<Index>(pieces.size()), [&](Index part, int worker) {
             const FlushSubnormals flush;
             const Piece& piece = pieces[static_cast<std::size_t>(part)];
             ColumnSums<A>& sums = shares.of(piece);
             if (columns != nullptr && !sums.start(ld, shares.run(), worker)) return;
-            for (Index i = piece.first_row; i < piece.end_row; i += sweep_rows) {
-                if ((i - piece.first_row) % poll == 0 && should_stop(shares.run(), worker)) return;
-                const int n = static_cast<int>(std::min<Index>(sweep_rows, piece.end_row - i));
+            Index since_poll = 0;  // which parallel_for has just done
+            for (Index i = piece.first_row, n = 0; i < piece.end_row; i += n, since_poll += n) {
+                if (since_poll >= poll) {
+                    if (should_stop(shares.run(), worker)) return;
+                    since_poll = 0;
+                }
+                n = next_rows(std::min(most_rows, piece.end_row - i));
+                const int count = static_cast<int>(n);
                 const F* w = entries.data() + i * ld;
-                double dots[sweep_rows];
-                A factors[sweep_rows];
-                dot_long_rows(n, w, ld, z, dots, shares.run(), worker);
-                for (int r = 0; r < n; ++r) factors[r] = static_cast<A>(weigh(i + r, dots[r]));
-                const F* next = i + 2 * sweep_rows <= piece.end_row ? w + sweep_rows * ld : nullptr;
-                if (columns != nullptr) add_long_rows(sums, n, w, ld, factors, next, shares.run(), worker);
+                double dots[stored_rows];
+                A factors[stored_rows];
+                dot_long_rows(count, w, ld, z, dots, shares.run(), worker);
+                for (int r = 0; r < count; ++r) factors[r] = static_cast<A>(weigh(i + r, dots[r]));
+                const F* next =
+                    (!in_l1 || sizeof(F) < sizeof(A)) && i + 2 * n <= piece.end_row ? w + n * ld : nullptr;
+                if (columns != nullptr)
+                    add_long_rows(sums, count, w, ld, factors, next, shares.run(), worker);
             }
         });
         const bool done = !stopped(run) && (columns == nullptr || shares.finish(columns));

@@ -3,6 +3,7 @@
 // arithmetic.
 #pragma once
 
+#include <algorithm>
 #include <type_traits>
 
 #include "engine/tuning.hpp"
@@ -13,8 +14,9 @@
 
 namespace qk {
 
+using tuning::stored_rows;  // rows that share one pass over the column sums, where they are stored
 using tuning::sweep_chunk;  // longer sums go on in double
-using tuning::sweep_rows;   // rows that share one pass over the column sums
+using tuning::sweep_rows;   // where they are not
 
 template <class T, class E>
 QK_INLINE Pack<T> load_entries(const E* w) {
@@ -34,7 +36,7 @@ QK_INLINE void dot_rows(const E* w, Index ld, const T* z, Index n, double* dots)
         Pack<T> acc[R][2] = {};
         for (Index j = first; j < end; j += 2 * width) {
             const Pack<T> z0 = load(z + j), z1 = load(z + j + width);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < R; ++r) {
                 acc[r][0] = fma(load_entries<T>(w + r * ld + j), z0, acc[r][0]);
                 acc[r][1] = fma(load_entries<T>(w + r * ld + j + width), z1, acc[r][1]);
@@ -44,22 +46,21 @@ QK_INLINE void dot_rows(const E* w, Index ld, const T* z, Index n, double* dots)
     }
 }
 
-// sums_j += sum_r c_r w_rj. `ahead`: the rows that will be read next, or null. Memory is idle while rows that are in the
-// cache are added: narrow entries, which take longer to convert and add than to read, are asked for meanwhile.
+// sums_j += sum_r c_r w_rj. `ahead`: the rows that will be read next, or null. Memory would be idle while rows that are in
+// the cache are added, so those are asked for meanwhile.
 template <class T, int R, class E>
 QK_INLINE void add_rows(const E* w, Index ld, const T* c, Index n, T* sums, const E* ahead) {
     constexpr int width = SimdTraits<T>::width;
+    constexpr Index line = 64 / static_cast<Index>(sizeof(E)), ask = std::max<Index>(line, 2 * width);
     Pack<T> factor[R];
     for (int r = 0; r < R; ++r) factor[r] = broadcast(c[r]);
     for (Index j = 0; j < n; j += 2 * width) {
-        if constexpr (sizeof(E) < sizeof(T)) {
-            constexpr Index line = 64 / static_cast<Index>(sizeof(E));
-            static_assert(line % (2 * width) == 0);
-            if (ahead != nullptr && j % line == 0)
-                for (int r = 0; r < R; ++r) __builtin_prefetch(ahead + r * ld + j, 0, 2);  // to the L2 cache
-        }
+        if (ahead != nullptr && j % ask == 0)
+            for (int r = 0; r < R; ++r)
+                for (Index at = 0; at < ask; at += line)
+                    __builtin_prefetch(ahead + r * ld + j + at, 0, 2);  // to the L2 cache
         Pack<T> a0 = load(sums + j), a1 = load(sums + j + width);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             a0 = fma(load_entries<T>(w + r * ld + j), factor[r], a0);
             a1 = fma(load_entries<T>(w + r * ld + j + width), factor[r], a1);
@@ -69,14 +70,22 @@ QK_INLINE void add_rows(const E* w, Index ld, const T* c, Index n, T* sums, cons
     }
 }
 
+// Up to 4 rows, or stored_rows of them.
 template <class T, class E>
 void dot_some_rows(int n_rows, const E* w, Index ld, const T* z, Index n, double* dots) {
+    if (n_rows == stored_rows) return dot_rows<T, stored_rows>(w, ld, z, n, dots);
     with_few_rows(n_rows, [&](auto rows) { dot_rows<T, rows()>(w, ld, z, n, dots); });
 }
 
 template <class T, class E>
 void add_some_rows(int n_rows, const E* w, Index ld, const T* c, Index n, T* sums, const E* ahead) {
+    if (n_rows == stored_rows) return add_rows<T, stored_rows>(w, ld, c, n, sums, ahead);
     with_few_rows(n_rows, [&](auto rows) { add_rows<T, rows()>(w, ld, c, n, sums, ahead); });
+}
+
+// How many rows are next, where so many are left: as many as go together, else 4 at most.
+inline int next_rows(Index left) {
+    return left >= stored_rows ? stored_rows : static_cast<int>(std::min<Index>(left, 4));
 }
 
 // Column sums of one thread: added in T, and moved to double before long columns of like terms drift.
@@ -102,9 +111,10 @@ public:
     // Columns [first, first + n) alone; once all have them, added().
     template <class E>
     void add(int n_rows, const E* w, Index ld, const T* c, Index first, Index n, const E* ahead = nullptr) {
-        for (int r = 0; r < n_rows; r += sweep_rows)
-            add_some_rows(std::min(sweep_rows, n_rows - r), w + r * ld, ld, c + r, n, pending_.data() + first,
-                          ahead);
+        for (int r = 0, some = 0; r < n_rows; r += some) {
+            some = next_rows(n_rows - r);
+            add_some_rows(some, w + r * ld, ld, c + r, n, pending_.data() + first, ahead);
+        }
     }
     void added(int n_rows) {
         pending_rows_ += n_rows;
@@ -149,7 +159,7 @@ void dot_long_rows(int n_rows, const E* w, Index ld, const T* z, double* dots, c
     dot_some_rows(n_rows, w, ld, z, std::min(tuning::poll_entries, ld), dots);
     for (Index j = tuning::poll_entries; j < ld; j += tuning::poll_entries) {
         if (should_stop(run, worker)) return;
-        double more[sweep_rows];
+        double more[stored_rows];
         dot_some_rows(n_rows, w + j, ld, z + j, std::min(tuning::poll_entries, ld - j), more);
         for (int r = 0; r < n_rows; ++r) dots[r] += more[r];
     }

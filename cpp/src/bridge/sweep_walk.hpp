@@ -17,26 +17,31 @@ namespace qk {
 template <class T>
 class Shares {
 public:
-    using Sums = std::vector<ColumnSums<T>>;
+    // What is kept from visit to visit: memory, and the ranges for as many threads as in the last visit.
+    struct Sums {
+        std::vector<ColumnSums<T>> each;
+        std::vector<Piece> pieces;
+        int n_threads = 0;
+    };
 
-    // `sums`: memory that is kept from visit to visit
+    // `sums`: always the same for the same rows and columns
     Shares(Index n_rows, Index n_cols, const Run& run, double work, Sums& sums)
-        : run_(scaled_run(run, work)),
-          n_cols_(n_cols),
-          pieces_(cut_shares(0, n_rows, n_cols, tuning::share_rows, run_.n_threads)),
-          sums_(sums) {
-        sums_.resize(pieces_.size());
+        : run_(scaled_run(run, work)), n_cols_(n_cols), sums_(sums) {
+        if (sums_.n_threads == run_.n_threads) return;
+        sums_.pieces = cut_shares(0, n_rows, n_cols, tuning::share_rows, run_.n_threads);
+        sums_.each.resize(sums_.pieces.size());
+        sums_.n_threads = run_.n_threads;
     }
 
     const Run& run() const { return run_; }
-    const std::vector<Piece>& pieces() const { return pieces_; }
-    ColumnSums<T>& of(const Piece& piece) const { return sums_[static_cast<std::size_t>(piece.part)]; }
+    const std::vector<Piece>& pieces() const { return sums_.pieces; }
+    ColumnSums<T>& of(const Piece& piece) const { return sums_.each[static_cast<std::size_t>(piece.part)]; }
 
     // False when it was stopped.
     bool finish(double* columns) const {
         return in_pieces(run_, 0, n_cols_, [&](Index from, Index to) {
             std::fill(columns + from, columns + to, 0.0);
-            for (auto& sums : sums_) {
+            for (auto& sums : sums_.each) {
                 const double* total = sums.finish(from, to);
                 for (Index j = from; j < to; ++j) columns[j] += total[j];
             }
@@ -46,7 +51,6 @@ public:
 private:
     Run run_;
     Index n_cols_;
-    std::vector<Piece> pieces_;
     Sums& sums_;
 };
 

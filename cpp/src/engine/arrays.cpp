@@ -6,6 +6,7 @@
 
 #include <Eigen/Core>
 
+#include "engine/tuning.hpp"
 #include "qk/vector_math.hpp"
 #include "qk/vector_trig.hpp"
 
@@ -63,9 +64,8 @@ bool scan_dims(const T* data, const ArrayView<T>& array, std::size_t dim, Scan& 
             classify(data + first * stride, end - first, stride, found);
         });
     // Short rows are not worth a look at the clock each.
-    constexpr Index rows_between = 64;
     for (Index i = 0; i < n; ++i) {
-        if (i % rows_between == rows_between - 1 && should_stop(run, 0)) return false;
+        if (i % tuning::scan_poll_rows == tuning::scan_poll_rows - 1 && should_stop(run, 0)) return false;
         if (!scan_dims(data + i * stride, array, dim + 1, found, run)) return false;
     }
     return true;
@@ -91,7 +91,7 @@ Scan scan(const ArrayView<T>& array, const Run& run) {
         scan_dims(array.data, array, 0, found, run);
         return found;
     }
-    const Index chunk = 1 << 16;
+    constexpr Index chunk = tuning::scan_entries;
     if (size <= chunk) {
         if (!fold_finite(array.data, size, found)) classify(array.data, size, 1, found);
         return found;
@@ -118,7 +118,7 @@ void project(Index n, Index d, Index r, MatrixView<T> x, MatrixView<T> w, T* out
     for (Index i = 0; i < d; ++i)
         for (Index j = 0; j < r; ++j) weights(i, j) = w(i, j);
     // Rows are copied block by block: Eigen's maps take no negative strides, users' arrays may have them.
-    const Index block = 256;
+    constexpr Index block = tuning::project_rows;
     parallel_for(run, (n + block - 1) / block, [&](Index task, int) {
         const Index first = task * block;
         const Index rows = std::min(block, n - first);

@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "engine/tuning.hpp"
 #include "qk/simd.hpp"
 
 namespace qk {
@@ -145,7 +146,7 @@ RowMobility one_row(MatrixView<T> p, Index row, Index n, Extremes wanted, std::v
 template <class T>
 void mobility_rows(MatrixView<T> p, Index n_rows, Index n_columns, Extremes wanted, RowMobility* out,
                    const Run& run) {
-    const Index block = 64;
+    constexpr Index block = tuning::mobility_rows;
     parallel_for(run, (n_rows + block - 1) / block, [&](Index task, int worker) {
         std::vector<double> others;
         others.reserve(static_cast<std::size_t>(n_columns));
@@ -156,7 +157,7 @@ void mobility_rows(MatrixView<T> p, Index n_rows, Index n_columns, Extremes want
 }
 
 void secular_roots(const double* poles, const double* weights, Index n, double* roots, const Run& run) {
-    const Index block = 16;
+    constexpr Index block = tuning::secular_roots;
     parallel_for(run, (n - 1 + block - 1) / block, [&](Index task, int worker) {
         const Index last = std::min(n - 1, (task + 1) * block);
         for (Index k = task * block; k < last && !should_stop(run, worker); ++k) {

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 namespace qk {
 namespace {
@@ -219,6 +220,47 @@ void with_sides(LateSides sides, const Work& work) {
     }
 }
 
+// Squares of packs from a matrix that is read down its columns: whole cache lines there, packs of columns in the tile.
+template <class T>
+class ColumnsDown {
+    static constexpr Index width = SimdTraits<T>::width;
+
+public:
+    ColumnsDown(const MatrixView<T>& z, const RowBlock<T>& block, Index first_col, Index n_cols)
+        : from_(&z(block.first_row, first_col)),
+          stride_(z.col_stride),
+          n_rows_(block.n_rows),
+          n_cols_(n_cols),
+          // Packs that start up to here end within the matrix.
+          safe_(stride_ > 0 ? (n_cols - 1) * stride_ + n_rows_ - width : -1) {}
+
+    // Asks for `width` columns. They lie far from each other, so that the processor does not see what comes next.
+    void fetch(Index j) const {
+        constexpr Index line = 64 / static_cast<Index>(sizeof(T));
+        for (Index c = j; c < std::min(j + width, n_cols_); ++c)
+            for (Index r = 0; r < n_rows_; r += line) __builtin_prefetch(from_ + c * stride_ + r);
+    }
+
+    // Pack c has rows r and on of column j + c; there may be fewer than `width` of them.
+    QK_INLINE void load(Index r, Index j, Pack<T> (&square)[SimdTraits<T>::width]) const {
+        const T* at = from_ + j * stride_ + r;
+        if (r + width <= n_rows_ || (j + width - 1) * stride_ + r <= safe_) {
+#pragma GCC unroll 16
+            for (Index c = 0; c < width; ++c) square[c] = qk::load(at + c * stride_);
+            return;
+        }
+        for (Index c = 0; c < width; ++c) {
+            T some[SimdTraits<T>::width] = {};
+            std::copy(at + c * stride_, at + c * stride_ + (n_rows_ - r), some);
+            square[c] = qk::load(some);
+        }
+    }
+
+private:
+    const T* from_;
+    Index stride_, n_rows_, n_cols_, safe_;
+};
+
 // Scores that are one dense term and biases, in one pass: the same numbers as add_dense on a tile of biases. Along the
 // rows of a matrix their largest are found on the way.
 template <class T, LateSides Sides>
@@ -239,28 +281,40 @@ template <class T, LateSides Sides>
     const Index whole_cols = n_cols / width * width;
     Index r = 0;
     if (column_major(z)) {
-        // Squares of packs: whole cache lines are read down the columns, and written along the rows.
-        for (; r + width <= block.n_rows; r += width)
+        const ColumnsDown<T> down(z, block, first_col, n_cols);
+        // From memory all rows of some columns come together. From the cache a pack of rows at a time is better: those of the
+        // tile lie so far apart that more of them push each other out of the L1 cache.
+        const bool cached =
+            columns.n_padded * std::abs(z.col_stride) * static_cast<Index>(sizeof(T)) <= tuning::cached_bytes;
+        const Index together = cached ? width : std::max<Index>(1, block.n_rows);
+        for (Index top = 0; top < block.n_rows; top += together)
             for (Index j = 0; j < whole_cols; j += width) {
-                Pack<T> square[SimdTraits<T>::width];
-#pragma GCC unroll 16
-                for (Index c = 0; c < width; ++c)
-                    square[c] = load(&z(block.first_row + r, first_col + j + c));
-                transpose<T>(square);
+                if (!cached) down.fetch(j + 2 * width);
                 const Pack<T> b = load(bias + j);
                 // The columns' biases are loaded once: the compiler cannot know that the tile is elsewhere.
                 const Pack<T> reference =
                     col_references(Sides) ? load(columns.reference.data() + first_col + j) : Pack<T>{};
                 const Pack<T> late = late_cols(Sides) ? load(columns.late.data() + first_col + j) : Pack<T>{};
+                const auto finished = [&](Pack<T> value, Index row) {
+                    const Pack<T> s = fma(value, scale, block.bias[row] + b);
+                    return add_late_biases<Sides>(s, row_references(Sides) ? block.reference[row] : T(0),
+                                                  reference, late_rows(Sides) ? block.late[row] : T(0), late);
+                };
+                for (r = top; r < std::min(block.n_rows, top + together); r += width) {
+                    Pack<T> square[SimdTraits<T>::width];
+                    down.load(r, j, square);
+                    transpose<T>(square);
+                    const Index live = std::min(width, block.n_rows - r);
+                    T* to = tile + r * ld + j;
+                    if (live == width) {
 #pragma GCC unroll 16
-                for (Index c = 0; c < width; ++c) {
-                    const Pack<T> s = fma(square[c], scale, block.bias[r + c] + b);
-                    store(
-                        tile + (r + c) * ld + j,
-                        add_late_biases<Sides>(s, row_references(Sides) ? block.reference[r + c] : T(0),
-                                               reference, late_rows(Sides) ? block.late[r + c] : T(0), late));
+                        for (Index c = 0; c < width; ++c) store(to + c * ld, finished(square[c], r + c));
+                    } else {
+                        for (Index c = 0; c < live; ++c) store(to + c * ld, finished(square[c], r + c));
+                    }
                 }
             }
+        r = block.n_rows;
     } else if (z.col_stride == 1) {
         for (; r < block.n_rows; ++r) {
             const T* src = &z(block.first_row + r, first_col);

@@ -83,7 +83,7 @@ Status pack_symmetric(const Problem<T>& problem, T* tiles, const Run& run) {
 template <class T>
 Status symmetric_product(Index n, const T* tiles, Index k, const T* x, T* out, const Run& run) {
     // Each part sums into vectors of its own, and the parts are added in their order.
-    constexpr Index n_parts = 8;
+    constexpr Index n_parts = tuning::symmetric_parts;
     const std::vector<TileAt> where = upper_tiles(n);
     const auto n_tiles = static_cast<Index>(where.size());
     const Index ld = round_up(n, tile);

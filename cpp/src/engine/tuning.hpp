@@ -40,6 +40,8 @@ inline constexpr Index read_bytes = 8192;
 // bench/run.py dense.
 inline constexpr Index down_rows = 96;
 inline constexpr Index down_whole = 16;
+// A matrix of this size is taken to be in the caches, where asking for its columns ahead costs more than it saves.
+inline constexpr Index cached_bytes = Index{10} << 20;
 
 // A problem that is walked alone is cut into at least this many blocks, so that threads share small ones evenly.
 inline constexpr Index blocks_per_problem = 16;
@@ -62,8 +64,25 @@ inline constexpr double entry_operations = 20;
 // Panels of columns that one task packs.
 inline constexpr Index panels_per_task = 64;
 
+// Entries of an array that one task looks at for NaN and infinities, and short rows between two looks at the clock.
+// bench/run.py dense, where the check is part of every call.
+inline constexpr Index scan_entries = Index{1} << 16;
+inline constexpr Index scan_poll_rows = 64;
+// Points that are multiplied by a factor of a metric at once, copies included: they stay in the cache.
+inline constexpr Index project_rows = 256;
+
+// Shares of a product with a stored symmetric kernel, each with sums of its own: as many whatever the number of threads,
+// whose results are then the same. symmetric_times_1.
+inline constexpr Index symmetric_parts = 8;
+
+// Rows of probabilities, and eigenvalues of one row, that one task handles: each takes microseconds. bench/run.py simplex.
+inline constexpr Index mobility_rows = 64;
+inline constexpr Index secular_roots = 16;
+
 // ---- memory ------------------------------------------------------------------------------------------------------
 
+// Of the L1 cache for rows that are read twice in a row. sweep_stored.
+inline constexpr Index l1_bytes = Index{32} << 10;
 // Of the L2 cache for what waits in it for a second use. Processors with packs of 512 bits have a megabyte and more.
 // sweep_points.
 inline constexpr Index l2_bytes = Index{QK_SIMD_BYTES == 64 ? 1024 : 256} << 10;
@@ -72,8 +91,11 @@ inline constexpr Index output_l2_bytes = Index{256} << 10;
 
 // ---- sweeps of bridges -------------------------------------------------------------------------------------------
 
-// Rows that share one pass over the column sums: with four, the sums cost an eighth of the reads. sweep_stored.
+// Rows that share one pass over the column sums: with four, the sums cost an eighth of the reads. sweep_dense.
 inline constexpr int sweep_rows = 4;
+// The same of stored rows that are too long for the L1 cache: eight at a time come faster from memory than four, and want
+// 32 registers. sweep_stored.
+inline constexpr int stored_rows = QK_SIMD_BYTES == 64 ? 8 : 4;
 // Sums over more columns go on in double, as do column sums of more rows: float32 keeps its digits for any size.
 inline constexpr Index sweep_chunk = 1024;
 inline constexpr int flush_rows = 128;
@@ -89,6 +111,30 @@ template <class Entry, class T>
 inline constexpr double stored_reach = sizeof(Entry) < sizeof(T) ? 20.0
                                        : sizeof(T) == 4          ? 8.0
                                                                  : 60.0;
+
+// ---- Newton's method for bridges (bridge/newton_system.cpp) ------------------------------------------------------
+
+// Conjugate gradients where they converge before they have cost as much as a factorisation, which then takes over, and
+// stays: systems get harder towards the solution. Up to so many columns. bench/run.py hard.
+inline constexpr Index most_factored = 1024;
+// And for so few columns without asking. bench/run.py bridges, many problems.
+inline constexpr Index always_factored = 64;
+inline constexpr Index fewest_steps = 10, most_steps = 500;
+// Entries that are kept: 12 bytes each.
+inline constexpr Index most_entries = Index{1} << 22;
+// Beside products of the kernel, kept entries must be this rare to be worth it: they lie in no order, and one thread
+// multiplies with them. bench/run.py bridges, eps=0.001.
+inline constexpr Index sparse = 24;
+// They are counted in so many rows first, and in one of gather_rows at most: what is kept of too many is lost work. After
+// as many rows that were kept it is asked again. bench/gate.py, bridge dense eps=0.005.
+inline constexpr Index gather_sample = 128, gather_rows = 16;
+// Multiplications of a factorisation that take as long as an entry of a visit: of one computed on the fly, by which work
+// is counted, and of one that is stored or kept, by which methods are chosen. bench/run.py hard.
+inline constexpr double per_computed_entry = 16, per_stored_entry = 1.5, per_kept_entry = 3;
+// Potentials may move by this much before entries that were too small to be kept can matter.
+inline constexpr double reach = 3;
+// Of the row; entries below it are nothing even to the weakest connection.
+inline constexpr double least_direct = 1e-18;
 
 // ---- particles ---------------------------------------------------------------------------------------------------
 

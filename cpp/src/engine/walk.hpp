@@ -216,7 +216,8 @@ void walk_piece(const Walked<T>& w, const Piece& piece, Reducer& reducer, const 
         end = std::max(first, std::min(piece.end_col, round_up(end, panel)));
         leave_out(piece.first_col, first);
         for (Index from = first; from < end;) {
-            if (should_stop(run, worker)) return;
+            // Before the first tile of a piece parallel_for has asked, and looking at the clock takes as long as a small tile.
+            if ((i > piece.first_row || from > first) && should_stop(run, worker)) return;
             const Index to = std::min(end, (from / t.tile_cols + 1) * t.tile_cols);
             if (skip(piece, i, end_row, from, to))
                 leave_out(from, to);
