@@ -258,7 +258,7 @@ def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
     if solver == "symmetric":  # f = g is the gauge that the averaged update keeps
         f = g = (f + g) / 2
     mu, nu = _pieces.converted(p.mu, np.float64), _pieces.converted(p.nu, np.float64)
-    errors: list[npt.NDArray[np.float64]] = []
+    errors: list[Any] = []
     visits = 0
     # The final check rounds the potentials to the dtype and looks at both marginals: leave it room.
     how = ""
@@ -288,7 +288,7 @@ def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None
     return found
 
 
-def _joined(parts: list[npt.NDArray[np.float64]]) -> npt.NDArray[np.float64]:
+def _joined(parts: list[Any]) -> Any:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
