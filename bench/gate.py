@@ -1,11 +1,12 @@
 """What a change made faster or slower: two builds take turns in one run.
 
     pip install -t before --no-deps OLD_TREE; pip install -t after --no-deps NEW_TREE
-    python bench/gate.py before after [--rounds 9] [--only TEXT ...] [--factor 1.05]
+    python bench/gate.py before after [--rounds 9] [--only TEXT ...] [--factor 1.05] [--cpu]
 
-Each build lives in a process of its own, and both work through the same rows, in an order that alternates from
-round to round. A ratio is new time over old time: the median of the rounds' own ratios, and beside it the ratio
-of the minima, on which other programs leave less of a mark. Exit status 1: in some row *both* are above the factor.
+Each build lives in a process of its own, and both work through the same rows, in an order that alternates
+from round to round. A ratio is new time over old time: the median of the rounds' own ratios, and beside it
+the ratio of the minima, on which other programs leave less of a mark. Exit status 1: in some row *both* are
+above the factor. On a machine that is busy with other things, ``--cpu`` counts processor time of one thread.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def rows() -> Iterator[tuple[str, Make]]:
 
     def attention(shape: tuple[int, ...], dtype: str, causal: bool) -> Make:
         def make() -> Callable[[], object]:
-            Q, K, V = (a.reshape(shape).astype(dtype) for a in rng().standard_normal((3, int(np.prod(shape)))))
+            Q, K, V = rng().standard_normal((3, *shape)).astype(dtype)
             s = qk.scores.dot(Q, K, beta=shape[-1] ** -0.5)
             A = qk.softmax(s.causal() if causal else s)
             return lambda: A @ V
@@ -124,7 +125,10 @@ def rows() -> Iterator[tuple[str, Make]]:
     for dtype in TYPES:
         yield f"8 iterations dense N=2000 {dtype}", from_matrix(2000, 0.05, dtype, **plain)
         yield f"8 iterations d=3 N=3000 {dtype}", from_points(3000, 3, dtype, max_memory=0, **plain)
-        yield f"8 iterations d=64 N=2000 {dtype}", from_points(2000, 64, dtype, max_memory=0, **plain)
+        yield (
+            f"8 iterations d=64 N=2000 {dtype}",
+            from_points(2000, 64, dtype, max_memory=0, **plain),
+        )
         yield f"bridge dense N=2000 eps=0.05 {dtype}", from_matrix(2000, 0.05, dtype)
         yield f"bridge dense N=2000 eps=0.005 {dtype}", from_matrix(2000, 0.005, dtype)
         yield f"bridge dense N=200 eps=0.02 {dtype}", from_matrix(200, 0.02, dtype)
@@ -183,7 +187,9 @@ def rows() -> Iterator[tuple[str, Make]]:
             g = rng()
             X = g.standard_normal((n, d)).astype(dtype)
             Q, K = (g.standard_normal((2, d, d)) / d**0.75).astype(dtype)
-            field = qk.AttentionField(kind, Q=Q, K=K, V=(g.standard_normal((d, d)) / d**0.5).astype(dtype))
+            field = qk.AttentionField(
+                kind, Q=Q, K=K, V=(g.standard_normal((d, d)) / d**0.5).astype(dtype)
+            )
             return lambda: qk.flow(
                 field, X, (0.0, 0.1), "rk4", n_steps=10, t_eval=[0.1], n_threads=threads
             )
@@ -215,8 +221,12 @@ def rows() -> Iterator[tuple[str, Make]]:
             s = qk.scores.dot(X)
             A = qk.softmax(s)
             mu = uniform(8, "float64")
-            return {"A @ X": lambda: A @ X, "scores.dot": lambda: qk.scores.dot(X),
-                    "logsumexp": lambda: s.logsumexp(), "bridge": lambda: qk.bridge(s, mu, mu)}[what]  # fmt: skip
+            return {
+                "A @ X": lambda: A @ X,
+                "scores.dot": lambda: qk.scores.dot(X),
+                "logsumexp": lambda: s.logsumexp(),
+                "bridge": lambda: qk.bridge(s, mu, mu),
+            }[what]
 
         return make
 
@@ -229,6 +239,15 @@ def rows() -> Iterator[tuple[str, Make]]:
 
 def child() -> None:
     """Answers names of rows, one a line, with the seconds of one call in a sample of many."""
+    # An editable install comes before every folder.
+    standard = ("_frozen_importlib", "_frozen_importlib_external")
+    sys.meta_path[:] = [finder for finder in sys.meta_path if finder.__module__ in standard]
+    folder, clock = sys.argv[2], {"cpu": time.process_time, "wall": time.perf_counter}[sys.argv[3]]
+    import qkcore
+
+    found_in = Path(str(qkcore.__file__)).resolve().parent.parent
+    if found_in != Path(folder):
+        raise SystemExit(f"gate: wanted qkcore of {folder}, got that of {found_in}")
     known = dict(rows())
     print(json.dumps(list(known)), flush=True)
     call: Callable[[], object] = lambda: None  # noqa: E731
@@ -238,27 +257,28 @@ def child() -> None:
         if name != now:
             call, now = known[name](), name
             found = call()
-            began = time.perf_counter()
+            began = clock()
             call()
-            count = max(1, round(SAMPLE / max(1e-9, time.perf_counter() - began)))
+            count = max(1, round(SAMPLE / max(1e-6, clock() - began)))
             visits = getattr(found, "n_visits", None)
-            seen = None if visits is None else int(sum(visits.ravel()) if hasattr(visits, "ravel") else visits)
-            print(json.dumps(seen), flush=True)
+            if hasattr(visits, "ravel"):
+                visits = sum(visits.ravel())
+            print(json.dumps(None if visits is None else int(visits)), flush=True)
             continue
-        began = time.perf_counter()
+        began = clock()
         for _ in range(count):
             call()
-        print(json.dumps((time.perf_counter() - began) / count), flush=True)
+        print(json.dumps((clock() - began) / count), flush=True)
 
 
 class Build:
     """A process that has imported one build."""
 
-    def __init__(self, folder: Path, threads: int) -> None:
+    def __init__(self, folder: Path, threads: int, clock: str) -> None:
         path = os.pathsep.join([str(folder.resolve()), str(Path(__file__).resolve().parent)])
         variables = dict.fromkeys(environment.THREAD_VARIABLES, str(threads))
         self.process = subprocess.Popen(
-            [sys.executable, __file__, "--child"],
+            [sys.executable, __file__, "--child", str(folder.resolve()), clock],
             env={**os.environ, **variables, "PYTHONPATH": path},
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -285,9 +305,13 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--factor", type=float, default=1.05)
-    parser.add_argument("--only", nargs="*", default=[], help="rows that contain one of these texts")
+    parser.add_argument("--cpu", action="store_true", help="processor time, of one thread")
+    parser.add_argument(
+        "--only", nargs="*", default=[], help="rows that contain one of these texts"
+    )
     given = parser.parse_args()
-    builds = [Build(folder, given.threads) for folder in (given.before, given.after)]
+    threads, clock = (1, "cpu") if given.cpu else (given.threads, "wall")
+    builds = [Build(folder, threads, clock) for folder in (given.before, given.after)]
     shared = [name for name in builds[0].names if name in builds[1].names]
     missed = sorted(set(builds[0].names) ^ set(builds[1].names))
     wanted = [name for name in shared if not given.only or any(text in name for text in given.only)]

@@ -392,3 +392,84 @@ def test_native_without_its_programs_leaves_a_note(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(native, "build_and_run", lambda *_: "skipped: no make")
     group = native.run(harness.Options())
     assert group.notes == ["skipped: no make"] and not group.extra
+
+
+# ---- two builds that take turns ---------------------------------------------------------------------
+
+FAKE = """
+import time
+from types import SimpleNamespace
+
+
+class Result:
+    n_visits = {visits}
+
+
+def dot(X):
+    time.sleep({seconds})
+    return Result()
+
+
+scores = SimpleNamespace(dot=dot)
+softmax = lambda s: s
+"""
+
+
+def fake_build(folder: Path, seconds: float, visits: int) -> Path:
+    """A package of that name whose one function takes so long."""
+    (folder / "qkcore").mkdir(parents=True)
+    (folder / "qkcore" / "__init__.py").write_text(FAKE.format(seconds=seconds, visits=visits))
+    return folder
+
+
+@pytest.mark.parametrize("slower", [False, True])
+def test_the_gate_finds_what_became_slower(tmp_path: Path, slower: bool) -> None:
+    """Two builds, one of which takes 20 times as long: the ratio, the visits of both, the exit status."""
+    quick = fake_build(tmp_path / "quick", 0.001, 3)
+    slow = fake_build(tmp_path / "slow", 0.02, 4)
+    before, after = (quick, slow) if slower else (slow, quick)
+    found = subprocess.run(
+        [
+            *(sys.executable, str(BENCH / "gate.py"), str(before), str(after)),
+            *("--rounds", "3", "--only", "one call N=8: scores.dot"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == int(slower), found.stderr
+    row = next(line for line in found.stdout.splitlines() if line.startswith("one call N=8"))
+    assert row.endswith("3 -> 4  slower" if slower else "4 -> 3")
+    ratio = float(row.split()[6])
+    assert ratio > 4 if slower else ratio < 0.25
+    assert f"1 rows, {int(slower)} slower by more than 5%" in found.stdout
+
+
+def test_the_gate_says_when_a_build_does_not_start(tmp_path: Path) -> None:
+    (tmp_path / "broken" / "qkcore").mkdir(parents=True)
+    (tmp_path / "broken" / "qkcore" / "__init__.py").write_text(
+        "raise ImportError('no such build')"
+    )
+    found = subprocess.run(
+        [
+            sys.executable,
+            str(BENCH / "gate.py"),
+            str(tmp_path / "broken"),
+            str(tmp_path / "broken"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert found.returncode == 1
+    assert "no such build" in found.stderr and "a build's process has ended" in found.stderr
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    elsewhere = subprocess.run(
+        [sys.executable, str(BENCH / "gate.py"), str(empty), str(empty)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert elsewhere.returncode == 1
+    assert "gate: a build's process has ended" in elsewhere.stderr
