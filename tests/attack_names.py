@@ -16,7 +16,7 @@ factors: LowRank, ProductOfFactors, poe
 simplex: simplex.Mobility, simplex.entropy, simplex.free_energy, simplex.kl_prox,
     simplex.project_to_simplex, simplex.softmax
 temperatures: schedule.temperature_for_entropy
-transport: measure.w1, observables.wasserstein
+transport: measure.w1, observables.wasserstein, wasserstein
 measures: measure.Measure, measure.boltzmann_gibbs, measure.kl_divergence
 gaussians: gaussian.bures, isb.gaussian_w2
 magnetic: magnetic.MagneticLaplacian, magnetic.MagneticOperator, magnetic.gauge_transform,
@@ -67,7 +67,7 @@ Reasons:
 Bridges, attacked by tests/attack.py: bridge, semi_relaxed
 Sums over scores, attacked by tests/test_engine_attack.py: Scores, scores.Scores
 Fields of what a function returns, judged with it: CurrentNorms, FactoredBridge, ParticleFlow,
-    Regime, SchrodingerBridge,
+    Regime, SchrodingerBridge, Barycenter, Batch, LargestWeights,
     AdaptiveIPF, NegativeEntries, diagnostics.Check, diagnostics.Report, diagnostics.report.Check,
     diagnostics.report.Report, diagnostics.curvature.Curvature, diagnostics.curvature.CurvatureSweep,
     diagnostics.curvature.EVI, diagnostics.curvature.Locking, diagnostics.depth.BVStep,
@@ -86,7 +86,8 @@ Fields of what a function returns, judged with it: CurrentNorms, FactoredBridge,
     simplex.PFSolution, schedule.ExitDecision, schedule.ScheduleFlow
 Exceptions and warnings: ConvergenceError, ConvergenceWarning, ReducibleChainError,
     diffusion.DisconnectedWarning, measure.InfeasibleMomentsError
-Interfaces that others implement: measure.Domain, measure.Lookup, measure.Potential, simplex.FittedDrift
+Interfaces that others implement: LinearMap, measure.Domain, measure.Lookup, measure.Potential,
+    simplex.FittedDrift
 Settings without a figure: __version__, config, get_num_threads, set_num_threads, show_config,
     diagnostics.Thresholds, diagnostics.report.Thresholds, diagnostics.score.available
 Random by themselves, tested for their law in tests/test_duality.py: diagnostics.duality.sample_sde,
@@ -127,6 +128,9 @@ Formulas compared with references of their own in tests/test_observables.py: obs
 Formulas compared with references of their own in tests/test_schedule.py: schedule.EarlyExit,
     schedule.EntropySchedule, schedule.entropy_flow
 Formulas compared with references of their own in tests/test_low_rank_bridges.py: compression_errors
+Formulas compared with references of their own in tests/test_transport.py: sinkhorn_divergence,
+    barycenter, free_barycenter, c_transform
+Sums of operators that are attacked, in tests/test_surface.py: OperatorSum
 Potentials held to the total variation of their marginals in tests/test_solvers.py: adaptive_ipf
 """
 

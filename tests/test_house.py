@@ -1,8 +1,14 @@
-"""The rooms of the core: a file may include files of the rooms below its own, and of no others."""
+"""The rooms of the core, and the modules of the package: what may use what.
+
+A file of the core may include files of the rooms below its own, and of no others. Modules of the package
+import each other in one direction, and take no private name out of another package.
+"""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -85,3 +91,78 @@ def test_headers_do_not_include_each_other_in_a_circle() -> None:
     for name in graph:
         visit(name, ())
     assert done == set(graph)
+
+
+# ---- the package ------------------------------------------------------------------------------------
+
+PACKAGE = Path(__file__).parents[1] / "python" / "qkcore"
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def imported(name: str, path: Path, known: dict[str, Path]) -> Iterator[tuple[str, str]]:
+    """(module, name) for what is imported when the module is: not in functions, not for type checkers."""
+    package = name if path.name == "__init__.py" else name.rpartition(".")[0]
+
+    def statements(nodes: list[ast.stmt]) -> Iterator[ast.ImportFrom]:
+        for node in nodes:
+            if isinstance(node, ast.ImportFrom):
+                yield node
+            elif isinstance(node, ast.If):
+                if "TYPE_CHECKING" not in ast.unparse(node.test):
+                    yield from statements(node.body)
+                yield from statements(node.orelse)
+            elif isinstance(node, ast.Try | ast.With | ast.ClassDef):
+                yield from statements(node.body)
+
+    for node in statements(ast.parse(path.read_text(encoding="utf-8")).body):
+        base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+        module = ".".join([*base, *([node.module] if node.module else [])])
+        if module.split(".")[0] == "qkcore":
+            for alias in node.names:
+                inside = f"{module}.{alias.name}"
+                yield (inside, "") if inside in known else (module, alias.name)
+
+
+def graph() -> dict[str, set[str]]:
+    """The package itself is left out: it imports all, and others take compiled modules out of it."""
+    known = modules()
+    return {
+        name: {other for other, _ in imported(name, path, known)} - {"qkcore"}
+        for name, path in known.items()
+        if name != "qkcore"
+    }
+
+
+def test_modules_import_each_other_in_one_direction() -> None:
+    """Taken away from the bottom, nothing is left: no module imports itself by way of others."""
+    left = graph()
+    while bottom := {name for name, below in left.items() if not below & set(left) - {name}}:
+        left = {name: below for name, below in left.items() if name not in bottom}
+    assert left == {}
+
+
+def test_no_private_name_leaves_its_package() -> None:
+    known = modules()
+    taken = []
+    for name, path in known.items():
+        here = name if path.name == "__init__.py" else name.rpartition(".")[0]
+        for module, what in imported(name, path, known):
+            there = module if known[module].name == "__init__.py" else module.rpartition(".")[0]
+            if what.startswith("_") and not what.startswith("__") and there != here:
+                taken.append(f"{name} takes {what} of {module}")
+    assert taken == []
+
+
+def test_scores_operators_and_bridges_exist_once() -> None:
+    """For NumPy's engine and for devices alike; a backend is what differs."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in modules().values())
+    assert "same methods" not in text
+    for name in ("Scores", "MarkovOperator", "KernelOperator", "SchrodingerBridge"):
+        assert len(re.findall(rf"^class \w*{name}\b", text, re.MULTILINE)) == 1, name

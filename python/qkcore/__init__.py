@@ -64,7 +64,6 @@ if TYPE_CHECKING:
         observables,
         schedule,
         simplex,
-        transport,
     )
 
 __all__ = [
@@ -128,7 +127,6 @@ __all__ = [
     "sinkhorn_divergence",
     "softmax",
     "total_variation",
-    "transport",
     "usable_entries",
     "wasserstein",
 ]
@@ -146,7 +144,6 @@ _NAMESPACES = frozenset(
         "observables",
         "schedule",
         "simplex",
-        "transport",
     }
 )
 

@@ -26,7 +26,7 @@ class Batch(Generic[T]):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The batch axes."""
+        """The lengths of the batch axes."""
         out: tuple[int, ...] = self._results.shape
         return out
 

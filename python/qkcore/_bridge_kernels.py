@@ -19,7 +19,7 @@ from ._lazy_scores import Real, Scores
 from ._native import cpu
 
 if TYPE_CHECKING:
-    from ._bridge_problem import _Problem
+    from ._bridge_problem import Problem
     from ._bridge_solve import Found
 
 __all__ = ["BridgeKernel", "ChainKernel", "GivenKernel", "ScoresKernel", "SweepKernel", "is_given"]
@@ -63,7 +63,7 @@ class BridgeKernel:
         """How the entries were kept, for ``method``."""
         raise NotImplementedError
 
-    def check(self, p: _Problem, f: Real, g: Real) -> Residual:
+    def check(self, p: Problem, f: Real, g: Real) -> Residual:
         """The final check of potentials."""
         raise NotImplementedError
 
@@ -72,14 +72,14 @@ class BridgeKernel:
         """Scores that are -inf where the kernel is 0; None where that is not known."""
         return None
 
-    def verdict(self, p: _Problem, found: Found) -> str:
+    def verdict(self, p: Problem, found: Found) -> str:
         """The last word on a problem, where zeros of the kernel leave the solver's own in doubt."""
         s = self.support if p.balanced else None  # penalties make every mask feasible
         if s is None:
             return found.status
         return _feasibility.verdict(s, p.mu, p.nu, found.f, found.g, found.status, found.error)
 
-    def crawls(self, p: _Problem) -> bool:
+    def crawls(self, p: Problem) -> bool:
         """Whether it is cheap to know that the iteration converges like 1/k, without a limit."""
         s = self.support if p.balanced else None
         if s is None or not s.terms.banded or s.terms.masks or s.terms.dense:
@@ -135,7 +135,7 @@ class ScoresKernel(BridgeKernel):
     def kept(self) -> str:
         return "stored" if self.native.stored else "on the fly"
 
-    def check(self, p: _Problem, f: Real, g: Real) -> Residual:
+    def check(self, p: Problem, f: Real, g: Real) -> Residual:
         return residual(self.scores, *p.conditions, f, g, p.tol, p.n_threads)
 
     @cached_property
@@ -170,7 +170,7 @@ class ChainKernel(BridgeKernel):
     def kept(self) -> str:
         return f"{len(self.steps)} steps"
 
-    def check(self, p: _Problem, f: Real, g: Real) -> Residual:
+    def check(self, p: Problem, f: Real, g: Real) -> Residual:
         """The ends in double precision, step by step."""
         wide = tuple(map(widened, self.steps))
         f, g = f.astype(np.float64), g.astype(np.float64)
@@ -216,7 +216,7 @@ class GivenKernel(BridgeKernel):
     def kept(self) -> str:
         return "given"
 
-    def check(self, p: _Problem, f: Real, g: Real) -> Residual:
+    def check(self, p: Problem, f: Real, g: Real) -> Residual:
         """By a visit of its own: the only word there is on the kernel's entries."""
         wide = f.astype(np.float64), g.astype(np.float64)
         try:

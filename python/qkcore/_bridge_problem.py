@@ -14,12 +14,12 @@ from ._bridge_kernels import BridgeKernel, ScoresKernel
 from ._bridge_result import SchrodingerBridge
 from ._lazy_scores import Real, Scores
 
-_TOL = {4: 1e-5, 8: 1e-9}
+TOLERANCES = {4: 1e-5, 8: 1e-9}
 
 Init = SchrodingerBridge | tuple[npt.ArrayLike, npt.ArrayLike] | None
 
 
-class _Problem(NamedTuple):
+class Problem(NamedTuple):
     kernel: BridgeKernel
     mu: Real
     nu: Real
@@ -105,7 +105,7 @@ def _uniform(n: int, cuts: Any, mass: Any) -> npt.NDArray[np.float64]:
     return np.repeat(np.broadcast_to(mass, sizes.shape) / np.maximum(sizes, 1), sizes)
 
 
-def _same_mass(p: _Problem) -> None:
+def _same_mass(p: Problem) -> None:
     """Both marginals of every problem must have the same total."""
     offsets = p.s.terms.offsets if isinstance(p.kernel, ScoresKernel) else None
     if offsets is not None:
@@ -130,7 +130,7 @@ def _compare_masses(masses: list[Real], n: int, dtype: np.dtype[Any]) -> None:
         )
 
 
-def _is_symmetric(p: _Problem) -> bool:
+def _is_symmetric(p: Problem) -> bool:
     return p.balanced and p.kernel.symmetric and np.array_equal(p.mu, p.nu)
 
 
@@ -141,7 +141,7 @@ def _at_least_one(name: str, value: object) -> int:
     return number
 
 
-def _penalties(penalty: float | tuple[float, float] | None) -> tuple[float, float]:
+def penalties(penalty: float | tuple[float, float] | None) -> tuple[float, float]:
     if penalty is None:
         return math.inf, math.inf
     pair = penalty if isinstance(penalty, tuple) else (penalty, penalty)
@@ -158,7 +158,7 @@ def _penalty(value: object) -> float:
     return _checks.positive("penalty", value)
 
 
-def _memory(max_memory: float | None) -> float | None:
+def memory_limit(max_memory: float | None) -> float | None:
     if max_memory is None or (isinstance(max_memory, (int, float)) and max_memory >= 0):
         return max_memory
     raise ValueError(f"max_memory: wanted a number of bytes, 0 or more, got {max_memory!r}")

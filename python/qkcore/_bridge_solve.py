@@ -19,15 +19,15 @@ from . import _checks, _feasibility, _pieces
 from ._bridge_check import largest_finite
 from ._bridge_kernels import BridgeKernel
 from ._bridge_problem import (
-    _TOL,
+    TOLERANCES,
+    Problem,
     _at_least_one,
     _gauge,
     _is_symmetric,
     _marginal,
-    _penalties,
-    _Problem,
     _same_mass,
     _start,
+    penalties,
 )
 from ._bridge_report import Callback, reporter
 from ._config import resolve_threads
@@ -64,7 +64,7 @@ class Found:
 class Asked:
     """A problem with its method, checked."""
 
-    problem: _Problem
+    problem: Problem
     solver: str
     start: tuple[Real, Real]
 
@@ -99,13 +99,13 @@ def ask(
     n_threads: int | None,
 ) -> Asked:
     """The arguments of a bridge over any kernel, checked."""
-    p = _Problem(
+    p = Problem(
         kernel,
         _marginal("mu", mu, kernel, 0),
         _marginal("nu", nu, kernel, 1),
-        _TOL[kernel.dtype.itemsize] if tol is None else _checks.positive("tol", tol),
+        TOLERANCES[kernel.dtype.itemsize] if tol is None else _checks.positive("tol", tol),
         _at_least_one("max_iter", max_iter),
-        *_penalties(penalty),
+        *penalties(penalty),
         resolve_threads(n_threads),
     )
     if solver not in SOLVERS:
@@ -126,7 +126,7 @@ def ask(
     return Asked(p, solver, _start(init, kernel))
 
 
-def solve_one(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
+def solve_one(p: Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
     if p.kernel.crawls(p):
         p = p._replace(max_iter=min(p.max_iter, _SLOW_LIMIT))
     start = f, g
@@ -162,7 +162,7 @@ def overflowed(kernel: BridgeKernel) -> Found:
 
 
 def _across_plateaus(
-    p: _Problem, solver: str, found: Found, start: tuple[Real, Real], report: Callback | None
+    p: Problem, solver: str, found: Found, start: tuple[Real, Real], report: Callback | None
 ) -> Found:
     """A plateau: the error stays, or rises for a while, as the potentials move. Only the limit on visits
     ends it, and each attempt goes on from where the last one came to, not from the best point.
@@ -175,11 +175,11 @@ def _across_plateaus(
     return found
 
 
-def _ended(p: _Problem, found: Found) -> bool:
+def _ended(p: Problem, found: Found) -> bool:
     return found.status not in ("stagnated", "overflow") or found.n_visits >= p.max_iter
 
 
-def _rest(p: _Problem, found: Found) -> _Problem:
+def _rest(p: Problem, found: Found) -> Problem:
     return p._replace(max_iter=max(1, p.max_iter - found.n_visits))
 
 
@@ -200,7 +200,7 @@ def _with_status(found: Found, status: str) -> Found:
     return found if status == found.status else dataclasses.replace(found, status=status)
 
 
-def _precision(p: _Problem, found: Found) -> float:
+def _precision(p: Problem, found: Found) -> float:
     """The error that rounding of the potentials and scores leaves: below it no solver makes progress."""
     size = sum(largest_finite(x) for x in (found.f, found.g))
     eps = max(float(np.finfo(d).eps) for d in (p.kernel.entries, p.kernel.potentials))
@@ -208,7 +208,7 @@ def _precision(p: _Problem, found: Found) -> float:
 
 
 def _in_double(
-    p: _Problem,
+    p: Problem,
     solver: str,
     found: Found,
     start: tuple[Real, Real],
@@ -242,7 +242,7 @@ def _in_double(
     return best
 
 
-def _rounded_in_turn(wide: _Problem, exact: Found, dtype: np.dtype[Any]) -> tuple[Real, Real]:
+def _rounded_in_turn(wide: Problem, exact: Found, dtype: np.dtype[Any]) -> tuple[Real, Real]:
     """f rounded to the dtype, and the g that the columns then ask for, which may be rounded too.
 
     Where a row and a column have most of their mass from one entry, this g undoes what rounding has done to
@@ -254,7 +254,7 @@ def _rounded_in_turn(wide: _Problem, exact: Found, dtype: np.dtype[Any]) -> tupl
         return f, np.where(wide.nu > 0, np.log(wide.nu) - seen, -math.inf)
 
 
-def _attempt(p: _Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
+def _attempt(p: Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
     if solver == "symmetric":  # f = g is the gauge that the averaged update keeps
         f = g = (f + g) / 2
     mu, nu = _pieces.converted(p.mu, np.float64), _pieces.converted(p.nu, np.float64)
@@ -292,7 +292,7 @@ def _joined(parts: list[Any]) -> Any:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-def _checked(p: _Problem, found: Found, *, gauge: bool = True) -> Found:
+def _checked(p: Problem, found: Found, *, gauge: bool = True) -> Found:
     """What the solver found, in the gauge and the dtype of results, with the verdict of the final check."""
     f, g = _gauge(found.f, found.g, p.nu) if p.balanced and gauge else (found.f, found.g)
     if p.kernel.potentials != np.float64:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from . import _checks, scores
 from ._bridge_check import Conditions, Residual, judge
 from ._bridge_kernels import BridgeKernel
-from ._bridge_problem import _Problem
+from ._bridge_problem import Problem
 from ._bridge_report import Callback
 from ._bridge_result import SchrodingerBridge, SolvedBridge
 from ._bridge_solve import ask
@@ -290,7 +290,7 @@ class FactoredKernel(BridgeKernel):
             u, v = u * rows, v * cols
         return u, v
 
-    def check(self, p: _Problem, f: Real, g: Real) -> Residual:
+    def check(self, p: Problem, f: Real, g: Real) -> Residual:
         """By products with the factors; extended precision decides where rounding leaves a doubt."""
         mass = _checks.total(p.mu) if p.balanced else 1.0
         u, v = self.scalings(f, g, mass)
@@ -327,7 +327,7 @@ class FactoredKernel(BridgeKernel):
 
 
 def _result(
-    kernel: FactoredKernel, p: _Problem, fields: dict[str, Any], signs: str
+    kernel: FactoredKernel, p: Problem, fields: dict[str, Any], signs: str
 ) -> FactoredBridge:
     f, g, status = fields["f"], fields["g"], fields["status"]
     mass = _checks.total(p.mu) if p.balanced else 1.0

@@ -25,7 +25,7 @@ from ._bridge_check import (
     widened,
 )
 from ._bridge_kernels import GivenKernel, ScoresKernel, SweepKernel, is_given
-from ._bridge_problem import _TOL, _marginal, _memory, uniform_marginals
+from ._bridge_problem import TOLERANCES, _marginal, memory_limit, uniform_marginals
 from ._bridge_report import Callback
 from ._bridge_result import SchrodingerBridge
 from ._bridge_solve import ask
@@ -160,7 +160,7 @@ def bridge(
     >>> b.converged
     True
     """
-    fails, memory = on_fail_option(on_fail), _memory(max_memory)
+    fails, memory = on_fail_option(on_fail), memory_limit(max_memory)
     options: dict[str, Any] = {
         "tol": tol,
         "max_iter": max_iter,
@@ -303,7 +303,7 @@ def semi_relaxed(
 
     f = _pieces.mapped(potential, lse, rows)
     _, cols = wide_marginals(s, _pieces.converted(f, np.float64), log_reference, threads)
-    tol = _TOL[s.dtype.itemsize]
+    tol = TOLERANCES[s.dtype.itemsize]
     sides = Conditions(rows, math.inf), Conditions(_pieces.converted(cols, s.dtype), 0.0)
     unseen = _pieces.mapped(lambda x, w: (np.isneginf(x) & (w > 0)).astype(np.float64), lse, rows)
     alone = not s.batch and s.terms.offsets is None

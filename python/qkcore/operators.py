@@ -66,7 +66,7 @@ class _Operator(LinearMap):
         stream object of CuPy, PyTorch or CUDA Python); by default where the caller's library works now.
         """
         s, b = self._scores, self._scores.backend
-        values, vector = _right_hand_side("V", V, s, s.n_cols, at=-2)
+        values, vector = right_hand_side("V", V, s, s.n_cols, at=-2)
         at = b.at(n_threads, stream)
         if out is None and b.host_arrays:
             here: Real = self._product(values, None, at)
@@ -82,7 +82,7 @@ class _Operator(LinearMap):
     ) -> Real:
         """The product from the left with U of shape (..., N) or (..., k, N): ``U @ A``."""
         s, b = self._scores, self._scores.backend
-        values, vector = _right_hand_side("U", U, s, s.n_rows, at=-1)
+        values, vector = right_hand_side("U", U, s, s.n_rows, at=-1)
         at = b.at(n_threads, stream)
         product = self.T._product(values, None, at)
         found: Real = (
@@ -516,7 +516,7 @@ def _log_relative(weights: Real) -> Real:
     return found.astype(weights.dtype)
 
 
-def _right_hand_side(
+def right_hand_side(
     name: str, value: npt.ArrayLike, s: Scores, length: int, *, at: int
 ) -> tuple[Any, bool]:
     """The right-hand sides as (..., length, k), and whether they were one vector."""

@@ -85,6 +85,42 @@ cases_of(
         ("nystrom", lambda g: {"K": g.scores(True), "n_landmarks": 3, "seed": 1}),
         ("positive_features", lambda g: {"K": g.scores(True), "n_features": 6, "seed": 1}),
         ("LowRank", lambda g: {"left": g.normal(g.n, 2), "right": g.normal(2, g.m)}),
+        (
+            "sinkhorn_divergence",
+            lambda g: {
+                "X": g.X(),
+                "Y": g.X(g.m),
+                "weights_x": g.law(g.n),
+                "weights_y": g.law(g.m),
+                "epsilon": 1.0,
+                "p": 2.0,
+                "tol": 1e-3,
+            },
+        ),
+        ("wasserstein", lambda g: {"X": g.X(), "Y": g.X(), "p": 2.0, "method": "auto"}),
+        ("c_transform", lambda g: {"s": g.scores(), "g": g.normal(g.m), "axis": 1}),
+        (
+            "barycenter",
+            lambda g: {
+                "s": g.scores(True),
+                "laws": g.keep(np.stack([g.law(g.n), g.law(g.n)])),
+                "shares": g.keep(np.array([0.3, 0.7])),
+                "debiased": False,
+                "tol": 1e-2,
+                "max_iter": 500,
+            },
+        ),
+        (
+            "free_barycenter",
+            lambda g: {
+                "clouds": [g.X(), g.X(g.m)],
+                "start": g.X(),
+                "shares": g.keep(np.array([0.3, 0.7])),
+                "epsilon": 2.0,
+                "tol": 1e-2,
+                "max_iter": 300,
+            },
+        ),
         ("set_num_threads", lambda g: {"n": qk.get_num_threads()}),
         ("get_num_threads", lambda g: {}),
         ("config", lambda g: {}),
@@ -152,6 +188,12 @@ CASES["ProductOfFactors"] = _product
 CASES["compression_errors"] = _compression
 CASES["MarkovOperator"] = _operator
 CASES["Scores"] = _scores_methods
+case(
+    "OperatorSum",
+    lambda parts, V: qk.OperatorSum(parts) @ V,
+    lambda g: {"parts": ((0.5, g.markov()), (-2.0, g.markov())), "V": g.normal(g.n, 2)},
+    "parts",
+)
 case(
     "KernelOperator",
     lambda s, V, U: ((K := qk.kernel(s)) @ V, U @ K),

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from .. import _checks
-from .._bridge_problem import _penalties
+from .._bridge_problem import penalties
 from .._bridge_report import Callback
 from .._bridge_solve import ask, overflowed
 from .._lazy_scores import Scores
@@ -44,7 +44,7 @@ def solved(
     found = []
     for k, index in enumerate(np.ndindex(s.batch)):
         at = [x[index] for x in host]
-        kernel = DeviceKernel(s._problem(k), at[0], _penalties(penalty)[0], max_memory)
+        kernel = DeviceKernel(s._problem(k), at[0], penalties(penalty)[0], max_memory)
         start = (at[2], at[3]) if started else pair
         asked = ask(kernel, at[0], at[1], penalty=penalty, init=start, **options)
         try:

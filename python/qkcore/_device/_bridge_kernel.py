@@ -12,7 +12,7 @@ import numpy.typing as npt
 from .. import _feasibility, scores
 from .._bridge_check import Residual, judge, widened
 from .._bridge_kernels import ScoresKernel
-from .._bridge_problem import _Problem
+from .._bridge_problem import Problem
 from .._lazy_scores import Real, Scores
 from .._native import cpu
 from ._visits import full_precision, visited, visits
@@ -71,7 +71,7 @@ class DeviceKernel(ScoresKernel):
         super().forget()
         self.__dict__.pop("sweep", None)
 
-    def check(self, p: _Problem, f: Real, g: Real) -> Residual:
+    def check(self, p: Problem, f: Real, g: Real) -> Residual:
         if not self.there.terms.dense:
             return super().check(p, f, g)
         with np.errstate(over="ignore", invalid="ignore"):

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._bridge_kernels import ScoresKernel
-from .._bridge_problem import _TOL, _memory, _Problem
+from .._bridge_problem import TOLERANCES, Problem, memory_limit
 from .._bridge_solve import solve_one
 from .._config import resolve_threads
 from .._convergence import WarnsOnUse, on_fail_option, settle
@@ -181,10 +181,10 @@ def solver_options(
     n_threads: int | None,
 ) -> Options:
     """Checked options; the room for the triangle is made here, once for all steps of a flow."""
-    tol = _TOL[x.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
+    tol = TOLERANCES[x.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
     if _checks.integer("max_iter", max_iter) < 1:
         raise ValueError(f"max_iter: wanted at least 1, got {max_iter}")
-    limit = _memory(max_memory)
+    limit = memory_limit(max_memory)
     size = cpu.triangle_scratch(len(x), x.dtype.itemsize == 4, -1.0 if limit is None else limit)
     scratch = np.empty(size, x.dtype) if size else None
     return Options(tol, int(max_iter), scratch, resolve_threads(n_threads))
@@ -257,7 +257,7 @@ def solve(
         scratch=options.scratch,
         name="X",
     )
-    problem = _Problem(kernel, w, w, options.tol, options.max_iter, n_threads=options.n_threads)
+    problem = Problem(kernel, w, w, options.tol, options.max_iter, n_threads=options.n_threads)
     found = solve_one(problem, "symmetric", g, g, None)
     g = (found.f + found.g) / 2
     columns = s.shift(columns=g.astype(x.dtype))

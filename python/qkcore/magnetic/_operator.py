@@ -11,7 +11,7 @@ from .. import _checks, _dynamics
 from .._config import resolve_threads
 from .._lazy_scores import Real, Scores
 from .._native import cpu
-from ..operators import KernelOperator, MarkovOperator, _right_hand_side, kernel, softmax
+from ..operators import KernelOperator, MarkovOperator, kernel, right_hand_side, softmax
 from ._hermitian import Complex, Reversal, find_reversal, leading, right_vectors
 from ._phases import masked, square, times
 
@@ -175,7 +175,7 @@ class MagneticOperator:
                 f"{np.asarray(value).dtype}; convert it, e.g. {name}.astype(np.{self.dtype})"
             )
         length = self.shape[1 if at == -2 else 0]
-        _, vector = _right_hand_side(name, array.real, self._phases, length, at=at)
+        _, vector = right_hand_side(name, array.real, self._phases, length, at=at)
         columns = array[:, None] if vector else (array if at == -2 else array.T)
         return np.ascontiguousarray(columns), vector
 
