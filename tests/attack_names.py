@@ -130,7 +130,7 @@ Formulas compared with references of their own in tests/test_schedule.py: schedu
 Formulas compared with references of their own in tests/test_low_rank_bridges.py: compression_errors
 Formulas compared with references of their own in tests/test_transport.py: sinkhorn_divergence,
     barycenter, free_barycenter, c_transform
-Sums of operators that are attacked, in tests/test_surface.py: OperatorSum
+Sums and cosines of what is attacked, in tests/test_surface.py: OperatorSum, scores.cosine
 Potentials held to the total variation of their marginals in tests/test_solvers.py: adaptive_ipf
 """
 

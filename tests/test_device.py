@@ -66,6 +66,7 @@ def cpu_and_device(xp: Library, kind: str, dtype: str) -> tuple[Any, Any]:
             "forward": lambda: s.forward(to(X), to(Y), W=to(W)),
             "forward, self": lambda: s.forward(to(X), beta=0.3),
             "backward": lambda: s.backward(to(X), to(Y)),
+            "cosine": lambda: s.cosine(to(X), to(Y), beta=0.7),
             "distance": lambda: s.distance(to(X), to(Y), beta=0.7),
             "distance, W": lambda: s.distance(to(X), to(Y), W=to(W)),
             "sum": lambda: (
@@ -90,6 +91,7 @@ KINDS = (
     "forward",
     "forward, self",
     "backward",
+    "cosine",
     "distance",
     "distance, W",
     "sum",

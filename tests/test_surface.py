@@ -378,3 +378,23 @@ def test_a_matrix_for_every_head(name: str, form: str, dtype: str) -> None:
                 found.to_numpy()[..., k, :, :], alone.to_numpy(), atol=tol * 20
             )
     assert qk.softmax(make(X, W=W))[1].stationary().shape == (6,)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cosines(dtype: str) -> None:
+    """Lengths do not matter, from 1e-30 to 1e30; batches broadcast; 0 has no direction."""
+    r = rng()
+    X, Y = r.normal(size=(2, 5, 3)).astype(dtype), r.normal(size=(4, 3)).astype(dtype)
+    wanted = 0.7 * (X @ Y.T) / np.linalg.norm(X, axis=-1)[..., None] / np.linalg.norm(Y, axis=1)
+    tol = 20 * float(np.finfo(dtype).eps)
+    np.testing.assert_allclose(qk.scores.cosine(X, Y, beta=0.7).to_numpy(), wanted, atol=tol)
+    for scale in (1e-30, 1e30):
+        lengths = np.asarray(scale, dtype)
+        found = qk.scores.cosine(X * lengths, Y / lengths, beta=0.7).to_numpy()
+        np.testing.assert_allclose(found, wanted, atol=tol)
+    alone = qk.scores.cosine(Y)
+    assert alone.symmetric
+    np.testing.assert_allclose(np.diag(alone.to_numpy()), 1, atol=tol)
+    Y[2] = 0
+    with pytest.raises(ValueError, match=r"Y: wanted points other than 0, .* row 2"):
+        qk.scores.cosine(X[0], Y)

@@ -125,6 +125,9 @@ class Backend(Protocol):
     def project(self, name: str, points: Array, matrix: Host) -> tuple[Array, float]:
         """points @ matrix, and its largest magnitude."""
 
+    def unit_rows(self, name: str, x: Array) -> Array:
+        """Points divided by their norms; refuses 0."""
+
     def row_dots(self, a: Array, b: Array, factor: float) -> Array:
         """factor <a_i, b_i> of every row."""
 

@@ -206,6 +206,17 @@ class Host:
             out = out.reshape(*points.shape[:-1], matrix.shape[1])
         return out, top
 
+    def unit_rows(self, name: str, x: Real) -> Real:
+        size = np.abs(x).max(axis=-1, keepdims=True)  # so that no square overflows or vanishes
+        if not size.all():
+            row = int(np.argmin(size))
+            raise ValueError(
+                f"{name}: wanted points other than 0, which have no direction; row {row} is 0"
+            )
+        near_one = x / size
+        out: Real = near_one / np.sqrt(self.row_dots(near_one, near_one, 1.0))[..., None]
+        return out
+
     def row_dots(self, a: Real, b: Real, factor: float) -> Real:
         if a.ndim == 2 and b.ndim == 2:
             return self.scaled(cpu.row_dots(a, b), factor)

@@ -6,6 +6,7 @@ tile by tile, so an N x M matrix exists only when :meth:`Scores.to_numpy` asks f
 ==================== =====================================================================
 ``dense(Z)``         :math:`s_{ij} = Z_{ij}`
 ``dot(X, Y)``        :math:`s_{ij} = \\beta\\, x_i^\\top W y_j`
+``cosine(X, Y)``     :math:`s_{ij} = \\beta \\cos\\angle(x_i, y_j)`
 ``forward(X, Y)``    :math:`s_{ij} = -\\beta\\,(G_{jj} - G_{ij})`
 ``backward(X, Y)``   :math:`s_{ij} = -\\beta\\,(G_{ii} - G_{ji})`
 ``distance(X, Y)``   :math:`s_{ij} = -\\beta\\,(x_i - y_j)^\\top W (x_i - y_j)`
@@ -25,7 +26,7 @@ from ._lazy_scores import Scores
 from ._points import WLike, metric_factor, pair
 from ._terms import Terms
 
-__all__ = ["Scores", "backward", "dense", "distance", "dot", "forward"]
+__all__ = ["Scores", "backward", "cosine", "dense", "distance", "dot", "forward"]
 
 
 def dense(Z: npt.ArrayLike) -> Scores:
@@ -60,6 +61,21 @@ def dot(
     p = pair(X, Y, W, beta)
     left, right, bound = p.projected()
     return p.scores(Terms(((left, right, p.beta),)), p.beta * bound)
+
+
+def cosine(X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, beta: float = 1.0) -> Scores:
+    """:math:`s_{ij} = \\beta\\,\\langle x_i, y_j\\rangle / (|x_i|\\,|y_j|)`: angles, whatever the lengths.
+
+    >>> import numpy as np, qkcore as qk
+    >>> qk.scores.cosine(np.array([[2.0, 0.0], [0.0, 9.0]]), np.array([[3.0, 4.0]])).to_numpy()
+    array([[0.6],
+           [0.8]])
+    """
+    p = pair(X, Y, None, beta)
+    p.same_dimension()
+    x = p.backend.unit_rows("X", p.x)
+    y = x if p.y is p.x else p.backend.unit_rows("Y", p.y)
+    return p.scores(Terms(((x, y, p.beta),)), 2 * p.beta)  # roundings leave it below 2
 
 
 def forward(

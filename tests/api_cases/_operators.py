@@ -17,6 +17,11 @@ for _kind in ("dot", "forward", "backward", "distance"):
         lambda _k=_kind, **a: getattr(qk.scores, _k)(**a).to_numpy(),
         lambda g: {"X": g.X(), "Y": g.X(g.m), "W": g.square(), "beta": 0.7},
     )
+case(
+    "scores.cosine",
+    lambda **a: qk.scores.cosine(**a).to_numpy(),
+    lambda g: {"X": g.X(), "Y": g.X(g.m), "beta": 0.7},
+)
 case("scores.dense", lambda Z: qk.scores.dense(Z).to_numpy(), lambda g: {"Z": g.normal(g.n, g.m)})
 for _kind in ("forward", "backward", "gram", "squared_distance"):
     case(

@@ -188,6 +188,26 @@ class Cuda(Context):
         bad = found["nan"] or found["plus_inf"] or found["minus_inf"]
         return out, largest_score(f"{name} times W", math.inf if bad else found["largest"], dtype)
 
+    def unit_rows(self, name: str, x: Any) -> Any:
+        from ._rows import Sphere
+
+        self._full_precision(name)
+        if x.ndim != 2 or not x.contiguous:
+            raise ValueError(
+                f"{name}: wanted contiguous points (n, d) on a device, got shape {x.shape} with strides "
+                f"{x.strides}; pass a contiguous copy, one problem at a time"
+            )
+        stream = self.stream()
+        squares = self.figures((name, self.module.row_dots(x, x, stream=stream), None))[0]
+        if squares["smallest"] == 0 or squares["plus_inf"]:
+            raise ValueError(
+                f"{name}: wanted points other than 0 whose squares the dtype holds, got norms^2 from "
+                f"{squares['smallest']:.3g} to {squares['largest']:.3g}"
+            )
+        out = self.module.map_vector("affine", x, a=1.0, stream=stream)
+        Sphere(self, x).normalise(out, stream)
+        return out
+
     def row_dots(self, a: Any, b: Any, factor: float) -> Any:
         self._full_precision("X")
         return self.module.row_dots(a, b, factor, stream=self.stream())
