@@ -53,8 +53,9 @@ class Backend(Protocol):
     def at(self, n_threads: int | None, stream: object = None) -> int:
         """Where to compute; refuses the option of the other backend."""
 
-    def matrix(self, name: str, value: Any) -> tuple[Array, np.dtype[Any], float]:
-        """An array (..., N, M) of scores, the dtype of results, the largest magnitude; -inf masks."""
+    def matrix(self, name: str, value: Any) -> tuple[Array, np.dtype[Any], float, bool]:
+        """An array (..., N, M) of scores, the dtype of results, the largest magnitude, and whether -inf masks
+        an entry."""
 
     def points(
         self, names: tuple[str, str], X: Any, Y: Any

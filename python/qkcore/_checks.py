@@ -159,6 +159,11 @@ def same_dtype(name: str, array: Real, dtype: np.dtype[Any], other: str) -> None
 
 def finite(name: str, array: Real, *, minus_inf: bool = False) -> float:
     """Refuses NaN and infinities (-inf passes where it masks); gives the largest magnitude."""
+    return finite_or_masked(name, array, minus_inf=minus_inf)[0]
+
+
+def finite_or_masked(name: str, array: Real, *, minus_inf: bool = True) -> tuple[float, bool]:
+    """The largest magnitude of numbers, and whether -inf is among them."""
     found, largest = cpu.scan(array, _config.get_num_threads())
     if found & ~(4 if minus_inf else 0):
         kinds = [k for bit, k in ((1, "NaN"), (2, "+inf"), (4, "-inf")) if found & bit]
@@ -167,7 +172,7 @@ def finite(name: str, array: Real, *, minus_inf: bool = False) -> float:
             f"{name}: wanted {wanted}, got {' and '.join(kinds)}; "
             f"find them with ~np.isfinite({name}) and remove or replace them"
         )
-    return largest
+    return largest, bool(found & 4)
 
 
 def no_overflow(what: str, largest: float, dtype: np.dtype[Any]) -> None:

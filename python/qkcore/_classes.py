@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, overload
 import numpy as np
 import numpy.typing as npt
 
-from ._native import cpu
-
 if TYPE_CHECKING:
     from ._lazy_scores import Scores
     from ._markov import Markov
@@ -231,6 +229,4 @@ def _has_holes(step: Any) -> bool:
 
 def _hidden_entries(s: Scores) -> bool:
     """Whether a mask, a term or a shift hides entries."""
-    if any(not mask.all() for mask in s.terms.masks):
-        return True
-    return any(cpu.scan(x, 1)[0] for x in s.terms.numbers)
+    return s.holed or any(not mask.all() for mask in s.terms.masks)

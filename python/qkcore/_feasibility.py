@@ -22,7 +22,6 @@ from ._terms import UNBOUNDED
 
 __all__ = ["INFEASIBLE", "NO_TOTAL_SUPPORT", "diagnose", "usable_entries", "verdict"]
 
-_MINUS_INF = 4  # of cpu.scan's flags
 
 INFEASIBLE = "infeasible"
 NO_TOTAL_SUPPORT = "no total support"
@@ -34,11 +33,7 @@ _SMALL = 250_000
 
 def may_be_masked(s: Scores) -> bool:
     """Whether some entry of the kernel may be 0."""
-    return bool(s.terms.masks) or s.terms.banded or _has_minus_inf(s)
-
-
-def _has_minus_inf(s: Scores) -> bool:
-    return any(cpu.scan(x, resolve_threads(None))[0] & _MINUS_INF for x in s.terms.numbers)
+    return bool(s.terms.masks) or s.terms.banded or s.holed
 
 
 def diagnose(s: Scores, mu: Real, nu: Real) -> str | None:
@@ -87,7 +82,7 @@ def in_doubt(s: Scores, mu: Real, nu: Real, f: Real, g: Real, error: float) -> b
 def _one_sided(s: Scores) -> bool:
     """Whether a band, open on one side, is all that masks."""
     bounded = [abs(end) < UNBOUNDED for end in s.terms.band]
-    return sum(bounded) == 1 and not (s.terms.masks or _has_minus_inf(s))
+    return sum(bounded) == 1 and not (s.terms.masks or s.holed)
 
 
 def _shows_its_support(s: Scores, mu: Real, nu: Real, f: Real, g: Real, error: float) -> bool:

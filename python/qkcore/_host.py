@@ -73,11 +73,11 @@ class Host:
             raise TypeError("stream: wanted None for arrays on the CPU; pass n_threads instead")
         return resolve_threads(n_threads)
 
-    def matrix(self, name: str, value: Any) -> tuple[Real, np.dtype[Any], float]:
+    def matrix(self, name: str, value: Any) -> tuple[Real, np.dtype[Any], float, bool]:
         array = _checks.real_array(name, value)
         _matrix_shape(name, array)
         _checks.not_empty(name, array)
-        return array, array.dtype, _checks.finite(name, array, minus_inf=True)
+        return array, array.dtype, *_checks.finite_or_masked(name, array)
 
     def points(
         self, names: tuple[str, str], X: Any, Y: Any

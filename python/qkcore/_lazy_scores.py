@@ -35,7 +35,17 @@ class Scores:
            [  1.,   2.,   2.]])
     """
 
-    __slots__ = ("_described", "backend", "batch", "bound", "dtype", "n_cols", "n_rows", "terms")
+    __slots__ = (
+        "_described",
+        "_holed",
+        "backend",
+        "batch",
+        "bound",
+        "dtype",
+        "n_cols",
+        "n_rows",
+        "terms",
+    )
 
     # Array libraries must not try to loop over us: arr + s is an error, not an object array.
     __array_ufunc__ = None
@@ -68,6 +78,18 @@ class Scores:
         """what no finite score exceeds in magnitude"""
         self.backend = backend
         self._described = backend.describe(self)
+        self._holed: bool | None = None
+
+    @property
+    def holed(self) -> bool:
+        """Whether -inf in an array or a shift masks an entry; looked up once."""
+        if self._holed is None:
+            self._holed = any(map(self.backend.has_minus_inf, self.terms.numbers))
+        return self._holed
+
+    @holed.setter
+    def holed(self, known: bool) -> None:
+        self._holed = known
 
     @property
     def _spec(self) -> tuple[Any, ...]:
@@ -302,7 +324,7 @@ class Scores:
             raise ValueError(
                 f"factor: wanted a number other than 0, got {c}; leave the term out instead"
             )
-        if c < 0 and any(self.backend.has_minus_inf(x) for x in self.terms.numbers):
+        if c < 0 and self.holed:
             raise ValueError(
                 f"factor: wanted a number > 0 for scores in which -inf masks entries, got {c:g}; mask them "
                 "by masked(), which a sign does not touch"

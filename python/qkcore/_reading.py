@@ -51,7 +51,7 @@ def largest_weights(P: MarkovOperator, k: int, n_threads: int | None) -> Largest
 def log_visible(s: Scores, n_threads: int | None) -> Any:
     """The logarithm of how many entries of each row are not masked, (..., N) or a number."""
     terms = s.terms
-    if not any(s.backend.has_minus_inf(x) for x in terms.numbers):
+    if not s.holed:
         if not (terms.masks or terms.banded or terms.offsets is not None):
             return math.log(s.n_cols)
         masks = terms._replace(dots=(), distances=(), dense=()).with_shifts((), ())

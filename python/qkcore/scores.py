@@ -37,10 +37,12 @@ def dense(Z: npt.ArrayLike) -> Scores:
     array([1.38629436, 1.38629436])
     """
     backend = backend_of(Z)
-    array, dtype, largest = backend.matrix("Z", Z)
-    *batch, n_rows, n_cols = array.shape
+    array, dtype, largest, holed = backend.matrix("Z", Z)
+    *batch, n, m = array.shape
     terms = Terms(dense=((array, 1.0),))
-    return Scores(dtype, tuple(batch), n_rows, n_cols, terms, bound=largest, backend=backend)
+    out = Scores(dtype, tuple(batch), n, m, terms, bound=largest, backend=backend)
+    out.holed = holed
+    return out
 
 
 def dot(

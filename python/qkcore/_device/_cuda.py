@@ -57,15 +57,16 @@ class Cuda(Context):
             )
         return self.stream(stream)
 
-    def matrix(self, name: str, value: Any) -> tuple[Any, np.dtype[Any], float]:
+    def matrix(self, name: str, value: Any) -> tuple[Any, np.dtype[Any], float, bool]:
         array = self.numbers(name, value, short=True)
         if array.ndim < 2:
             raise ValueError(
                 f"{name}: wanted shape (..., N, M), got {array.shape}; pass {name}[None, :]"
             )
-        largest = self.finite(name, self.figures((name, array, None))[0], minus_inf=True)
+        found = self.figures((name, array, None))[0]
+        largest = self.finite(name, found, minus_inf=True)
         self.inputs = array.dtype
-        return array, self.real(array), largest
+        return array, self.real(array), largest, bool(found["minus_inf"])
 
     def points(
         self, names: tuple[str, str], X: Any, Y: Any

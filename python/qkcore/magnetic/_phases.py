@@ -9,7 +9,6 @@ import numpy.typing as npt
 
 from .. import _checks, _dynamics
 from .._lazy_scores import Scores
-from .._native import cpu
 from .._points import WLike, pair
 from .._terms import Terms
 from ..divergence import hermitian_partition
@@ -167,4 +166,4 @@ def masked(s: Scores) -> bool:
     """Whether any entry is -inf."""
     if s.terms.hides(s.n_rows, s.n_cols) or any(not m.all() for m in s.terms.masks):
         return True
-    return any(cpu.scan(x, 1)[0] for x in s.terms.numbers)
+    return s.holed
