@@ -88,6 +88,7 @@ Exceptions and warnings: ConvergenceError, ConvergenceWarning, ReducibleChainErr
     diffusion.DisconnectedWarning, measure.InfeasibleMomentsError
 Interfaces that others implement: LinearMap, measure.Domain, measure.Lookup, measure.Potential,
     simplex.FittedDrift
+Words for results and options: Status, Solver, Weight, RegimeName
 Settings without a figure: __version__, config, get_num_threads, set_num_threads, show_config,
     diagnostics.Thresholds, diagnostics.report.Thresholds, diagnostics.score.available
 Random by themselves, tested for their law in tests/test_duality.py: diagnostics.duality.sample_sde,

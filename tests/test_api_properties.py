@@ -29,6 +29,7 @@ RESULTS = {
     "measure.ConditionedKernel", "measure.ConditionedTransformer", "measure.ExponentialFamily",
     "measure.ExponentialMember", "measure.Gaussian", "measure.GaussianMixture",
     "simplex.FittedDrift", "scores.Scores", "Batch", "LargestWeights", "LinearMap",
+    "Status", "Solver", "Weight", "RegimeName",
 }  # fmt: skip
 # Trains a network: minutes, and JAX. tests/test_score.py has its errors.
 ELSEWHERE = {"diagnostics.score.fit"}

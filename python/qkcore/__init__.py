@@ -26,6 +26,7 @@ from ._lazy_scores import Scores
 from ._linear import LinearMap, OperatorSum
 from ._markov import Composition
 from ._reading import LargestWeights
+from ._words import RegimeName, Solver, Status, Weight
 from .bridges import GivenBridge, SchrodingerBridge, bridge, semi_relaxed, sinkhorn
 from .chains import BridgeChain, bridge_chain
 from .experts import DirectionalExperts, directional_experts, poe, total_variation
@@ -90,8 +91,12 @@ __all__ = [
     "ProductOfFactors",
     "ReducibleChainError",
     "Regime",
+    "RegimeName",
     "SchrodingerBridge",
     "Scores",
+    "Solver",
+    "Status",
+    "Weight",
     "__version__",
     "adaptive_ipf",
     "barycenter",

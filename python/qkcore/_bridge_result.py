@@ -15,6 +15,7 @@ from . import _device
 from ._bridge_check import problem_part, wide_marginals
 from ._convergence import WarnsOnUse
 from ._lazy_scores import Real, Scores
+from ._words import Ended
 from .operators import MarkovOperator, softmax
 from .scores import distance
 
@@ -28,7 +29,7 @@ Value = Any  # a number, or for batches an array of them
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SolvedBridge(WarnsOnUse):
+class SolvedBridge(Ended, WarnsOnUse):
     """What every solved bridge has, whatever its kernel; of a batch, arrays over its problems."""
 
     mu: Any = field(repr=False)

@@ -22,6 +22,7 @@ from ._convergence import ConvergenceError, ConvergenceWarning, on_fail_option
 from ._lazy_scores import Real
 from ._native import cpu
 from ._stationary import ELIMINATED, Law, ReducibleChainError, stationary_law
+from ._words import RegimeName
 
 if TYPE_CHECKING:
     from ._markov import Markov
@@ -56,7 +57,7 @@ class CurrentNorms:
 class Regime:
     """Which of DAC 4.0.1's regimes a pair (P, rho) is in, and the figures that say so."""
 
-    regime: str
+    regime: RegimeName
     """"EQ" (stationary, no currents), "NESS" (stationary with currents) or "NE" (not stationary)"""
     max_current: float
     tol: float
@@ -248,9 +249,9 @@ def regime(
     else:
         rate, allowed = given, given * norms.largest_flow
     if stationarity > rate:
-        name = "NE"
+        name = RegimeName.NE
     else:
-        name = "EQ" if norms.largest <= allowed else "NESS"
+        name = RegimeName.EQ if norms.largest <= allowed else RegimeName.NESS
     return Regime(
         name,
         norms.largest,

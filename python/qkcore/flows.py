@@ -13,6 +13,7 @@ from . import _checks, _config, _device
 from . import _particle_checks as checks
 from ._checks import Real
 from ._native import cpu
+from ._words import Ended
 from .fields import AttentionField, _PythonField
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _MEANING = {
 
 
 @dataclass(frozen=True, eq=False)
-class ParticleFlow:
+class ParticleFlow(Ended):
     """A computed trajectory; ``print`` it for a summary."""
 
     t: npt.NDArray[np.float64] = field(repr=False)

@@ -21,12 +21,13 @@ from ._config import resolve_threads
 from ._convergence import WarnsOnUse, on_fail_option, settle
 from ._lazy_scores import Real, Scores
 from ._native import cpu
+from ._words import Ended
 
 __all__ = ["AdaptiveIPF", "adaptive_ipf"]
 
 
 @dataclass(frozen=True, eq=False)
-class AdaptiveIPF(WarnsOnUse):
+class AdaptiveIPF(Ended, WarnsOnUse):
     """What algorithm 2 returns, and how it got there."""
 
     log_a: Real = field(repr=False)

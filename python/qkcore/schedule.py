@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from . import _checks
 from ._ode import Arrays, Integrator
+from ._words import Ended
 from .simplex import Mobility
 from .simplex._softmax import logits as check_logits
 from .simplex._softmax import plain_entropy, plain_softmax
@@ -154,7 +155,7 @@ class EntropySchedule:
 
 
 @dataclass(frozen=True)
-class ScheduleFlow:
+class ScheduleFlow(Ended):
     """A temperature over continuous depth, up to where the integrator came."""
 
     t: Double

@@ -25,6 +25,7 @@ from . import _particle_checks as checks
 from ._convergence import ConvergenceError, ConvergenceWarning, on_fail_option
 from ._lazy_scores import Real, Scores
 from ._transport import cost_scores, mass_of, wasserstein
+from ._words import Ended
 from .bridges import bridge
 from .operators import scores_argument
 
@@ -134,7 +135,7 @@ def c_transform(
 
 
 @dataclass(frozen=True, eq=False)
-class Barycenter:
+class Barycenter(Ended):
     """A barycentre and how the iteration ended."""
 
     weights: Real = field(repr=False)

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .. import _device
 from .._lazy_scores import Real
+from .._words import Ended
 
 __all__ = ["STATUSES", "GaussianFlow"]
 
@@ -17,7 +18,7 @@ STATUSES = ("converged", "not settled", "diverged", "blew up", "indefinite", "st
 
 
 @dataclass(frozen=True, eq=False)
-class GaussianFlow:
+class GaussianFlow(Ended):
     """Means and covariances over time, one status per trajectory, none left out (TPDE-3).
 
     With batch axes every figure is an array over the batch; for one trajectory ``status`` is a string

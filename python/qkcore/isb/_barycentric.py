@@ -18,6 +18,7 @@ from .._config import resolve_threads
 from .._convergence import WarnsOnUse, on_fail_option, settle
 from .._lazy_scores import Real, Scores
 from .._native import cpu
+from .._words import Ended
 from ..operators import MarkovOperator, softmax
 from ..scores import distance
 
@@ -27,7 +28,7 @@ _SOFTMAX = cpu.WEIGHTS.index("softmax")
 
 
 @dataclass(frozen=True, eq=False)
-class BarycentricMap(WarnsOnUse):
+class BarycentricMap(Ended, WarnsOnUse):
     """:math:`B_{\\rho,\\varepsilon}` of a weighted cloud: its values, and how the solve went."""
 
     X: Real = field(repr=False)

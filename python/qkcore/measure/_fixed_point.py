@@ -13,6 +13,7 @@ import numpy.typing as npt
 from .. import _checks
 from .._lazy_scores import Real
 from .._native import cpu
+from .._words import Ended
 from ._bounds import invariant, psi_bounds
 from ._domains import Domain, domain_argument
 from ._kernels import AttentionKernel
@@ -33,7 +34,7 @@ _FLOOR = (
 
 
 @dataclass(frozen=True, eq=False)
-class FixedPoint:
+class FixedPoint(Ended):
     """Where repeating a block leads: :math:`X = T(X)`."""
 
     X: Real = field(repr=False)

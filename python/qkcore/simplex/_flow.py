@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._ode import METHODS, Integrator, Overflow, State
+from .._words import Ended
 from ._drifts import Drift, FittedDrift, Piece, pieces_of, time_span
 from ._mobility import mobility_product
 from ._softmax import plain_entropy, plain_softmax
@@ -32,7 +33,7 @@ _MESSAGES = {
 
 
 @dataclass(frozen=True)
-class PFSolution:
+class PFSolution(Ended):
     """A path of probabilities and everything the guards saw on the way (EOT-5, H.1).
 
     ``t`` (times), ``p`` (times, ..., V) and ``entropy`` (times, ...) end where the integration ended:
