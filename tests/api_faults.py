@@ -77,6 +77,17 @@ def _required(call: Call, name: str) -> bool:
 
 # What looks wrong and has a meaning, by case and argument.
 TAKES: dict[tuple[str, str], tuple[str, ...]] = {
+    # numbers kept as objects are converted, as scikit-learn asks of estimators
+    **{
+        (name, argument): ("object",)
+        for name in (
+            "diagnostics.drift.KNNDrift",
+            "diagnostics.drift.RidgeDrift",
+            "diffusion.DiffusionMap",
+            "magnetic.MagneticMap",
+        )
+        for argument in ("X", "y", "new")
+    },
     # indices: one or many
     ("diffusion.diffusion_distance", "i"): ("list",),
     ("diffusion.diffusion_distance", "j"): ("list",),

@@ -403,18 +403,16 @@ def test_bad_points() -> None:
     for bad, error, message in (
         (np.where(np.arange(2) == 1, np.nan, X), ValueError, "X: wanted finite numbers, got NaN"),
         (X[:, 0], ValueError, "X: wanted points of shape"),
-        (X[:0], ValueError, "X: wanted no axis of length 0"),
+        (X[:0], ValueError, r"X: wanted points, got 0 sample\(s\)"),
         (X[:1], ValueError, "X: wanted at least 2 points, got 1"),
         (X.reshape(2, 10, 2), ValueError, r"X: wanted shape \(n, d\)"),
-        (X.astype(complex), TypeError, "X: wanted float32 or float64"),
+        (X.astype(complex), ValueError, "X: wanted real numbers"),
     ):
         with pytest.raises(error, match=message):
             DiffusionMap(1).fit(bad)
     model = DiffusionMap(1).fit(X)
     with pytest.raises(ValueError, match="X: wanted 2 features as in fit, got 3"):
         model.transform(cloud(4, 3))
-    with pytest.raises(TypeError, match="X: wanted float64 like the points of fit, got float32"):
-        model.transform(X.astype(np.float32))
     assert model.transform(np.zeros((3, 2), dtype=int)).shape == (3, 1)
 
 

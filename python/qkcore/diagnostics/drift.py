@@ -70,7 +70,6 @@ def transitions(
 class _Regressor(Estimator):
     """What both regressors share: checks, R², scikit-learn's tags."""
 
-    n_features_in_: int
     _flat: bool
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Any:
@@ -110,9 +109,14 @@ class _Regressor(Estimator):
                 "y: wanted targets, got None; it requires y to be passed, but the target y is None"
             )
         target = np.asarray(y)
-        if target.dtype.kind not in "fiub":
+        if target.dtype.kind not in "fiubO":
             raise TypeError(f"y: wanted numbers, got {target.dtype}; pass y.astype(np.float64)")
-        target = target.astype(np.float64)
+        try:
+            target = target.astype(np.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"y: wanted numbers, got objects ({error}). Unknown label type"
+            ) from None
         if target.ndim not in (1, 2) or len(target) != len(points):
             raise ValueError(
                 f"y: wanted shape ({len(points)},) or ({len(points)}, m) for these X, got {target.shape}; "
@@ -120,18 +124,14 @@ class _Regressor(Estimator):
             )
         if not np.isfinite(target).all():
             raise ValueError("y: wanted finite numbers, got NaN or inf; remove those rows")
-        self.n_features_in_ = points.shape[1]
+        self._learn_features(X, points)
         self._flat = target.ndim == 1
         return points, target.reshape(len(points), -1)
 
     def _queries(self, X: npt.ArrayLike) -> Real:
         self._require_fitted("n_features_in_")
         points = self._points(X)
-        if points.shape[1] != self.n_features_in_:
-            raise ValueError(
-                f"X: wanted {self.n_features_in_} features as in fit; X has {points.shape[1]} "
-                f"features, but {type(self).__name__} is expecting {self.n_features_in_} features as input"
-            )
+        self._same_features(X, points)
         return points
 
     def _shaped(self, out: Double, like: Real) -> Real:

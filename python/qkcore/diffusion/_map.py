@@ -10,7 +10,7 @@ import numpy.typing as npt
 from .. import _checks
 from .._backend import Backend, backend_of
 from .._config import resolve_threads
-from .._estimator import Estimator
+from .._estimator import Transformer
 from .._lanczos import Product
 from .._lazy_scores import Real
 from .._points import WLike
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 BANDWIDTHS = ("global", "self-tuning")
 
 
-class DiffusionMap(Estimator):
+class DiffusionMap(Transformer):
     """Diffusion map: points as eigenvectors of the diffusion operator (DAC-5, eqs 11, 19).
 
     The coordinates of point i after t steps are :math:`\\lambda_k^t\\psi_{ik}`, k = 1, 2, ...: right
@@ -185,7 +185,7 @@ class DiffusionMap(Estimator):
         self.materialized_ = materialized
         self.n_iter_ = passes
         self.points_: Real = points
-        self.n_features_in_ = points.shape[1]
+        self._learn_features(X, points)
         # What transform needs must not change with parameters that are set after fit.
         self._fitted = (t, weights, shift)
         self.embedding_: Real = self.eigenvectors_ * _powers(self.eigenvalues_, t)
@@ -233,7 +233,7 @@ class DiffusionMap(Estimator):
         """Fit, and give the coordinates of X, (n, n_components)."""
         where = backend_of(X)
         out: Real = where.give(where.from_host(self._fit(X, 3).embedding_))
-        return out
+        return self._as_asked(out, X)  # type: ignore[no-any-return]  # a data frame if that was asked for
 
     @property
     def operator_(self) -> MarkovOperator:
@@ -265,7 +265,7 @@ class DiffusionMap(Estimator):
             self._refuse_zero_eigenvalues(f"transform with t={t:g} < 1")
             product, t = product / self.eigenvalues_, t + 1
         out: Real = where.give(where.from_host(product * _powers(self.eigenvalues_, t - 1)))
-        return out
+        return self._as_asked(out, X)  # type: ignore[no-any-return]  # a data frame if that was asked for
 
     def eigenfunctions(self, X: npt.ArrayLike) -> Real:
         """:math:`\\psi_k(x) = \\lambda_k^{-1}\\sum_j P(x, x_j)\\psi_{jk}` at points X (m, d): Nyström.
@@ -282,15 +282,9 @@ class DiffusionMap(Estimator):
         self._require_fitted("embedding_")
         where = backend_of(X)
         X = where.here("X", X)
-        array = np.asarray(X)
-        points = self._points(array.astype(self.points_.dtype) if array.dtype.kind in "iub" else X)
-        if points.shape[1] != self.n_features_in_:
-            raise ValueError(
-                f"X: wanted {self.n_features_in_} features as in fit, got {points.shape[1]}; X has "
-                f"{points.shape[1]} features, but {type(self).__name__} is expecting "
-                f"{self.n_features_in_} features as input"
-            )
-        _checks.same_dtype("X", points, self.points_.dtype, "the points of fit")
+        points = self._points(X)
+        self._same_features(X, points)
+        points = points.astype(self.points_.dtype, copy=False)
         _, weights, shift = self._fitted
         s = where.visiting(weights.cross(points, resolve_threads(self.n_threads)))
         P = softmax(s if shift is None else s.shift(columns=shift))

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from .. import _checks, scores
 from .._bandwidth import median_rule
-from .._estimator import Estimator
+from .._estimator import Transformer
 from .._points import WLike
 from ..diffusion._localized import effective_points, warn_of_parts
 from ..operators import softmax
@@ -17,7 +17,7 @@ from ._operator import MagneticOperator
 from ._phases import phases
 
 
-class MagneticMap(Estimator):
+class MagneticMap(Transformer):
     """Magnetic diffusion map: points as leading eigenvectors of :math:`\\tilde P` (DAC-6, eqs 37-40).
 
     The coordinates of point i are :math:`\\lambda_k^t\\psi_{ik}`, complex numbers: angles between
@@ -97,7 +97,7 @@ class MagneticMap(Estimator):
         self.eigenvalues_ = values
         self.eigenvectors_ = vectors
         self.embedding_: Complex = vectors * values**steps
-        self.n_features_in_ = points.shape[1]
+        self._learn_features(X, points)
         # What transform needs, as it was: only t may change between fits.
         self._fitted = points, shift, W, (self.W, self.gamma)
         law = P.stationary()
@@ -115,7 +115,13 @@ class MagneticMap(Estimator):
 
     def fit_transform(self, X: npt.ArrayLike, y: object = None) -> Complex:
         """Fit and give the coordinates of X, (n, n_components)."""
-        return self._fit(X, 3).embedding_
+        found: Complex = self._as_asked(self._fit(X, 3).embedding_, X)
+        return found
+
+    def get_feature_names_out(self, input_features: object = None) -> npt.NDArray[np.object_]:
+        """The names of the coordinates, for scikit-learn's pipelines."""
+        self._require_fitted("embedding_")
+        return np.array([f"magneticmap{k}" for k in range(self.embedding_.shape[1])], dtype=object)
 
     def transform(self, X: npt.ArrayLike) -> Complex:
         """The coordinates of points X (m, d), new ones too, by Nyström's extension.
@@ -125,11 +131,8 @@ class MagneticMap(Estimator):
         self._require_fitted("embedding_")
         points = self._points(X)
         old, shift, W, turn = self._fitted
-        if points.shape[1] != self.n_features_in_:
-            raise ValueError(
-                f"X: wanted {self.n_features_in_} features as in fit, got {points.shape[1]}"
-            )
-        _checks.same_dtype("X", points, old.dtype, "the points of fit")
+        self._same_features(X, points)
+        points = points.astype(old.dtype, copy=False)
         s = scores.distance(points, old, W=W, beta=self.beta_)
         if shift is not None:  # the factor of a new point falls out with its row
             s = s.shift(columns=shift)
@@ -142,6 +145,5 @@ class MagneticMap(Estimator):
                     f"transform: eigenvalue {int(np.argmax(lost))} is 0 to rounding and its vector "
                     "cannot be extended; fit fewer components, or take t >= 1"
                 )
-            return (P @ self.eigenvectors_) / values
-        out: Complex = (P @ self.eigenvectors_) * values ** (steps - 1)
-        return out
+        moved: Complex = self._as_asked((P @ self.eigenvectors_) * values ** float(steps - 1), X)
+        return moved
