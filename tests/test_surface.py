@@ -398,3 +398,51 @@ def test_cosines(dtype: str) -> None:
     Y[2] = 0
     with pytest.raises(ValueError, match=r"Y: wanted points other than 0, .* row 2"):
         qk.scores.cosine(X[0], Y)
+
+
+# ---- arrays of other libraries ----------------------------------------------------------------------
+
+
+class Tensor:
+    """As much of a tensor as is looked at."""
+
+    def __init__(self, values: Any, error: Exception | None = None, **more: Any) -> None:
+        self.values, self.error = values, error
+        vars(self).update(more)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        if self.error is not None:
+            raise self.error
+        return self.values
+
+
+def test_arrays_of_other_libraries_share_their_memory() -> None:
+    X = rng().normal(size=(5, 2))
+    s = qk.scores.dot(Tensor(X))
+    assert np.shares_memory(s.terms.dots[0][0], X)
+    V = Tensor(np.ones((5, 1)))
+    np.testing.assert_allclose(qk.softmax(s) @ V, 1)
+    b = qk.bridge(s, Tensor(np.full(5, 0.2)), [0.2] * 5)
+    assert b.converged
+
+
+@pytest.mark.parametrize(
+    ("value", "error", "message"),
+    [
+        (
+            Tensor(0, requires_grad=True),
+            TypeError,
+            r"a Tensor that requires gradients.*X\.detach\(\)",
+        ),
+        (Tensor(0, TypeError("BFloat16")), TypeError, r"cannot take \(BFloat16\).*X\.float\(\)"),
+        (Tensor(0, tocsr=None), TypeError, r"a sparse Tensor; pass X\.toarray\(\)"),
+        ([[1.0], [1.0, 2.0]], ValueError, "wanted a rectangular array of numbers, got list"),
+        (None, TypeError, "X: wanted float32 or float64"),
+    ],
+    ids=["gradients", "bfloat16", "sparse", "ragged", "none"],
+)
+def test_what_cannot_be_taken_says_what_to_do(
+    value: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        qk.scores.dot(value)

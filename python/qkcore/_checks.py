@@ -37,13 +37,7 @@ def real_array(name: str, value: npt.ArrayLike) -> Real:
     else:
         if hasattr(value, "__dlpack_device__"):
             _refuse_device(name, value)
-        try:
-            array = np.asarray(value)
-        except ValueError as error:
-            raise ValueError(
-                f"{name}: wanted a rectangular array of numbers, got {type(value).__name__} "
-                f"({error}); pass a NumPy array"
-            ) from None
+        array = _from_elsewhere(name, value)
     dtype = array.dtype
     if dtype is not _FLOAT64 and dtype is not _FLOAT32 and dtype not in (_FLOAT32, _FLOAT64):
         hint = f"{name}.real" if dtype.kind == "c" else f"{name}.astype(np.float64)"
@@ -70,12 +64,7 @@ def converted(name: str, value: npt.ArrayLike, dtype: np.dtype[Any], other: str)
         return real_array(name, value)
     if hasattr(value, "__dlpack_device__"):
         _refuse_device(name, value)
-    try:
-        given = np.asarray(value)
-    except ValueError as error:
-        raise ValueError(
-            f"{name}: wanted an array of numbers, got {shown(value)} ({error})"
-        ) from None
+    given = _from_elsewhere(name, value)
     if isinstance(value, np.ma.MaskedArray) or given.dtype.kind not in "biuf":
         return real_array(name, value)  # says what was wanted
     with np.errstate(over="ignore"):
@@ -89,6 +78,29 @@ def converted(name: str, value: npt.ArrayLike, dtype: np.dtype[Any], other: str)
                 "float64 data"
             )
     return array
+
+
+def _from_elsewhere(name: str, value: npt.ArrayLike) -> npt.NDArray[Any]:
+    """A list, a tensor, a data frame as an array: the same memory where the library shares it."""
+    kind = type(value).__name__
+    if getattr(value, "requires_grad", False):
+        raise TypeError(
+            f"{name}: wanted numbers, got a {kind} that requires gradients, which functions of NumPy "
+            f"arrays do not carry on; pass {name}.detach()"
+        )
+    if hasattr(value, "tocsr"):
+        raise TypeError(f"{name}: wanted a dense array, got a sparse {kind}; pass {name}.toarray()")
+    try:
+        return np.asarray(value)
+    except ValueError as error:
+        raise ValueError(
+            f"{name}: wanted a rectangular array of numbers, got {kind} ({error}); pass a NumPy array"
+        ) from None
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(
+            f"{name}: wanted numbers of a type that NumPy has, got a {kind} that it cannot take ({error}); "
+            f"convert it, e.g. {name}.float()"
+        ) from None
 
 
 def _refuse_device(name: str, value: object) -> None:
