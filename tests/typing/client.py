@@ -90,6 +90,31 @@ def chains(X: NDArray[np.float32], mu: NDArray[np.float32]) -> None:
     assert np.isfinite(cost)
 
 
+def words_and_batches(X: NDArray[np.float32]) -> None:
+    s = qk.scores.cosine(X[None])
+    assert_type(s[0], qk.Scores)
+    assert_type(-s - s + X[:, None, 0] * X[:, 0], qk.Scores)
+    A = qk.softmax(s)
+    assert_type(A[0], qk.MarkovOperator)
+    assert_type(0.5 * A + A, qk.OperatorSum)
+    heads: list[qk.MarkovOperator] = list(A)
+    assert len(heads) == len(A)
+    top = A.top_k(2)
+    assert_type(top, qk.LargestWeights)
+    flags: NDArray[np.bool_] = A.sinks(3.0)
+    assert flags.shape == A.column_mass().shape == A.normalized_entropy().shape
+    status: qk.Status = qk.bridge(s[0], solver=qk.Solver.AUTO).status
+    assert status is qk.Status.CONVERGED
+    name: qk.RegimeName = A[0].regime().regime
+    assert name in (qk.RegimeName.EQ, qk.RegimeName.NESS)
+    b = qk.bridge(cost=np.abs(X[:, :1] - X[:, 0]), epsilon=0.5)
+    assert_type(b, qk.SchrodingerBridge)
+    distance: float = qk.sinkhorn_divergence(X, X, epsilon=1.0) + qk.wasserstein(X, X)
+    assert distance < 1e-3
+    centre = qk.free_barycenter([X], X, epsilon=10.0, tol=1e-2)
+    assert_type(centre, qk.Barycenter)
+
+
 def gaussians(cov: NDArray[np.float64]) -> None:
     sol = qk.gaussian.flow("softmax", None, cov, (0, 1), Q=cov, K=-cov, V=cov, n_steps=3)
     assert_type(sol, qk.gaussian.GaussianFlow)
@@ -205,6 +230,7 @@ def main() -> None:
     reductions(s)
     operators(s, Y, X[:, 0].copy())
     chains(X, np.full(5, 0.2, np.float32))
+    words_and_batches(X)
     gaussians(np.eye(2))
     iterated_bridges(X)
     particles(X)
