@@ -210,22 +210,24 @@ QK_INLINE T reduce_max(Pack<T> v) {
     return fold_lanes<T>(v, [](Pack<T> a, Pack<T> b) { return max(a, b); });
 }
 
-// Bit i says whether the condition holds in lane i.
+// Bit i says whether lane i is at least that much. AVX-512 compares into a mask; a vector of conditions in between would be
+// made by a masked read of a constant (see in_register).
 template <class T>
-QK_INLINE unsigned lanes_where(typename SimdTraits<T>::Bits condition) {
-#if defined(__AVX512DQ__)
+QK_INLINE unsigned lanes_at_least(Pack<T> pack, T least) {
+#if defined(__AVX512F__)
     if constexpr (sizeof(T) == 4)
-        return _mm512_movepi32_mask(reinterpret_cast<__m512i>(condition));
+        return _mm512_cmp_ps_mask(reinterpret_cast<__m512>(pack), _mm512_set1_ps(least), _CMP_GE_OQ);
     else
-        return _mm512_movepi64_mask(reinterpret_cast<__m512i>(condition));
+        return _mm512_cmp_pd_mask(reinterpret_cast<__m512d>(pack), _mm512_set1_pd(least), _CMP_GE_OQ);
 #elif defined(__AVX__) && !defined(QK_SIMD_WIDE)
+    const auto condition = pack >= least;
     if constexpr (sizeof(T) == 4)
         return static_cast<unsigned>(_mm256_movemask_ps(reinterpret_cast<__m256>(condition)));
     else
         return static_cast<unsigned>(_mm256_movemask_pd(reinterpret_cast<__m256d>(condition)));
 #else
     unsigned found = 0;
-    for (int i = 0; i < SimdTraits<T>::width; ++i) found |= (condition[i] != 0 ? 1U : 0U) << i;
+    for (int i = 0; i < SimdTraits<T>::width; ++i) found |= (pack[i] >= least ? 1U : 0U) << i;
     return found;
 #endif
 }

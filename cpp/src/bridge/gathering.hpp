@@ -18,7 +18,7 @@ template <class T, class Value, class Found>
 QK_INLINE void each_at_least(Index n, T least, const Value& value, const Found& found) {
     constexpr Index width = SimdTraits<T>::width;
     for (Index j = 0; j < n; j += width)
-        for (unsigned lanes = lanes_where<T>(value(j) >= least); lanes != 0; lanes &= lanes - 1)
+        for (unsigned lanes = lanes_at_least<T>(value(j), least); lanes != 0; lanes &= lanes - 1)
             if (const Index at = j + std::countr_zero(lanes); at < n) found(at);
 }
 
