@@ -60,10 +60,11 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
     for k in np.flatnonzero((found[4] != _CONVERGED) | ~met).tolist():
         names[k] = settled(names[k], error[k], met[k])
     visits, last = found[3], found[2]
-    methods = [
-        f"{words or solver}, {'stored' if stored else 'on the fly'}"
-        for words, stored in zip(*found[5:], strict=True)
-    ]
+    ways = list(zip(*found[5:], strict=True))
+    texts = {
+        way: f"{way[0] or solver}, {'stored' if way[1] else 'on the fly'}" for way in set(ways)
+    }
+    methods = [texts[way] for way in ways]
 
     masked = p.balanced and may_be_masked(s)
     for k in np.flatnonzero(~met | masked).tolist():
