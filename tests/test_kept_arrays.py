@@ -177,3 +177,60 @@ def test_masked_arrays_are_refused() -> None:
         qk.scores.dense(np.ma.masked_invalid(np.zeros((2, 2))))
     with pytest.raises(TypeError, match=r"X: wanted a plain array, got a masked array"):
         qk.scores.distance(np.ma.masked_invalid(np.zeros((2, 2))))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "kind", ["points", "others", "distance", "matrix", "rows", "columns", "mask"]
+)
+def test_arrays_of_the_terms_may_be_reshaped(kind: str, dtype: str) -> None:
+    """Who takes an array out of the terms holds that very array: a shape or a dtype that no longer fits is
+    refused wherever the scores are used, not read beyond its end."""
+    n, m = 600, 400
+
+    def build() -> tuple[qk.Scores, Any]:
+        X, Y, Z = (np.ones(shape, dtype) for shape in ((n, 2), (m, 2), (n, m)))
+        keep = np.ones((n, m), bool)
+        s = {
+            "points": lambda: qk.scores.dot(X, Y),
+            "others": lambda: qk.scores.dot(X, Y),
+            "distance": lambda: qk.scores.distance(X, Y),
+            "matrix": lambda: qk.scores.dense(Z),
+            "rows": lambda: qk.scores.dot(X, Y).shift(rows=X[:, 0].copy()),
+            "columns": lambda: qk.scores.dot(X, Y).shift(columns=Y[:, 0].copy()),
+            "mask": lambda: qk.scores.dot(X, Y).masked(keep),
+        }[kind]()
+        t = s.terms
+        of = {"points": t.dots, "others": t.dots, "distance": t.distances, "matrix": t.dense}
+        held = of[kind][0][1 if kind == "others" else 0] if kind in of else None
+        shifts = {"rows": t.row_bias, "columns": t.col_bias, "mask": t.masks}
+        return s, shifts[kind][0] if held is None else held
+
+    def reshape(a: Any) -> None:
+        a.shape = a.shape[::-1] if a.ndim == 2 else (1, a.size, 1)
+
+    def flatten(a: Any) -> None:
+        a.shape = (a.size,)
+
+    def retype(a: Any) -> None:
+        a.dtype = np.int16
+
+    uses: list[Any] = [
+        lambda s: s.logsumexp(),
+        lambda s: s.to_numpy(),
+        lambda s: s.marginals(),
+        lambda s: qk.softmax(s) @ np.ones((m, 2), dtype),
+        lambda s: qk.bridge(s, max_iter=3, on_fail="ignore"),
+    ]
+    for spoil in (reshape, flatten, retype):
+        for use in uses:
+            s, held = build()
+            before = held.shape, held.itemsize
+            try:
+                spoil(held)
+            except (AttributeError, ValueError):  # NumPy does not allow it
+                continue
+            if (held.shape, held.itemsize) == before:
+                continue
+            with pytest.raises(ValueError, match="another shape or dtype; make the scores again"):
+                use(s)

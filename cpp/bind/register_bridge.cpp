@@ -120,6 +120,7 @@ py::tuple sums_in_double(const py::tuple& rest, const py::tuple& dense, int n_th
     for (const py::handle item : dense) {
         const auto pair = py::reinterpret_borrow<py::tuple>(item);
         const auto values = py::reinterpret_borrow<py::array>(pair[0]);
+        scores.batch.require_shape(values, {problem.n_rows, problem.n_cols}, sizeof(float));
         terms.push_back({scores.batch.matrix<float>(values, 0, 0, 0), pair[1].cast<double>()});
     }
     py::array_t<double> rows(problem.n_rows), columns(problem.n_cols);

@@ -15,6 +15,24 @@ std::vector<Index> offsets(const py::handle& h) {
 
 }  // namespace
 
+void Batch::require_shape(const py::array& a, std::initializer_list<Index> core, py::ssize_t itemsize) const {
+    const py::ssize_t lead = a.ndim() - static_cast<py::ssize_t>(core.size());
+    const auto n_axes = static_cast<py::ssize_t>(shape.size());
+    bool fits = lead >= 0 && lead <= n_axes && a.itemsize() == itemsize;
+    for (py::ssize_t k = 0; fits && k < lead; ++k)
+        fits = a.shape(k) == 1 || a.shape(k) == shape[static_cast<std::size_t>(n_axes - lead + k)];
+    py::ssize_t axis = lead;
+    for (const Index length : core) {
+        fits = fits && (length < 0 || a.shape(axis) == length);
+        ++axis;
+    }
+    if (!fits)
+        throw py::value_error(
+            "scores: wanted the arrays as they were when the scores were made, got one with another shape or "
+            "dtype; "
+            "make the scores again");
+}
+
 ScoreTuple::ScoreTuple(py::tuple spec) : float32(spec[0].cast<bool>()), spec_(std::move(spec)) {
     for (const auto size : spec_[1].cast<py::tuple>()) batch.shape.push_back(size.cast<Index>());
     batch.n_rows = spec_[2].cast<Index>();
@@ -23,6 +41,27 @@ ScoreTuple::ScoreTuple(py::tuple spec) : float32(spec[0].cast<bool>()), spec_(st
     batch.col_offsets = offsets(spec_[5]);
     if (batch.ragged()) batch.n_problems = static_cast<Index>(batch.row_offsets.size()) - 1;
     for (const Index size : batch.shape) batch.n_problems *= size;
+    require_shapes();
+}
+
+void ScoreTuple::require_shapes() const {
+    const py::ssize_t item = float32 ? 4 : 8;
+    for (const std::size_t at : {6, 7})
+        for (const auto term : spec_[at].cast<py::tuple>()) {
+            const auto pair = py::reinterpret_borrow<py::tuple>(term);
+            const py::array x = array_at(pair, 0);
+            batch.require_shape(x, {batch.n_rows, -1}, item);
+            batch.require_shape(array_at(pair, 1), {batch.n_cols, x.shape(x.ndim() - 1)}, item);
+        }
+    for (const auto term : spec_[8].cast<py::tuple>())
+        batch.require_shape(array_at(py::reinterpret_borrow<py::tuple>(term), 0),
+                            {batch.n_rows, batch.n_cols}, item);
+    for (const auto shift : spec_[9].cast<py::tuple>())
+        batch.require_shape(py::reinterpret_borrow<py::array>(shift), {batch.n_rows}, item);
+    for (const auto shift : spec_[10].cast<py::tuple>())
+        batch.require_shape(py::reinterpret_borrow<py::array>(shift), {batch.n_cols}, item);
+    for (const auto mask : spec_[11].cast<py::tuple>())
+        batch.require_shape(py::reinterpret_borrow<py::array>(mask), {batch.n_rows, batch.n_cols}, 1);
 }
 
 template <class T>

@@ -39,6 +39,10 @@ struct Batch {
         return out;
     }
 
+    // Refuses an array whose own axes are not `core` (-1: any length), whose other axes are not the batch's, or whose entries
+    // are of another size. Whoever holds an array can change its shape; then it would be read beyond its end.
+    void require_shape(const py::array& a, std::initializer_list<Index> core, py::ssize_t itemsize) const;
+
     // Pointer to problem b of an array whose last `core` axes are the problem's own.
     template <class T>
     const T* start(const py::array& a, Index b, py::ssize_t core) const {
@@ -75,6 +79,8 @@ struct ScoreTuple {
     Problem<T> problem(Index b) const;
 
 private:
+    void require_shapes() const;
+
     py::tuple spec_;
 };
 
