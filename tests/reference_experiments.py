@@ -53,10 +53,10 @@ def sinkhorn(K: Array, mu: Array, nu: Array, iterations: int = 20000) -> Array:
     return u[:, None] * K * v
 
 
-def trefoil_errors(kind: str, rank: int) -> dict[str, float]:
+def trefoil_errors(kind: str, rank: int, beta: float = 0.5) -> dict[str, float]:
     """D.1's measures at one rank, by forming everything."""
     t, circle, trefoil, mu, nu = trefoil_problem()
-    experts = [expert(X, kind) for X in (circle, trefoil)]
+    experts = [expert(X, kind, beta) for X in (circle, trefoil)]
     K = experts[0] * experts[1]
     low = truncate(experts[0], rank) * truncate(experts[1], rank)
     exact, ours = sinkhorn(K, mu, nu), sinkhorn(low, mu, nu)

@@ -103,7 +103,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "trefoil",
             "Circle to trefoil: low-rank product-of-experts bridges",
             "DAC appendix D.1, figure 1",
-            errata=(11,),
+            errata=(11, 41),
         ),
         Experiment(
             "regimes",

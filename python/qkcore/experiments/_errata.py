@@ -52,4 +52,7 @@ ERRATA = {
     40: "TPDE figures 3, 8: the published procedure counts eigenvalues above 0.1, where starts already have "
     "smaller ones that stay; its steps leave the cone, after which negative eigenvalues are set to 1e-14; "
     "runs that do not stop are drawn again, and ranks above ⌈d/2⌉ would be left out.",
+    41: "DAC section 5, D.1, D.2 compare attention and diffusion kernels at one β. Attention at β is "
+    "diffusion at β/2 with a key bias, so that the attention kernel is the wider one, and wider kernels are "
+    "compressed better. Both bridges are the same at matched width; there diffusion is compressed better.",
 }

@@ -12,15 +12,34 @@ from ._files import Table, read_json
 from ._results import Claim, Listing, number
 
 MEASURES = ("kernel_rel_err", "coupling_rel_err", "latent_rmse")
+_LABELS = ("kernel", "coupling", "barycentric")
+_EPS = float(np.finfo(np.float64).eps)
+# The ranks at which D.1 compares its two kernels.
+_COMPARED = ("12", "13", "14")
+_COLOURS = {
+    "dmap": figures.BLUE,
+    "amap": figures.RED,
+    "dmap_matched": figures.GREEN,
+    "amap_matched": figures.ORANGE,
+}
+# Side by side in the plots against the rank, so that no mark hides another.
+_SHIFTS = {"dmap": -0.24, "amap": -0.08, "dmap_matched": 0.08, "amap_matched": 0.24}
+
+
+def _label(name: str, metrics: dict[str, Any]) -> str:
+    return f"{name[:4].upper()} β = {metrics['beta'][name]:g}"
+
+
+# ---- the figure ----------------------------------------------------------------------------------
 
 
 def plot(folder: Path) -> list[Path]:
     """figure1.png from curves.csv, latent_maps.csv and ranks.csv."""
     curves, maps = Table.read(folder / "curves.csv"), Table.read(folder / "latent_maps.csv")
     ranks = Table.read(folder / "ranks.csv")
-    shown = read_json(folder / "metrics.json")["shown_rank"]
-    made = figures.figure(11.5, 6.2)
-    grid = made.add_gridspec(2, 3, width_ratios=[1, 1.55, 1.4])
+    metrics = read_json(folder / "metrics.json")
+    made = figures.figure(12.5, 6.4)
+    grid = made.add_gridspec(2, 3, width_ratios=[1, 1.5, 1.6])
     for k, (name, title) in enumerate(
         [("circle", "source: circle"), ("trefoil", "target: trefoil")]
     ):
@@ -36,71 +55,113 @@ def plot(folder: Path) -> list[Path]:
             one.labelpad = -6
         shown_at = [0, 0.25, 0.5, 0.75, 1]
         made.colorbar(drawn, ax=axes, label="t", shrink=0.6, pad=0.15, ticks=shown_at)
-    axes = made.add_subplot(grid[:, 1])
-    axes.plot([0, 1], [0, 1], "--", color=figures.GREY, linewidth=1, label="identity")
-    for name in ("dmap", "amap"):
-        style: dict[str, Any] = {"color": figures.COLOURS[name]}
-        label = figures.LABELS[name]
-        axes.plot(maps["t"], maps[f"{name}_full"], label=f"{label}, exact", **style)
-        dots = {"linestyle": ":", "linewidth": 2.5, "label": f"{label}, rank {shown}"}
-        axes.plot(maps["t"], maps[f"{name}_truncated"], **dots, **style)
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-    axes.legend(fontsize="small", frameon=False)
-    figures.tidy(axes, "source latent t", "mean target latent t′", "barycentric maps")
+    _maps(made.add_subplot(grid[:, 1]), curves, maps, metrics)
     for k, (measure, label) in enumerate(
         [("coupling_rel_err", "coupling error"), ("latent_rmse", "latent RMSE")]
     ):
-        _against_rank(made.add_subplot(grid[k, 2]), ranks, measure, label)
+        _against_rank(made.add_subplot(grid[k, 2]), ranks, metrics, measure, label)
     return [figures.save(made, folder / "figure1.png")]
 
 
-def _against_rank(axes: Any, ranks: Table, measure: str, label: str) -> None:
+def _maps(axes: Any, curves: Table, maps: Table, metrics: dict[str, Any]) -> None:
+    """The latent maps, with the source's mass below: where there is none the map moves nothing."""
+    t, source = curves["t"], curves["source"]
+    mass = 0.12 * source / source.max()
+    axes.fill_between(t, 0, mass, color="0.85", linewidth=0, label="mass of the source")
+    axes.plot([0, 1], [0, 1], "--", color=figures.GREY, linewidth=1, label="identity")
     for name in ("dmap", "amap"):
+        style: dict[str, Any] = {"color": _COLOURS[name]}
+        other = "amap_matched" if name == "dmap" else "dmap_matched"
+        same = f" (and {_label(other, metrics)})"
+        axes.plot(t, maps[f"{name}_full"], label=f"{_label(name, metrics)}, exact{same}", **style)
+    for name in ("dmap", "amap", "dmap_matched"):
+        dots = {"linestyle": ":", "linewidth": 2.5, "color": _COLOURS[name]}
+        label = f"{_label(name, metrics)}, rank {metrics['shown_rank']}"
+        axes.plot(t, maps[f"{name}_truncated"], label=label, **dots)
+    axes.set(xlim=(0, 1), ylim=(0, 1.25), yticks=np.arange(0, 1.1, 0.2))
+    axes.legend(fontsize="x-small", frameon=False, loc="upper center", ncols=2)
+    figures.tidy(axes, "source latent t", "mean target latent t′", "barycentric maps")
+
+
+def _against_rank(
+    axes: Any, ranks: Table, metrics: dict[str, Any], measure: str, label: str
+) -> None:
+    missing: list[tuple[float, str]] = []
+    for name, colour in _COLOURS.items():
         rows = ranks.where(kernel=name)
-        r, colour = rows["rank"], figures.COLOURS[name]
-        middle = rows[measure]
-        low, high = rows[f"{measure}_low"], rows[f"{measure}_high"]
-        axes.vlines(r, low, high, color=colour, linewidth=5, alpha=0.3)
-        axes.plot(r, middle, color=colour, linewidth=0.8)
-        fine = rows["status"] == "converged"
-        axes.plot(r[fine], middle[fine], "o", color=colour, label=figures.LABELS[name])
-        axes.plot(r[~fine], middle[~fine], "o", color=colour, mfc="white", label="_")
+        at = rows["rank"] + _SHIFTS[name]
+        low, high = (np.asarray(rows[f"{measure}_{end}"], np.float64) for end in ("low", "high"))
+        there = np.isfinite(low)
+        cut, whole = rows["cuts_pair"] == 1, rows["status"] == "converged"
+        axes.vlines(at[there], low[there], high[there], color=colour, linewidth=4, alpha=0.35)
+        for end in (low, high):  # seen also where the two are next to each other
+            axes.plot(at[there & cut], end[there & cut], "_", color=colour, markersize=7)
+        for kept, face in ((there & ~cut & whole, colour), (there & ~cut & ~whole, "white")):
+            axes.plot(at[kept], low[kept], "o", color=colour, mfc=face, markersize=5)
+        axes.plot([], [], "o", color=colour, label=_label(name, metrics), markersize=5)
+        missing += [(x, colour) for x in at[~there]]
     axes.set_yscale("log")
-    axes.plot([], [], "o", color=figures.GREY, mfc="white", label="kernel with negative entries")
-    axes.plot([], [], color=figures.GREY, linewidth=5, alpha=0.3, label="choices in a cut pair")
+    figures.headroom(axes, 0.12)
+    for x, colour in missing:
+        axes.plot(x, 0.96, "x", color=colour, markersize=5, transform=axes.get_xaxis_transform())
+    grey = {"color": figures.GREY, "markersize": 5}
+    axes.plot([], [], "o", mfc="white", label="with negative entries", **grey)
+    axes.plot([], [], "x", label="no coupling", linestyle="", **grey)
+    axes.plot(
+        [], [], color=figures.GREY, linewidth=4, alpha=0.35, label="all choices in a cut pair"
+    )
     axes.xaxis.get_major_locator().set_params(integer=True)
     if measure == "coupling_rel_err":
-        axes.legend(fontsize="x-small", frameon=False)
+        axes.legend(fontsize="x-small", frameon=False, loc="lower left", ncols=2)
     figures.tidy(axes, "rank r of each expert", label)
 
 
+# ---- tables --------------------------------------------------------------------------------------
+
+
 def tables(folder: Path) -> list[Listing]:
-    """The table of D.1, one line for each kernel and rank."""
+    """The table of D.1, one line for each kernel and rank; the controls in a table of their own."""
     metrics = read_json(folder / "metrics.json")
+    header = (
+        "kernel",
+        "r",
+        "kernel error",
+        "coupling error",
+        "latent RMSE",
+        "smallest entry",
+        "status",
+    )
+    note = (
+        "* cuts a pair of equal singular values: the range over all choices (erratum 11); "
+        "–: the truncated kernel has no coupling"
+    )
     full = Listing(
         "Exact bridges",
         ("kernel", "row error", "column error", "iterations", "status"),
         tuple(
-            (name.upper(), *(number(f[k], 2) for k in ("row_err", "col_err")),
+            (_label(name, metrics), *(number(f[k], 2) for k in ("row_err", "col_err")),
              str(f["n_iter"]), f["status"])
-            for name in ("dmap", "amap") for f in [metrics[name]["full"]]
+            for name in _COLOURS for f in [metrics[name]["full"]]
         ),
     )  # fmt: skip
-    rows = []
-    for name in ("dmap", "amap"):
-        for rank, found in metrics[name]["ranks"].items():
-            mark = "*" if found["cuts_pair"] else ""
-            cells = [_cell(found, m) for m in MEASURES]
-            ends = [number(found[k], 2) for k in ("row_err", "col_err", "min_entry")]
-            rows.append((name.upper(), rank + mark, *cells, *ends, found["status"]))
-    header = ("kernel", "r", "kernel error", "coupling error", "latent RMSE", "row error")
-    ranks = Listing(
-        "Truncated bridges against the exact ones",
-        (*header, "column error", "smallest entry", "status"),
-        tuple(rows),
-        "* cuts a pair of equal singular values: a range over the free choice (erratum 11)",
-    )
-    return [full, ranks]
+    out = [full]
+    for names, title in (
+        (("dmap", "amap"), "Truncated bridges against the exact ones"),
+        (
+            ("dmap_matched", "amap_matched"),
+            "The same for the kernels of the other width (controls)",
+        ),
+    ):
+        rows = []
+        for name in names:
+            for rank, found in metrics[name]["ranks"].items():
+                mark = "*" if found["cuts_pair"] else ""
+                cells = [_cell(found, m) for m in MEASURES]
+                least = found["range"]["min_entry"][0] if found["range"] else found["min_entry"]
+                status = " or ".join(found["statuses"])
+                rows.append((_label(name, metrics), rank + mark, *cells, number(least, 2), status))
+        out.append(Listing(title, header, tuple(rows), note))
+    return out
 
 
 def _cell(found: dict[str, Any], measure: str) -> str:
@@ -111,72 +172,139 @@ def _cell(found: dict[str, Any], measure: str) -> str:
     return ends[0] if ends[0] == ends[1] else "–".join(ends)
 
 
+# ---- claims --------------------------------------------------------------------------------------
+
+
 def claims(metrics: dict[str, Any]) -> list[Claim]:
     """What section 5 and D.1 say, beside the figures."""
     full = {name: metrics[name]["full"] for name in ("dmap", "amap")}
     worst = max(max(f["row_err"], f["col_err"]) for f in full.values())
-    out = [
+    maps = metrics["maps"]
+    slopes = {name: maps[name]["slope"] for name in ("dmap", "amap")}
+    flat = all(abs(slope) < 0.3 for slope in slopes.values())
+    return [
         Claim(
             "The exact couplings meet both marginals to machine precision",
             "section 5",
             "machine precision",
             f"largest error of a marginal {worst:.1e}",
-            "holds" if worst < 1e-9 else "does not hold",
+            "holds" if worst < _EPS else "does not hold",
+        ),
+        Claim(
+            "Both exact maps have a plateau near t′ = 0.65",
+            "section 5",
+            "plateau near 0.65",
+            "mean under the source "
+            + "; ".join(
+                f"{_label(n, metrics)} {maps[n]['level']:.3f}, slope {slopes[n]:.2f} (identity: 1)"
+                for n in slopes
+            ),
+            "holds" if flat else "does not hold",
         ),
         *_smaller_errors(metrics),
+        _survival(metrics),
+        _distortion(metrics),
         *_below_a_thousandth(metrics),
+        _higher_ranks(metrics),
     ]
-    negative = [r for r, f in metrics["dmap"]["ranks"].items() if "converged" not in f["statuses"]]
-    asked = list(metrics["dmap"]["ranks"])
-    out.append(
-        Claim(
-            "DMAP kernels need slightly higher ranks for comparable accuracy",
-            "D.1",
-            "slightly higher ranks",
-            f"at {len(negative)} of {len(asked)} ranks ({asked[0]} to {asked[-1]}) the truncated kernel has "
-            "negative entries for every choice tried, so that no coupling belongs to it",
-            "does not hold" if len(negative) == len(asked) else "holds in part",
-        )
-    )
-    return out
 
 
-def _at(metrics: dict[str, Any], name: str, rank: str, measure: str) -> tuple[float, float]:
-    """The measure's range; an unbounded one where it is not a number."""
+def _ends(metrics: dict[str, Any], name: str, rank: str, measure: str) -> tuple[float, float]:
+    """The measure's range over all choices; infinite where there is no coupling for some."""
     found = metrics[name]["ranks"][rank]
     low, high = found["range"][measure] if found["range"] else (found[measure],) * 2
-    return (np.inf if low is None else low), (np.inf if high is None else high)
+    if low is None:
+        return np.inf, np.inf
+    lost = measure != "kernel_rel_err" and not set(found["statuses"]) <= {
+        "converged",
+        "negative entries",
+    }
+    return low, np.inf if lost else high
+
+
+def _is_smaller(metrics: dict[str, Any], a: str, b: str, rank: str, measure: str) -> bool:
+    """Whether every choice of ``a`` has a smaller error than every choice of ``b``."""
+    return _ends(metrics, a, rank, measure)[1] < _ends(metrics, b, rank, measure)[0]
 
 
 def _smaller_errors(metrics: dict[str, Any]) -> list[Claim]:
-    ranks = [r for r in ("12", "13", "14") if r in metrics["amap"]["ranks"]]
+    """D.1's comparison at one beta, and the same at one width."""
+    ranks = [r for r in _COMPARED if r in metrics["amap"]["ranks"]]
     out = []
-    for measure, label in zip(MEASURES, ("kernel", "coupling", "barycentric"), strict=True):
-        cells, holds = [], []
-        for r in ranks:
-            ours, other = _at(metrics, "amap", r, measure), _at(metrics, "dmap", r, measure)
-            found = [_cell(metrics[name]["ranks"][r], measure) for name in ("amap", "dmap")]
-            cells.append(f"r = {r}: {found[0]} against {found[1]}")
-            holds.append(ours[1] < other[0])
-        verdict = "holds" if holds and all(holds) else "does not hold"
+    for measure, label in zip(MEASURES, _LABELS, strict=True):
+        found = {
+            name: ", ".join(_cell(metrics[name]["ranks"][r], measure) for r in ranks)
+            for name in ("amap", "dmap", "dmap_matched")
+        }
+        at_one_beta, at_one_width = (
+            bool(ranks) and all(_is_smaller(metrics, "amap", b, r, measure) for r in ranks)
+            for b in ("dmap", "dmap_matched")
+        )
+        verdict = "holds in part" if at_one_beta else "does not hold"
         out.append(
             Claim(
                 f"AMAP's {label} error is substantially smaller than DMAP's at r = 12, 13, 14",
                 "D.1",
                 "smaller",
-                "; ".join(cells) or "ranks not run",
-                verdict if ranks else "not tested",
+                f"r = {', '.join(ranks)}: "
+                + "; ".join(f"{_label(n, metrics)} {found[n]}" for n in found)
+                if ranks
+                else "ranks not run",
+                "not tested" if not ranks else "holds" if at_one_beta and at_one_width else verdict,
             )
         )
     return out
+
+
+def _survival(metrics: dict[str, Any]) -> Claim:
+    """The document's conclusion, judged between kernels of one width."""
+    cells, smaller = [], []
+    for a, b in (("amap", "dmap_matched"), ("amap_matched", "dmap")):
+        ranks = [r for r in _COMPARED if r in metrics[a]["ranks"]]
+        wins = [_is_smaller(metrics, a, b, r, m) for r in ranks for m in MEASURES[1:]]
+        smaller += wins
+        cells.append(
+            f"{_label(a, metrics)} beats {_label(b, metrics)} in {sum(wins)} of {len(wins)} errors"
+        )
+    verdict = "holds" if all(smaller) else "holds in part" if any(smaller) else "does not hold"
+    return Claim(
+        "Attention kernels are much more stable under low-rank compression than diffusion kernels",
+        "section 5",
+        "much more stable",
+        "at matched width, r = 12, 13, 14 (erratum 41): " + "; ".join(cells),
+        verdict if smaller else "not tested",
+    )
+
+
+def _distortion(metrics: dict[str, Any]) -> Claim:
+    maps, rank = metrics["maps"], metrics["shown_rank"]
+
+    def size(name: str, measure: str) -> str:
+        return number(maps[name][measure], 2)
+
+    names = ("amap", "dmap", "dmap_matched")
+    strong, weak = maps["dmap"]["change"], maps["amap"]["change"]
+    known = strong is not None and weak is not None
+    holds = known and strong > 10 * weak
+    return Claim(
+        "Truncation to rank 14 strongly distorts DMAP's map and hardly changes AMAP's",
+        "section 5",
+        "strong distortions",
+        f"change of t' at rank {rank}, over all t (under the source's mass): "
+        + "; ".join(
+            f"{_label(n, metrics)} {size(n, 'change')} ({size(n, 'change_under_source')})"
+            for n in names
+        ),
+        "not tested" if rank != 14 else "holds in part" if holds else "does not hold",
+    )
 
 
 def _below_a_thousandth(metrics: dict[str, Any]) -> list[Claim]:
     ranks = metrics["amap"]["ranks"]
     if "12" not in ranks:
         return []
-    low, high = _at(metrics, "amap", "12", "latent_rmse")
-    always = [int(r) for r in ranks if _at(metrics, "amap", r, "latent_rmse")[1] < 1e-3]
+    low, high = _ends(metrics, "amap", "12", "latent_rmse")
+    always = [int(r) for r in ranks if _ends(metrics, "amap", r, "latent_rmse")[1] < 1e-3]
     first = f"; below it for every choice from r = {min(always)}" if always else ""
     return [
         Claim(
@@ -187,3 +315,17 @@ def _below_a_thousandth(metrics: dict[str, Any]) -> list[Claim]:
             "holds" if high < 1e-3 else "holds in part",
         )
     ]
+
+
+def _higher_ranks(metrics: dict[str, Any]) -> Claim:
+    asked = metrics["dmap"]["ranks"]
+    negative = [r for r, f in asked.items() if "converged" not in f["statuses"]]
+    first = list(asked)
+    return Claim(
+        "DMAP kernels need slightly higher ranks for comparable accuracy",
+        "D.1",
+        "slightly higher ranks",
+        f"at {len(negative)} of {len(asked)} ranks ({first[0]} to {first[-1]}) the truncated kernel has "
+        "negative entries for every choice, so that no coupling belongs to it",
+        "does not hold" if len(negative) == len(asked) else "holds in part",
+    )

@@ -2,15 +2,19 @@
 
 Every truncation is compared with the exact bridge by the measures of D.1. The circle's singular values
 come in pairs: a rank that cuts one leaves a free choice (erratum 11), so that its figures are also
-given as ranges over rotations of the pair.
+given as ranges over all choices.
+
+At one and the same beta the document's two kernels have different widths: attention at beta is diffusion at
+beta / 2 with a key bias (erratum 41). Each kernel therefore has a control, the other one at matched width.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,16 +33,32 @@ if TYPE_CHECKING:
 __all__ = ["check", "claims", "compute", "plot", "tables"]
 
 Array = npt.NDArray[np.floating[Any]]
-KERNELS = {"dmap": qk.scores.distance, "amap": qk.scores.forward}
+# Scores and the multiple of the document's beta. The last two are controls: diffusion as wide as the document's
+# attention, and attention as narrow as the document's diffusion.
+KERNELS = {
+    "dmap": (qk.scores.distance, 1.0),
+    "amap": (qk.scores.forward, 1.0),
+    "dmap_matched": (qk.scores.distance, 0.5),
+    "amap_matched": (qk.scores.forward, 2.0),
+}
 MEASURES = ("kernel_rel_err", "coupling_rel_err", "latent_rmse", "row_err", "col_err", "min_entry")
+# What a kernel that has no coupling still has.
+OF_KERNELS = ("kernel_rel_err", "min_entry")
+# At these statuses the scalings have a limit: a coupling, or one with negative entries that meets its marginals.
+# At others the last scalings say where the solver stopped, and nothing of the kernel.
+WITH_COUPLING = ("converged", "negative entries")
+# The measures whose extremes over the choices in a cut pair are searched for.
+SEARCHED = ("coupling_rel_err", "latent_rmse")
 # Singular values this close, relatively, are a pair: where truncating between them is a free choice.
 PAIR = 1e-6
+# The last step of the search over choices, in radians.
+FINEST = 0.01
 
 
 def check(config: Config) -> None:
     """Refuses settings that make no bridge."""
     positive(config, "n", least=2)
-    positive(config, "beta", "width", "tolerance", "ranks", "angles")
+    positive(config, "beta", "width", "tolerance", "exact_tolerance", "ranks", "angles")
     for rank in (*config["ranks"], config["shown_rank"]):
         if rank >= config["n"]:
             raise ExperimentError(f"ranks: wanted less than n = {config['n']}, got {rank}")
@@ -75,7 +95,7 @@ def bump(t: Array, centre: float, width: float) -> Array:
 
 
 def compute(config: Config, run: Run) -> None:
-    """Bridges over both kernels, exact and truncated."""
+    """Bridges over all kernels, exact and truncated."""
     t, circle, trefoil = curves(config["n"])
     mu = bump(t, config["source_centre"], config["width"])
     nu = bump(t, config["target_centre"], config["width"])
@@ -93,14 +113,33 @@ def compute(config: Config, run: Run) -> None:
             found = run.stage(f"{name}-{rank}", lambda: one.truncated(rank))  # noqa: B023
             metrics[name]["ranks"][str(rank)] = found
             rows.append(_flat(name, rank, found))
-        maps[f"{name}_full"] = one.latent_map()
-        maps[f"{name}_truncated"] = one.latent_map(config["shown_rank"])
+        full, short = one.latent_map(), one.latent_map(config["shown_rank"])
+        maps |= {f"{name}_full": full, f"{name}_truncated": short}
+        metrics.setdefault("maps", {})[name] = _map_figures(t, mu, full, short)
         values += one.singular_values(max(config["ranks"]) + 1)
     run.write_csv("ranks", rows)
     run.write_csv("latent_maps", columns(t=t, **maps))
     run.write_csv("singular_values", values)
-    metrics["shown_rank"] = config["shown_rank"]
+    metrics |= {"shown_rank": config["shown_rank"], "angles": config["angles"]}
+    metrics["beta"] = {name: scale * config["beta"] for name, (_, scale) in KERNELS.items()}
     run.write_metrics(metrics)
+
+
+def _map_figures(t: Array, mu: Array, full: Array, short: Array) -> dict[str, float]:
+    """How flat a latent map is where the source has its mass, and what truncation does to it.
+
+    ``slope`` is that of the regression of t' on t under mu: 1 for the identity, 0 for a plateau.
+    ``change`` is the root mean square of the truncation's change over all t, ``change_under_source`` under mu.
+    """
+    mean, image = float(mu @ t), float(mu @ full)
+    slope = float(mu @ ((t - mean) * (full - image)) / (mu @ np.square(t - mean)))
+    off = np.square(short - full)
+    return {
+        "level": image,
+        "slope": slope,
+        "change": math.sqrt(float(off.mean())),
+        "change_under_source": math.sqrt(float(mu @ off)),
+    }
 
 
 def _flat(name: str, rank: int, found: dict[str, Any]) -> dict[str, Any]:
@@ -126,9 +165,10 @@ class _Kernel:
         config: Config,
     ) -> None:
         self.name, self.mu, self.nu, self.t, self.config = name, mu, nu, t, config
-        build = KERNELS[name]
-        self.experts = tuple(qk.softmax(build(X, beta=config["beta"])) for X in clouds)
-        self.exact = qk.bridge(qk.poe(*self.experts), mu, nu, tol=config["tolerance"])
+        build, scale = KERNELS[name]
+        beta = scale * config["beta"]
+        self.experts = tuple(qk.softmax(build(X, beta=beta)) for X in clouds)
+        self.exact = qk.bridge(qk.poe(*self.experts), mu, nu, tol=config["exact_tolerance"])
 
     def full(self) -> dict[str, Any]:
         """How well the exact bridge meets its marginals."""
@@ -147,42 +187,42 @@ class _Kernel:
         )
 
     def _errors(self, factors: tuple[LowRank, ...]) -> dict[str, Any]:
+        """The measures; of a kernel that has no coupling, those that need none."""
         b = self._bridge(factors)
         found = asdict(qk.compression_errors(b, self.exact, self.t))
-        return {m: found[m] for m in MEASURES} | {"status": b.status, "n_iter": b.n_iter}
+        there = MEASURES if b.status in WITH_COUPLING else OF_KERNELS
+        figures = {m: found[m] if m in there else None for m in MEASURES}
+        return figures | {"status": b.status, "n_iter": b.n_iter}
 
     def truncated(self, rank: int) -> dict[str, Any]:
-        """The measures at one rank, and their range over the choices that a cut pair leaves."""
-        factors = tuple(qk.low_rank(A, rank) for A in self.experts)
-        found = self._errors(factors)
-        cuts = [bool(f.cut_gap < PAIR) for f in factors]
-        found |= {"cuts_pair": any(cuts), "range": None, "statuses": [found["status"]]}
-        if any(cuts):
-            choices = [self._errors(f) for f in self._choices(rank, factors, cuts)]
-            found["range"] = {m: _range([c[m] for c in [found, *choices]]) for m in MEASURES}
-            found["statuses"] = sorted({c["status"] for c in [found, *choices]})
+        """The measures at one rank, and their range over the choices that a cut pair leaves.
+
+        Where a pair is cut the figures are those of one choice that every machine makes alike: the direction
+        along which the source has most of its mass.
+        """
+        options = [_options(A, rank, self.mu) for A in self.experts]
+        circles = [k for k, option in enumerate(options) if option.cut]
+
+        def at(angles: tuple[float, ...]) -> dict[str, Any]:
+            turned = dict(zip(circles, angles, strict=True))
+            return self._errors(tuple(o.at(turned.get(k, 0.0)) for k, o in enumerate(options)))
+
+        found = at((0.0,) * len(circles))
+        found |= {"cuts_pair": bool(circles), "range": None, "statuses": [found["status"]]}
+        if circles:
+            choices = _search(at, len(circles), self.config["angles"])
+            found["range"] = {m: _range([c[m] for c in choices]) for m in MEASURES}
+            found["statuses"] = sorted({c["status"] for c in choices})
         return found
 
-    def _choices(
-        self, rank: int, factors: tuple[LowRank, ...], cuts: list[bool]
-    ) -> list[tuple[LowRank, ...]]:
-        """Truncations that keep another direction of each cut pair."""
-        angles = np.arange(self.config["angles"]) * np.pi / self.config["angles"]
-        options = []
-        for A, factor, cut in zip(self.experts, factors, cuts, strict=True):
-            if not cut:
-                options.append([factor])
-                continue
-            whole = qk.low_rank(A, rank + 1)
-            options.append([rotated(whole, a) for a in angles])
-        return list(itertools.product(*options))
-
     def latent_map(self, rank: int | None = None) -> Array:
-        """t -> t': the barycentric map of the exact bridge, or of its truncation."""
+        """t -> t': the barycentric map of the exact bridge, or of its truncation (NaN: it has none)."""
         if rank is None:
             exact: Array = self.exact.project(self.t)
             return exact
-        b = self._bridge(tuple(qk.low_rank(A, rank) for A in self.experts))
+        b = self._bridge(tuple(_options(A, rank, self.mu).at(0.0) for A in self.experts))
+        if b.status not in WITH_COUPLING:
+            return np.full_like(self.t, math.nan)
         projected: Array = np.asarray(b.forward.apply(self.t))
         return projected
 
@@ -198,6 +238,70 @@ class _Kernel:
         return out
 
 
+class _Option(NamedTuple):
+    """The truncations of one expert to one rank: a circle of them where a pair is cut, else one."""
+
+    cut: bool
+    factor: LowRank
+    """where a pair is cut, with both directions of it"""
+    angle: float
+
+    def at(self, angle: float) -> LowRank:
+        return rotated(self.factor, self.angle + angle) if self.cut else self.factor
+
+
+def _options(A: Any, rank: int, mu: Array) -> _Option:
+    """Angle 0 keeps the direction of the pair along which mu is largest, whatever basis the SVD gives."""
+    factor = qk.low_rank(A, rank)
+    if not factor.cut_gap < PAIR:
+        return _Option(False, factor, 0.0)
+    both = qk.low_rank(A, rank + 1)
+    first, second = mu @ np.asarray(both.left)[:, -2:]
+    return _Option(True, both, math.atan2(second, first))
+
+
+def _search(
+    at: Callable[[tuple[float, ...]], dict[str, Any]], n_circles: int, n_angles: int
+) -> list[dict[str, Any]]:
+    """The measures over the whole circle of choices (a torus, where two experts cut a pair).
+
+    A grid finds the neighbourhood of each extreme, and a search by halved steps the extreme itself. The
+    errors are smooth there, except where couplings cease to exist: the search then ends beside that edge.
+    """
+    known: dict[tuple[float, ...], dict[str, Any]] = {}
+
+    def seen(angles: tuple[float, ...]) -> dict[str, Any]:
+        key = tuple(round(a % math.pi, 9) for a in angles)  # half a turn changes signs alone
+        if key not in known:
+            known[key] = at(key)
+        return known[key]
+
+    spacing = math.pi / n_angles
+    grid = list(itertools.product([k * spacing for k in range(n_angles)], repeat=n_circles))
+    for angles in grid:
+        seen(angles)
+    for measure, sign in itertools.product(SEARCHED, (1.0, -1.0)):
+
+        def value(angles: tuple[float, ...]) -> float:
+            figure = seen(angles)[measure]  # noqa: B023
+            return math.inf if figure is None else sign * figure  # noqa: B023
+
+        best = min(grid, key=value)
+        step = spacing / 2
+        while step > FINEST and math.isfinite(value(best)):
+            around = [
+                tuple(a + (side if k == axis else 0.0) for k, a in enumerate(best))
+                for axis in range(n_circles)
+                for side in (step, -step)
+            ]
+            nearest = min(around, key=value)
+            if value(nearest) < value(best):
+                best = nearest
+            else:
+                step /= 2
+    return list(known.values())
+
+
 def rotated(whole: LowRank, angle: float) -> LowRank:
     """One direction of the last two of a truncation that keeps both.
 
@@ -210,6 +314,7 @@ def rotated(whole: LowRank, angle: float) -> LowRank:
     return LowRank(np.column_stack([left[:, :-2], column]), np.vstack([right[:-2], row]))
 
 
-def _range(values: list[float]) -> list[float | None]:
-    finite = [v for v in values if math.isfinite(v)]
-    return [min(finite), max(finite)] if finite else [None, None]
+def _range(values: list[float | None]) -> list[float | None]:
+    """The least and the largest of those that exist."""
+    there = [v for v in values if v is not None and math.isfinite(v)]
+    return [min(there), max(there)] if there else [None, None]
