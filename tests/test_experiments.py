@@ -204,7 +204,7 @@ def test_trefoil_says_that_truncated_diffusion_kernels_are_negative(results: Res
 
 
 def test_a_kernel_without_a_coupling_has_no_figures_of_one(results: Results) -> None:
-    """What a solver stopped at says nothing of a kernel: no value, no range, nothing in the table or the plot."""
+    """What a solver stopped at says nothing of a kernel: no value, no range, nothing in the table."""
     done = results("trefoil")
     found = done.metrics["dmap"]["ranks"]["11"]
     assert found["status"] == "negative kernel"

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["check", "claims", "compute", "plot", "tables"]
 
 Array = npt.NDArray[np.floating[Any]]
-# Scores and the multiple of the document's beta. The last two are controls: diffusion as wide as the document's
-# attention, and attention as narrow as the document's diffusion.
+# Scores and the multiple of the document's beta. The last two are controls: diffusion as wide as the
+# document's attention, and attention as narrow as its diffusion.
 KERNELS = {
     "dmap": (qk.scores.distance, 1.0),
     "amap": (qk.scores.forward, 1.0),
@@ -44,8 +44,8 @@ KERNELS = {
 MEASURES = ("kernel_rel_err", "coupling_rel_err", "latent_rmse", "row_err", "col_err", "min_entry")
 # What a kernel that has no coupling still has.
 OF_KERNELS = ("kernel_rel_err", "min_entry")
-# At these statuses the scalings have a limit: a coupling, or one with negative entries that meets its marginals.
-# At others the last scalings say where the solver stopped, and nothing of the kernel.
+# At these statuses the scalings have a limit that meets the marginals, perhaps with negative entries. At
+# others the last scalings say where the solver stopped, and nothing of the kernel.
 WITH_COUPLING = ("converged", "negative entries")
 # The measures whose extremes over the choices in a cut pair are searched for.
 SEARCHED = ("coupling_rel_err", "latent_rmse")
@@ -129,7 +129,7 @@ def _map_figures(t: Array, mu: Array, full: Array, short: Array) -> dict[str, fl
     """How flat a latent map is where the source has its mass, and what truncation does to it.
 
     ``slope`` is that of the regression of t' on t under mu: 1 for the identity, 0 for a plateau.
-    ``change`` is the root mean square of the truncation's change over all t, ``change_under_source`` under mu.
+    ``change``: the root mean square of what truncation changes, over all t; ``change_under_source``: under mu.
     """
     mean, image = float(mu @ t), float(mu @ full)
     slope = float(mu @ ((t - mean) * (full - image)) / (mu @ np.square(t - mean)))
