@@ -286,7 +286,7 @@ I2 = np.eye(2)
         ({"times": [0.0, 1.0], "Q": np.ones((3, 2, 2))}, r"Q: wanted 2 layers"),
         ({"times": [0.0, 1.0], "Q": lambda t: I2}, r"times: layers and callables"),
         ({"times": [0.0, 1.0], "heads": 2, "V": np.ones((2, 2, 2))}, r"layers or heads"),
-        ({"kind": "cosine"}, r"kind: wanted one of softmax"),
+        ({"kind": "cosine"}, r"kind: wanted one of 'softmax'"),
     ],
 )
 def test_bad_fields(arguments: dict[str, Any], message: str) -> None:

@@ -538,7 +538,7 @@ BAD = [
     ),
     ({"t_span": (1, 0)}, ValueError, r"t_span: wanted t0 < t1, got \(1, 0\)"),
     ({"t_span": (0, 0)}, ValueError, "t_span: wanted t0 < t1"),
-    ({"t_span": 1.0}, ValueError, "t_span: wanted a pair"),
+    ({"t_span": 1.0}, TypeError, "t_span: wanted a pair"),
     ({"t_span": (0, np.inf)}, ValueError, r"t_span\[1\]: wanted a finite"),
     ({"n_steps": 0}, ValueError, "n_steps: wanted at least 1, got 0"),
     ({"n_steps": 1.5}, TypeError, "n_steps: wanted an integer"),

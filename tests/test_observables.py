@@ -228,7 +228,7 @@ def test_entropic_distance_of_large_clouds() -> None:
     exact = ob.wasserstein(X, Y, method="exact")
     assert abs(ob.wasserstein(X, Y, method="sinkhorn") - exact) < 0.02 * exact
     assert ob.wasserstein(X, X, method="sinkhorn") < 1e-3
-    for method, message in (("emd", "method: wanted one of auto, exact, sinkhorn"),):
+    for method, message in (("emd", "method: wanted one of 'auto', 'exact', 'sinkhorn'"),):
         with pytest.raises(ValueError, match=message):
             ob.wasserstein(X, Y, method=method)
     with pytest.raises(ValueError, match="p: wanted at least 1"):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, scores
-from . import _particle_checks as checks
+from ._checks import particles as checks
 from ._lazy_scores import Scores
 from ._linear_transport import least_cost
 

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, _config, _device
-from . import _particle_checks as checks
 from ._checks import Real
+from ._checks import particles as checks
+from ._checks.particles import Doubles, Parameter
 from ._native import cpu
-from ._particle_checks import Doubles, Parameter
 
 __all__ = ["AttentionField"]
 

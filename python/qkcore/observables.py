@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, scores
-from . import _particle_checks as checks
 from ._checks import Real
+from ._checks import particles as checks
 from ._growth import VBound, grown
 from ._native import cpu
 from ._transport import METHODS, conditional_wasserstein, wasserstein

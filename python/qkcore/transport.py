@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, scores
-from . import _particle_checks as checks
+from ._checks import particles as checks
 from ._convergence import ConvergenceError, ConvergenceWarning, on_fail_option
 from ._lazy_scores import Real, Scores
 from ._transport import cost_scores, mass_of, wasserstein

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _particle_checks as checks
+from .._checks import particles as checks
 from .._host import WEIGHTS
 from .._terms import UNBOUNDED
 from ._bistochastic import Bistochastic

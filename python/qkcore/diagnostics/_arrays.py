@@ -42,7 +42,7 @@ def plain_array(name: str, value: Any) -> tuple[Any, float]:
 
 def _of_tensor(name: str, value: Any) -> npt.NDArray[Any]:
     if hasattr(value, "__dlpack_device__"):
-        _checks._refuse_device(name, value)
+        _checks.refuse_device(name, value)
     try:
         tensor = value.detach()
         if str(tensor.dtype).rpartition(".")[2] in _HALF:
