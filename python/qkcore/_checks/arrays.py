@@ -305,7 +305,15 @@ def _fits(got: tuple[int, ...], axes: Axes) -> bool:
 
 def _written(axes: Axes) -> str:
     words = ["..." if axis is ... else str(axis) for axis in axes]
+    if not words:
+        return "()"
     return f"({words[0]},)" if len(words) == 1 else f"({', '.join(words)})"
+
+
+def square(name: str, got: tuple[int, ...], do: str = "") -> None:
+    """Refuses the shape of anything but one square matrix."""
+    if len(got) != 2 or got[0] != got[1]:
+        refuse(name, "a square matrix", f"shape {got}", do)
 
 
 def same_space(name: str, dimension: int, other: int, like: str) -> None:

@@ -115,13 +115,19 @@ def none_negative(
     name: str, array: npt.NDArray[Any], wanted: str = "numbers >= 0", do: str = ""
 ) -> None:
     """Refuses an array with a negative entry."""
-    if array.size and (lowest := array.min()) < 0:
-        refuse(name, wanted, f"{lowest:.3g}", do)
+    if array.size and array.min() < 0:
+        refuse(name, wanted, _lowest(array), do)
 
 
 def all_positive(
     name: str, array: npt.NDArray[Any], wanted: str = "numbers > 0", do: str = ""
 ) -> None:
     """Refuses an array with an entry that is not above 0 (or is NaN)."""
-    if array.size and not (lowest := array.min()) > 0:
-        refuse(name, wanted, f"{lowest:.3g}", do)
+    if array.size and not array.min() > 0:
+        refuse(name, wanted, _lowest(array), do)
+
+
+def _lowest(array: npt.NDArray[Any]) -> str:
+    at = np.unravel_index(int(array.argmin()), array.shape)
+    where = ", ".join(map(str, at))
+    return f"{array.min():.3g}" + (f" at index {where}" if array.size > 1 else "")

@@ -65,11 +65,12 @@ def exactly_one(name: str, do: str = "", **given: object) -> None:
     """Refuses arguments that exclude each other, or of which one is needed (None: not given)."""
     names = [key for key, value in given.items() if value is not None]
     if len(names) != 1:
-        refuse(name, f"one of {', '.join(given)}", " and ".join(names) or "none of them", do)
+        none = "neither" if len(given) == 2 else "none of them"
+        refuse(name, f"one of {', '.join(given)}", " and ".join(names) or none, do)
 
 
 def some(name: str, number: int, least: int, what: str, do: str = "") -> None:
     """Refuses a collection of fewer than ``least`` entries."""
     if number < least:
-        words = {1: "one", 2: "two", 3: "three"}
+        words = {1: "one", 2: "two"}
         refuse(name, f"at least {words.get(least, least)} {what}", str(number or "none"), do)

@@ -28,7 +28,13 @@ def time_span(name: str, value: Any, backwards: str = "") -> tuple[float, float]
 
 
 def rising(
-    name: str, times: npt.NDArray[Any], least: int = 1, *, strictly: bool = True, do: str = ""
+    name: str,
+    times: npt.NDArray[Any],
+    least: int = 1,
+    what: str = "times",
+    *,
+    strictly: bool = True,
+    do: str = "",
 ) -> None:
     """Refuses numbers that are not a row (n,) of at least ``least``, each above the one before.
 
@@ -36,7 +42,7 @@ def rising(
     """
     steps = np.diff(times) if times.ndim == 1 else np.zeros(0)
     if times.ndim != 1 or len(times) < least or (steps <= 0 if strictly else steps < 0).any():
-        wanted = f"at least {least} rising numbers" if least > 1 else "a rising 1-D array"
+        wanted = f"{f'at least {least} ' if least > 1 else ''}rising {what} (n,)"
         got = f"shape {times.shape}" if times.ndim != 1 or len(times) < least else "others"
         refuse(name, wanted, got, do or "sort them, drop repeats")
 
@@ -46,5 +52,5 @@ def rising_times(name: str, value: npt.ArrayLike, t0: float, t1: float) -> npt.N
     times = doubles(name, value)
     rising(name, times)
     if times[0] < t0 or times[-1] > t1:
-        refuse(name, f"times in [{t0:g}, {t1:g}]", f"{times[0]:g} to {times[-1]:g}")
+        refuse(name, f"rising times in [{t0:g}, {t1:g}]", f"{times[0]:g} to {times[-1]:g}")
     return times

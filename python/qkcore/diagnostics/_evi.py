@@ -42,10 +42,8 @@ def sinkhorn_w2(
     x = float64("support", support)
     x = points("support", x[:, None] if x.ndim == 1 else x)
     a, b = float64("p", p), float64("q", q)
-    if a.shape[-1] != len(x) or b.shape[-1] != len(x):
-        raise ValueError(
-            f"p, q: wanted laws on the {len(x)} points of support, got shapes {a.shape} and {b.shape}"
-        )
+    for name, law in (("p", a), ("q", b)):
+        _checks.shape(name, law.shape, (..., len(x)), what="laws", why="on the points of support")
     a, b = np.broadcast_arrays(a, b)
     lead = a.shape[:-1]
     a, b = (np.ascontiguousarray(v).reshape(-1, len(x)) for v in (a, b))

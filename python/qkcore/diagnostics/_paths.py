@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import _checks
-from ._arrays import Float, count
+from .._checks import count
+from ._arrays import Float
 
 
 @dataclass(frozen=True, eq=False)

@@ -99,8 +99,7 @@ def lipschitz(
     rtol = _checks.positive("tol", tol)
     area: Domain = Ball.around(measure.points) if domain is None else domain
     domain_argument(area)
-    if area.dim != measure.dim:
-        raise ValueError(f"domain: wanted dimension {measure.dim} as X, got {area.dim}")
+    _checks.same_space("domain", area.dim, measure.dim, "X")
     inside("X", measure, area)
     count = _checks.integer_within("queries", queries, 1, 1_000_000, "queries to look at")
     steps = _checks.integer_within("climbs", climbs, 0, 1_000_000, "steps of maximisation")
