@@ -58,8 +58,6 @@ def poe(*experts: Any) -> Any:
 
 
 def _logarithm(k: int, expert: object) -> Scores:
-    if isinstance(expert, Scores):
-        return expert
     if isinstance(expert, MarkovOperator):
         return expert.log_weights
     if isinstance(expert, KernelOperator):
@@ -69,10 +67,8 @@ def _logarithm(k: int, expert: object) -> Scores:
                 "its entries have no logarithm in closed form: wrap them with qk.scores.dense"
             )
         return expert.scores
-    raise TypeError(
-        f"experts[{k}]: wanted scores or an operator, got {type(expert).__name__}; "
-        "wrap an array of logarithms with qk.scores.dense(array)"
-    )
+    hint = "wrap an array of logarithms with qk.scores.dense(array)"
+    return _checks.instance(f"experts[{k}]", expert, Scores, "scores or an operator", hint)
 
 
 def total_variation(A: MarkovOperator, B: MarkovOperator, *, n_threads: int | None = None) -> Real:

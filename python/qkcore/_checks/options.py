@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Collection
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
+
+T = TypeVar("T")
 
 _SHORT = reprlib.Repr()
 
@@ -29,11 +31,12 @@ def refuse(
 
 
 def instance(
-    name: str, value: object, kind: type | tuple[type, ...], wanted: str, do: str = ""
-) -> None:
+    name: str, value: object, kind: type[T] | tuple[type[T], ...], wanted: str, do: str = ""
+) -> T:
     """Refuses an argument of another class; ``wanted`` says what it should be, ``do`` how to make one."""
     if not isinstance(value, kind):
         refuse(name, wanted, type(value).__name__, do, TypeError)
+    return value
 
 
 def function(name: str, value: object, of: str = "", do: str = "") -> None:

@@ -137,8 +137,8 @@ def evi(
     """
     P = float64("rows", rows)
     P = P[:, None] if P.ndim == 2 else P
-    if P.ndim != 3 or len(P) < 2:
-        raise ValueError(f"rows: wanted at least two layers (layers, rows, n), got shape {P.shape}")
+    _checks.shape("rows", P.shape, ("layers", "rows", "n"))
+    _checks.some("rows", len(P), 2, "layers")
     if (P < 0).any() or float(np.abs(P.sum(axis=-1) - 1).max()) > 1e-6:
         raise ValueError(
             "rows: wanted probabilities that sum to 1 along the last axis; normalise them"

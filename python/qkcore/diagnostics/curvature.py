@@ -308,8 +308,9 @@ def curvature_sweep(
     factors = (
         float64("temperatures", given) if key_scales is None else float64("key_scales", key_scales)
     )
-    if factors.ndim != 1 or factors.size < 2 or not (factors > 0).all():
-        raise ValueError(f"{knob}: wanted at least two factors > 0, got {factors!r}")
+    _checks.shape(knob, factors.shape, ("k",), what="factors")
+    _checks.some(knob, factors.size, 2, "factors")
+    _checks.all_positive(knob, factors, "factors > 0")
     if are_probabilities(z, eps):
         refuse_probabilities("logits", "np.log(p)")
     rng = generator(seed)

@@ -101,8 +101,7 @@ class _Regressor(Estimator):
 
     def _data(self, X: npt.ArrayLike, y: npt.ArrayLike | None) -> tuple[Real, Double]:
         points = self._points(X)
-        if len(points) < 2:
-            raise ValueError("X: wanted at least 2 states, got 1 sample; fit more transitions")
+        _checks.some("X", len(points), 2, "states", "1 sample fits no transition: fit more")
         if y is None:
             raise ValueError(
                 "y: wanted targets, got None; it requires y to be passed, but the target y is None"
@@ -124,8 +123,7 @@ class _Regressor(Estimator):
             why="for these X",
             do="one row per state",
         )
-        if not np.isfinite(target).all():
-            raise ValueError("y: wanted finite numbers, got NaN or inf; remove those rows")
+        _checks.finite("y", target)
         self._learn_features(X, points)
         self._flat = target.ndim == 1
         return points, target.reshape(len(points), -1)

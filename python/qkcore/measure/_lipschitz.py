@@ -185,11 +185,9 @@ def gaussian_lipschitz(
     True
     """
     kernel_argument(kernel)
-    if not isinstance(kernel.potential, GaussianPotential):
-        raise TypeError(
-            "kernel: wanted a GaussianPotential, which alone has a bound on all of R^d, got "
-            f"{type(kernel.potential).__name__}; use contraction on a compact set"
-        )
+    wanted = "a GaussianPotential, which alone has a bound on all of R^d"
+    hint = "use contraction on a compact set"
+    _checks.instance("kernel", kernel.potential, GaussianPotential, wanted, hint)
     p, q = as_measure("mu", mu), as_measure("nu", nu)
     distance = w1(p, q)
     if distance == 0:

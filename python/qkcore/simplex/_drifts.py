@@ -41,12 +41,11 @@ def pieces_of(drift: object, shape: tuple[int, ...], t0: float, t1: float) -> li
         return _table(drift[0], drift[1], shape, t0, t1)
     if isinstance(drift, FittedDrift):
         return [Piece(t0, t1, _from_model(drift, shape))]
-    if callable(drift):
-        return [Piece(t0, t1, drift)]
-    raise TypeError(
-        f"drift: wanted a function of (p, t), a table (times, values) or a fitted model with predict, "
-        f"got {type(drift).__name__}; pass e.g. lambda p, t: b"
+    _checks.function(
+        "drift", drift, "(p, t), a table (times, values) or a fitted model with predict"
     )
+    assert callable(drift)
+    return [Piece(t0, t1, drift)]
 
 
 def _table(
