@@ -305,9 +305,7 @@ def _steps(
     method: str, n_steps: int | None, rtol: float | None, atol: float | None, itemsize: int
 ) -> dict[str, Any]:
     if n_steps is not None:
-        count = _checks.integer("n_steps", n_steps)
-        if count < 1:
-            raise ValueError(f"n_steps: wanted at least 1, got {count}")
+        count = _checks.count("n_steps", n_steps)
         if rtol is not None or atol is not None:
             raise ValueError(
                 "rtol, atol: wanted none beside n_steps, which fixes the steps; drop one of them"

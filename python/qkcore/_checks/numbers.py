@@ -125,10 +125,10 @@ def fraction(name: str, value: object) -> float:
     return out
 
 
-def count(name: str, value: object, least: int = 1, do: str = "") -> int:
-    """An integer from ``least`` on and below 2**31: a count that could never be gone through is a slip."""
+def count(name: str, value: object, least: int = 1, do: str = "", below: int = 2**63) -> int:
+    """An integer from ``least`` on and less than ``below``."""
     out = integer(name, value)
-    if not least <= out < 2**31:
-        below = "" if out < least else " and less than 2**31"
-        refuse(name, f"at least {least}{below}", str(out), do)
+    if not least <= out < below:
+        limit = "" if out < least else f" and less than {below}"
+        refuse(name, f"at least {least}{limit}", str(out), do)
     return out

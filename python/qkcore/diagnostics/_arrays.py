@@ -114,3 +114,8 @@ def field_values(name: str, value: npt.ArrayLike, shape: tuple[int, ...], t: flo
 def generator(seed: int | np.random.Generator | None) -> np.random.Generator:
     """A generator from a seed; generators pass."""
     return np.random.default_rng(seed)
+
+
+def count(name: str, value: object, least: int = 1) -> int:
+    """An integer from ``least`` on, within reason: a count that could never be gone through is a slip."""
+    return _checks.count(name, value, least, below=2**31)

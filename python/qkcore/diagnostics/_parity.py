@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._checks import count, fraction
-from ._arrays import Float, float64
+from .._checks import fraction
+from ._arrays import Float, count, float64
 from ._paths import Path
 
 __all__ = ["Parity", "parity"]

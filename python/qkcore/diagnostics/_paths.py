@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .. import _checks
-from .._checks import count
-from ._arrays import Float
+from ._arrays import Float, count
 
 
 @dataclass(frozen=True, eq=False)

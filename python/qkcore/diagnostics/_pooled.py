@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._checks import count, fraction
-from ._arrays import Float, generator
+from .._checks import fraction
+from ._arrays import Float, count, generator
 from ._stats import Interval
 
 __all__ = ["PooledParity", "pooled_parity"]

@@ -8,8 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._checks import count
-from ._arrays import Field, Float, field_values, float64
+from ._arrays import Field, Float, count, field_values, float64
 
 TensorLike = npt.ArrayLike | Field
 

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._checks import count, fraction, one_of
-from ._arrays import Field, Float, field_values, float64, generator, points
+from .._checks import fraction, one_of
+from ._arrays import Field, Float, count, field_values, float64, generator, points
 from ._paths import time_grid
 from ._stats import Interval, interval
 from ._tensor import TensorLike, tensor

@@ -18,9 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._checks import count, fraction, one_of
+from .._checks import fraction, one_of
 from . import _w1
-from ._arrays import Float, float64, generator, plain_array
+from ._arrays import Float, count, float64, generator, plain_array
 from ._evi import EVI, evi, sinkhorn_w2
 from ._layers import are_probabilities, refuse_probabilities, softmax
 from ._locking import Locking, locking, locking_bound

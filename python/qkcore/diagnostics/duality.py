@@ -28,9 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._checks import count, one_of
+from .._checks import one_of
 from .._ode import Arrays, Integrator
-from ._arrays import Field, Float, field_values, float64, generator, points
+from ._arrays import Field, Float, count, field_values, float64, generator, points
 from ._parity import Parity, parity
 from ._paths import Path, saved_steps, time_grid
 from ._pooled import PooledParity, pooled_parity

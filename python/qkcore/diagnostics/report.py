@@ -10,9 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._checks import count
 from . import _gate, _p_checks
-from ._arrays import Float, float64, generator
+from ._arrays import Float, count, float64, generator
 from ._layers import LayerStack
 from ._p_checks import FAIL, PASS, Check
 

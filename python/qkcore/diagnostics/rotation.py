@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._checks import count, one_of
-from ._arrays import Float, float64, generator, points, same_shape
+from .._checks import one_of
+from ._arrays import Float, count, float64, generator, points, same_shape
 from ._stats import Interval, mean_interval
 from ._tensor import DiffusionTensor, TensorLike, tensor
 

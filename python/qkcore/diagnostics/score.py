@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._checks import count, fraction
-from ._arrays import Float, float64, points
+from .._checks import fraction
+from ._arrays import Float, count, float64, points
 
 __all__ = ["ScoreFit", "available", "fit", "gaussian_score", "mixture_score"]
 
