@@ -180,8 +180,7 @@ def _start(init: Any, kernel: BridgeKernel) -> tuple[Real, Real]:
             )
         else:
             array = _checks.real_array(name, value)
-            if array.shape != (size,):
-                raise ValueError(f"{name}: wanted shape ({size},), got {array.shape}")
+            _checks.shape(name, array.shape, (size,))
             _checks.finite(name, array, minus_inf=True)
         out.append(begin(array))
     return out[0], out[1]

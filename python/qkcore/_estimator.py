@@ -175,10 +175,7 @@ class Transformer(Estimator):
     def set_output(self: T, *, transform: str | None = None) -> T:
         """What ``transform`` and ``fit_transform`` give: "default" (arrays), "pandas" or "polars"."""
         if transform is not None:
-            if transform not in _CONTAINERS:
-                raise ValueError(
-                    f"transform: wanted one of {', '.join(map(repr, _CONTAINERS))}, got {transform!r}"
-                )
+            _checks.one_of("transform", transform, _CONTAINERS)
             self._sklearn_output_config = {"transform": transform}
         return self
 

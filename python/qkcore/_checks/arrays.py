@@ -291,7 +291,7 @@ def shape(
     if any(_fits(got, axes) for axes in wanted):
         return
     listed = " or ".join(_written(axes) for axes in wanted)
-    came = str(got) if got else "a number"
+    came = str(got) if got else "a number, of shape ()"
     refuse(name, f"{what and f'{what} of '}shape {listed}{why and f' {why}'}", came, do)
 
 

@@ -109,8 +109,7 @@ def laplacian(op: MagneticOperator, kind: str = "combinatorial") -> MagneticLapl
     >>> np.abs(magnetic.laplacian(op).spectrum()[0].round(12))
     array([0., 2.])
     """
-    if not isinstance(op, MagneticOperator):
-        raise TypeError(f"op: wanted a magnetic operator, got {type(op).__name__}")
+    op = _checks.instance("op", op, MagneticOperator, "a magnetic operator")
     _checks.one_of("kind", kind, ("combinatorial", "symmetric", "random_walk"))
     n = square("op", op.phases)
     real = op.magnitude.dtype
