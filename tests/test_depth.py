@@ -504,7 +504,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: depth.BVDetector(window=0), ValueError, r"window: wanted"),
     (lambda: depth.BVDetector().update(np.array([np.nan])), ValueError, r"dz: .*NaN"),
     (lambda: depth.BVDetector().update_norm(-1.0), ValueError, r"norm: wanted finite numbers >= 0"),
-    (lambda: depth.segment(Z, over_rows="all"), ValueError, r'over_rows: wanted "mean" or "max"'),
+    (lambda: depth.segment(Z, over_rows="all"), ValueError, r"over_rows: wanted 'mean' or 'max'"),
     (lambda: depth.segment(Z[:1]), ValueError, r"logits: wanted at least two layers"),
 ]
 

@@ -317,7 +317,7 @@ def test_wrong_streams(stream: Any) -> None:
         (
             lambda: bridge(asarray(HALF), asarray(HALF), solver="nearest"),
             ValueError,
-            r"solver: wanted one of \"alternating\"",
+            r"solver: wanted one of 'alternating'",
         ),
         (
             lambda: bridge(asarray(HALF), asarray(HALF), init=3),

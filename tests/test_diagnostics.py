@@ -246,7 +246,7 @@ def test_hidden_states_of_a_model() -> None:
         ValueError, match=r"got \(\d+, 2, .*take the sequences of a batch one by one"
     ):
         diagnostics.run(activations=np.stack([states, states], axis=1))
-    with pytest.raises(ValueError, match=r"two layers.*got one.*hidden states of every layer"):
+    with pytest.raises(ValueError, match=r"two layers.*got 1.*hidden states of every layer"):
         diagnostics.run(activations=states[:1])
     with pytest.raises(ValueError, match=r"wanted shape \(layers, n, d\).*stack the hidden states"):
         diagnostics.run(activations=states[0])

@@ -389,7 +389,7 @@ def test_rules_refuse_what_has_no_scale() -> None:
         ({"t": None}, TypeError, "t: wanted a real number, got None"),
         ({"W": np.eye(3)}, ValueError, r"W: wanted shape \(2, 2\)"),
         ({"max_memory": -1}, ValueError, "max_memory: wanted a number >= 0"),
-        ({"max_iter": 0}, ValueError, "max_iter: wanted 1 or more restarts, got 0"),
+        ({"max_iter": 0}, ValueError, "max_iter: wanted at least 1, got 0"),
         ({"n_threads": 0}, ValueError, "n_threads"),
     ],
 )
@@ -404,7 +404,7 @@ def test_bad_points() -> None:
         (np.where(np.arange(2) == 1, np.nan, X), ValueError, "X: wanted finite numbers, got NaN"),
         (X[:, 0], ValueError, "X: wanted points of shape"),
         (X[:0], ValueError, r"X: wanted points, got 0 sample\(s\)"),
-        (X[:1], ValueError, "X: wanted at least 2 points, got 1"),
+        (X[:1], ValueError, "X: wanted at least two points, got 1"),
         (X.reshape(2, 10, 2), ValueError, r"X: wanted shape \(n, d\)"),
         (X.astype(complex), ValueError, "X: wanted real numbers"),
     ):

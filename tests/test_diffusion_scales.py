@@ -341,7 +341,11 @@ def test_magnetic_maps_warn_alike(dtype: str) -> None:
 
 X10 = cloud(10, 2)
 BAD: list[tuple[Any, type[Exception], str]] = [
-    (lambda: DiffusionMap(bandwidth="local").fit(X10), ValueError, r"bandwidth: wanted one of 'gl"),
+    (
+        lambda: DiffusionMap(bandwidth="local").fit(X10),
+        ValueError,
+        r"bandwidth: wanted 'global' or",
+    ),
     (
         lambda: DiffusionMap(bandwidth="self-tuning", beta="median").fit(X10),
         ValueError,

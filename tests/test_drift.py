@@ -277,7 +277,11 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
         ValueError,
         r"candidates: wanted at least one",
     ),
-    (lambda: KNNDrift(degree=2).fit(X2, np.zeros(4)), ValueError, r"degree: wanted 0, 1 or None"),
+    (
+        lambda: KNNDrift(degree=2).fit(X2, np.zeros(4)),
+        ValueError,
+        r"degree: wanted one of 0, 1, None",
+    ),
     (lambda: KNNDrift(n_loo=0).fit(X2, np.zeros(4)), ValueError, r"n_loo: wanted"),
     (lambda: KNNDrift(huber=-1).fit(X2, np.zeros(4)), ValueError, r"huber: wanted"),
     (
@@ -301,7 +305,7 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (
         lambda: transitions(np.zeros((3, 3)), state="z"),
         ValueError,
-        r'state: wanted "p" or "logits"',
+        r"state: wanted 'p' or 'logits'",
     ),
     (lambda: transitions(np.array([[0, -np.inf]] * 3)), ValueError, r"logits: wanted finite"),
 ]

@@ -241,7 +241,7 @@ ERRORS: list[tuple[str, Any, type[Exception], str]] = [
         "tensor",
         lambda: duality.sample_sde(constant, np.ones(3), X),
         ValueError,
-        r"a:.*shape \(3,\)",
+        r"a:.*shape .*got \(3,\)",
     ),
     ("negative", lambda: duality.sample_sde(constant, -1.0, X), ValueError, "a:.*semi-definite"),
     (

@@ -282,11 +282,11 @@ I2 = np.eye(2)
         ({"centred": True}, r"centred: only linear"),
         ({"weights": [-1.0, 2.0]}, r"weights: wanted numbers >= 0"),
         ({"weights": [0.0, 1.0], "mask": [0.0, 1.0]}, r"weights: wanted every particle to see"),
-        ({"times": [1.0, 0.0]}, r"times: wanted a rising"),
+        ({"times": [1.0, 0.0]}, r"times: wanted rising times"),
         ({"times": [0.0, 1.0], "Q": np.ones((3, 2, 2))}, r"Q: wanted 2 layers"),
         ({"times": [0.0, 1.0], "Q": lambda t: I2}, r"times: layers and callables"),
         ({"times": [0.0, 1.0], "heads": 2, "V": np.ones((2, 2, 2))}, r"layers or heads"),
-        ({"kind": "cosine"}, r"kind: wanted one of softmax"),
+        ({"kind": "cosine"}, r"kind: wanted one of 'softmax'"),
     ],
 )
 def test_bad_fields(arguments: dict[str, Any], message: str) -> None:

@@ -208,9 +208,9 @@ def test_rank_one(seed: int, d: int) -> None:
 def test_rank_one_blow_up_and_input() -> None:
     with pytest.raises(ValueError, match=r"t: wanted times before the blow-up near 0\.5"):
         gaussian.rank_one(np.ones(1), np.eye(1), np.eye(1), [0.0, 1.0])
-    with pytest.raises(ValueError, match="u0: wanted shape"):
+    with pytest.raises(ValueError, match="u0: wanted one vector of shape"):
         gaussian.rank_one(np.ones((1, 1)), np.eye(1), np.eye(1), [0.0])
-    with pytest.raises(ValueError, match="t: wanted ascending times"):
+    with pytest.raises(ValueError, match="t: wanted rising times"):
         gaussian.rank_one(np.ones(1), np.eye(1), np.eye(1), [1.0, 0.0])
     still = gaussian.rank_one(
         np.array([1.0, 1.0]), np.diag([1.0, -1.0]), np.diag([1.0, 1.0]), [0.0, 5.0]

@@ -26,7 +26,11 @@ BAD: list[tuple[Any, type[Exception], str]] = [
         OverflowError,
         r"epsilon: .* or use float64",
     ),
-    (lambda: isb.barycentric(ONE, 1.0, np.ones(4)), ValueError, r"weights: wanted one weight per"),
+    (
+        lambda: isb.barycentric(ONE, 1.0, np.ones(4)),
+        ValueError,
+        r"weights: wanted .*one weight per",
+    ),
     (lambda: isb.barycentric(ONE, 1.0, -np.ones(3)), ValueError, r"weights: wanted weights >= 0"),
     (lambda: isb.barycentric(ONE, 1.0, np.zeros(3)), ValueError, r"weights: wanted some mass"),
     (
@@ -37,15 +41,23 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (lambda: isb.barycentric(ONE, 1.0, max_iter=0), ValueError, r"max_iter: wanted at least 1"),
     (lambda: isb.barycentric(ONE, 1.0, tol=-1.0), ValueError, r"tol: wanted"),
     (lambda: isb.barycentric(ONE, 1.0, max_memory=-1), ValueError, r"max_memory: wanted a number"),
-    (lambda: isb.barycentric(ONE, 1.0, init=np.ones(2)), ValueError, r"init: wanted one potential"),
+    (
+        lambda: isb.barycentric(ONE, 1.0, init=np.ones(2)),
+        ValueError,
+        r"init: wanted .*one potential",
+    ),
     (
         lambda: isb.barycentric(ONE, 1.0, init=np.full(3, np.nan)),
         ValueError,
         r"init: wanted finite",
     ),
-    (lambda: isb.barycentric(ONE, 1.0)(np.zeros((1, 2))), ValueError, r"Y: wanted points of dim"),
+    (lambda: isb.barycentric(ONE, 1.0)(np.zeros((1, 2))), ValueError, r"Y: wanted points in 1 dim"),
     (lambda: isb.step(ONE, 1.0, theta=0.0), ValueError, r"theta: wanted a number other than 0"),
-    (lambda: isb.step(ONE, 1.0, surrogate=np.ones(2)), ValueError, r"surrogate: wanted one weight"),
+    (
+        lambda: isb.step(ONE, 1.0, surrogate=np.ones(2)),
+        ValueError,
+        r"surrogate: wanted .*one weight",
+    ),
     (
         lambda: isb.step(ONE, 1.0, surrogate=isb.barycentric(ONE, 2.0)),
         ValueError,
@@ -63,7 +75,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: isb.kl_flow(ONE, 1.0, 1, score=lambda x: x, method="best"),
         ValueError,
-        r'method: wanted "split" or "surrogate"',
+        r"method: wanted 'split' or 'surrogate'",
     ),
     (
         lambda: isb.kl_flow(ONE, 1.0, 1, score=lambda x: x, method="surrogate"),
@@ -99,7 +111,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (lambda: GAUSS.w2(np.zeros((2, 2))), ValueError, r"X: wanted points on the line"),
     (lambda: GAUSS.grid(1), ValueError, r"n: wanted 2 to"),
     (lambda: isb.silverman(np.ones((4, 1))), ValueError, r"X: wanted points that differ"),
-    (lambda: isb.surrogate_weights(np.zeros((2, 2)), 1.0), ValueError, r"psi: wanted one value"),
+    (lambda: isb.surrogate_weights(np.zeros((2, 2)), 1.0), ValueError, r"psi: wanted .*one value"),
     (lambda: isb.fit_rate([0.1], [1.0]), ValueError, r"errors: wanted two or more"),
     (lambda: isb.fit_rate([0.1, 0.2], [0.0, 1.0]), ValueError, r"errors: wanted positive"),
     (

@@ -191,7 +191,7 @@ def test_signs_of_large_kernels_are_looked_at_in_rows_and_columns() -> None:
     assert 0 < some.count_negative().count < n
     b = solve_factored(some, u, u)
     assert b.status == "negative entries" and not b.converged
-    with pytest.raises(ValueError, match=r'signs: wanted "auto" or "all"'):
+    with pytest.raises(ValueError, match="signs: wanted 'auto' or 'all'"):
         solve_factored(some, u, u, signs="some")
 
 

@@ -463,7 +463,7 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: contraction(DOT, Ball(1, dim=2), data=P + 5), ValueError, r"data.*3 outside.*around"),
     (lambda: contraction(DOT, Ball(1, dim=3), data=P), ValueError, r"data.*3 dimensions"),
     (lambda: contraction(DOT, Ball(1, dim=2), samples=0), ValueError, r"samples.*got 0"),
-    (lambda: lipschitz(DOT, P, domain=Ball(1, dim=3)), ValueError, r"domain.*dimension 2"),
+    (lambda: lipschitz(DOT, P, domain=Ball(1, dim=3)), ValueError, r"domain.*2 dimensions"),
     (
         lambda: AttentionJacobian(AttentionKernel(DotPotential(), FunctionLookup(np.sin)), P).apply(
             P

@@ -144,7 +144,7 @@ def test_stability_names_its_arguments() -> None:
     field = qk.AttentionField("softmax", Q=I2, K=I2, V=I2)
     X = np.random.default_rng(0).normal(size=(5, 2))
     for t in ([0.0, 1.0], [1.0, 0.5], -1.0):
-        with pytest.raises(ValueError, match=r"t: wanted rising times > 0"):
+        with pytest.raises(ValueError, match=r"t: wanted rising times"):
             ob.stability(field, X, t)
     with pytest.raises(ValueError, match=r"size: wanted noise that float32 can see"):
         ob.stability(field, X.astype(np.float32), [0.1], size=1e-20)

@@ -261,15 +261,15 @@ def b(p: ref.Array, t: float) -> ref.Array:
 BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: pf_ode(np.array([0.5, 0.6]), b, (0, 1)), ValueError, r"p0: wanted rows that sum to 1"),
     (lambda: pf_ode(P0, b, (1, 0)), ValueError, r"t_span: wanted t0 < t1"),
-    (lambda: pf_ode(P0, b, (0, np.nan)), ValueError, r"t_span: wanted a finite"),
-    (lambda: pf_ode(P0, b, (0, 1, 2)), ValueError, r"t_span: wanted \(t0, t1\)"),  # type: ignore[arg-type]
+    (lambda: pf_ode(P0, b, (0, np.nan)), ValueError, r"t_span\[1\]: wanted a finite"),
+    (lambda: pf_ode(P0, b, (0, 1, 2)), ValueError, r"t_span: wanted a pair \(t0, t1\)"),  # type: ignore[arg-type]
     (lambda: pf_ode(P0, b, (0, 1), tau=0), ValueError, r"tau: wanted"),
     (lambda: pf_ode(P0, b, (0, 1), rtol=-1), ValueError, r"rtol: wanted"),
     (lambda: pf_ode(P0, b, (0, 1), max_steps=0), ValueError, r"max_steps: wanted"),
     (
         lambda: pf_ode(P0, b, (0, 1), coordinates="z"),
         ValueError,
-        r'coordinates: wanted "p" or "logits"',
+        r"coordinates: wanted 'p' or 'logits'",
     ),
     (
         lambda: pf_ode(P0, b, (0, 1), t_eval=[0.5, 2.0]),

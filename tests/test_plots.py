@@ -239,7 +239,9 @@ def test_diffusion_map_shows_the_embedding() -> None:
     color = np.arange(40.0)
     (ax,) = labelled(model.plot(color=color), 1)
     np.testing.assert_array_equal(ax.collections[0].get_array(), color)
-    with pytest.raises(ValueError, match="color: wanted a number for each of 40 points"):
+    with pytest.raises(
+        ValueError, match=r"color: wanted shape \(40,\) with a number for each point"
+    ):
         model.plot(color=color[1:])
     with pytest.raises(ValueError, match="components: wanted"):
         model.plot(components=(0, 3))

@@ -80,7 +80,7 @@ def test_printed_form_is_repeatable() -> None:
     np.testing.assert_array_equal(a(X, 0.5), b(X, 0.5))
     assert a(X, 0.0).shape == (300, 2) and not np.array_equal(a(X, 0.0), a(X, 1.0))
     assert np.isfinite(a(X)).all() and not a.preconditioned
-    with pytest.raises(ValueError, match="2 dimensions, got 3"):
+    with pytest.raises(ValueError, match="2 dimensions as the samples, got 3"):
         a(np.zeros((1, 3)))
 
 

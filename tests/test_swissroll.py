@@ -59,7 +59,7 @@ def test_erratum_3_the_schedule() -> None:
         assert np.all(np.diff(schedule.alpha_bar) <= 0)
         assert np.all(schedule.posterior >= 0) and schedule.posterior[0] == 0
     assert printed.alpha_bar[-1] > 0.15 > 0.08 > right.alpha_bar[-1]
-    with pytest.raises(ValueError, match="variant: wanted one of corrected, printed, got 'x'"):
+    with pytest.raises(ValueError, match="variant: wanted 'corrected' or 'printed', got 'x'"):
         _data.cosine_schedule(T, s, 0.02, "x")
 
 

@@ -102,7 +102,7 @@ def test_arguments_of_the_divergence() -> None:
     X, Y, mu, _ = clouds(5)
     with pytest.raises(ValueError, match=r"epsilon: wanted a finite number > 0"):
         qk.sinkhorn_divergence(X, Y, epsilon=0)
-    with pytest.raises(ValueError, match=r"Y: wanted dimension 2 as X"):
+    with pytest.raises(ValueError, match=r"Y: wanted points in 2 dimensions as X"):
         qk.sinkhorn_divergence(X, Y[:, :1], epsilon=1.0)
     with pytest.raises(ValueError, match=r"p: wanted a number > 0"):
         qk.sinkhorn_divergence(X, Y, epsilon=1.0, p=-1)
@@ -217,7 +217,7 @@ def test_barycentres_that_end_early_say_so() -> None:
         qk.barycenter(qk.scores.dot(x, x**2), laws)
     with pytest.raises(ValueError, match=r"laws: wanted shape \(K, 20\)"):
         qk.barycenter(s, laws[:, :3])
-    with pytest.raises(ValueError, match=r"shares: wanted one for each law"):
+    with pytest.raises(ValueError, match=r"shares: wanted shape \(2,\) with one for each law"):
         qk.barycenter(s, laws, [1.0])
     with pytest.raises(ValueError, match=r"clouds\[1\]: wanted dimension 1"):
         qk.free_barycenter([x, np.zeros((3, 2))], x, epsilon=1.0)

@@ -134,13 +134,6 @@ def _is_symmetric(p: Problem) -> bool:
     return p.balanced and p.kernel.symmetric and np.array_equal(p.mu, p.nu)
 
 
-def _at_least_one(name: str, value: object) -> int:
-    number = _checks.integer(name, value)
-    if number < 1:
-        raise ValueError(f"{name}: wanted at least 1, got {value}")
-    return number
-
-
 def penalties(penalty: float | tuple[float, float] | None) -> tuple[float, float]:
     if penalty is None:
         return math.inf, math.inf
@@ -187,8 +180,7 @@ def _start(init: Any, kernel: BridgeKernel) -> tuple[Real, Real]:
             )
         else:
             array = _checks.real_array(name, value)
-            if array.shape != (size,):
-                raise ValueError(f"{name}: wanted shape ({size},), got {array.shape}")
+            _checks.shape(name, array.shape, (size,))
             _checks.finite(name, array, minus_inf=True)
         out.append(begin(array))
     return out[0], out[1]

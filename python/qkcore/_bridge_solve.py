@@ -21,7 +21,6 @@ from ._bridge_kernels import BridgeKernel
 from ._bridge_problem import (
     TOLERANCES,
     Problem,
-    _at_least_one,
     _gauge,
     _is_symmetric,
     _marginal,
@@ -104,13 +103,11 @@ def ask(
         _marginal("mu", mu, kernel, 0),
         _marginal("nu", nu, kernel, 1),
         TOLERANCES[kernel.dtype.itemsize] if tol is None else _checks.positive("tol", tol),
-        _at_least_one("max_iter", max_iter),
+        _checks.count("max_iter", max_iter),
         *penalties(penalty),
         resolve_threads(n_threads),
     )
-    if solver not in SOLVERS:
-        names = ", ".join(f'"{name}"' for name in SOLVERS)
-        raise ValueError(f"solver: wanted one of {names}, got {solver!r}")
+    _checks.one_of("solver", solver, SOLVERS)
     if p.balanced:
         _same_mass(p)
     symmetric = _is_symmetric(p)

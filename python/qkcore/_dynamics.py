@@ -152,8 +152,7 @@ def law(name: str, rho: npt.ArrayLike, P: Markov) -> Real:
         rho = _device.to_host(name, rho)
     array = _checks.converted(name, rho, P.dtype, "the operator")
     _checks.core_shape(name, array.shape, (P.shape[0],), "as the states of the chain")
-    if array.ndim != 1:
-        raise ValueError(f"{name}: wanted shape ({P.shape[0]},), got {array.shape}; pass one law")
+    _checks.shape(name, array.shape, P.shape[:1], do="pass one law")
     _checks.finite(name, array)
     if (low := float(array.min())) < 0:
         raise ValueError(f"{name}: wanted probabilities, got a negative one ({low:.3g})")

@@ -125,10 +125,8 @@ class Estimator:
                 f"X: wanted points, got 0 {what}(s) (shape={array.shape}) while a minimum of 1 is required."
             )
         points, _ = _checks.points("X", array)
-        if points.ndim != 2:
-            raise ValueError(f"X: wanted shape (n, d), got {points.shape}; reshape the points")
-        if len(points) < at_least:
-            raise ValueError(f"X: wanted at least {at_least} points, got {len(points)}")
+        _checks.shape("X", points.shape, ("n", "d"), do="reshape the points")
+        _checks.some("X", len(points), at_least, "points")
         return points
 
     def _learn_features(self, X: object, points: Real) -> None:
@@ -177,10 +175,7 @@ class Transformer(Estimator):
     def set_output(self: T, *, transform: str | None = None) -> T:
         """What ``transform`` and ``fit_transform`` give: "default" (arrays), "pandas" or "polars"."""
         if transform is not None:
-            if transform not in _CONTAINERS:
-                raise ValueError(
-                    f"transform: wanted one of {', '.join(map(repr, _CONTAINERS))}, got {transform!r}"
-                )
+            _checks.one_of("transform", transform, _CONTAINERS)
             self._sklearn_output_config = {"transform": transform}
         return self
 

@@ -68,10 +68,8 @@ class FactoredConditional:
         """The product with V (M,) or (M, k)."""
         values = _checks.real_array("V", V)
         _checks.same_dtype("V", values, self.dtype, "the kernel")
-        if values.ndim not in (1, 2) or values.shape[0] != self.shape[1]:
-            raise ValueError(
-                f"V: wanted shape ({self.shape[1]},) or ({self.shape[1]}, k), got {values.shape}"
-            )
+        n = self.shape[1]
+        _checks.shape("V", values.shape, (n,), (n, "k"))
         across = (slice(None),) + (None,) * (values.ndim - 1)
         out = self._double.apply(self._weights[across] * values, n_threads=n_threads)
         out = out * self._inverse_sums[across]
@@ -252,11 +250,9 @@ def solve_factored(
             f"K: wanted a LowRank or a product of them, got {type(K).__name__}; "
             "for exact operators use qk.bridge"
         )
-    if on_negative not in _SIGNS:
-        raise ValueError(f'on_negative: wanted "stop" or "continue", got {on_negative!r}')
+    _checks.one_of("on_negative", on_negative, ("stop", "continue"))
     fails = on_fail_option(on_fail)
-    if signs not in ("auto", "all"):
-        raise ValueError(f'signs: wanted "auto" or "all", got {signs!r}')
+    _checks.one_of("signs", signs, ("auto", "all"))
     kernel = FactoredKernel(K, on_negative == "continue")
     asked = ask(kernel, mu, nu, tol, max_iter, solver, penalty, init, n_threads)
     fields = asked.solved(callback, progress)
@@ -430,17 +426,13 @@ def compression_errors(
     >>> compression_errors(b, qk.bridge(qk.scores.dense(np.log(A)), half, half)).coupling_rel_err < 1e-8
     True
     """
-    if not isinstance(b, FactoredBridge):
-        raise TypeError(f"b: wanted a FactoredBridge, got {type(b).__name__}")
-    if not isinstance(exact, SchrodingerBridge):
-        raise TypeError(f"exact: wanted a SchrodingerBridge, got {type(exact).__name__}")
+    b = _checks.instance("b", b, FactoredBridge, "a FactoredBridge")
+    exact = _checks.instance("exact", exact, SchrodingerBridge, "a SchrodingerBridge")
     _checks.instance("b", b, FactoredBridge, "a FactoredBridge (qk.bridge of factors)")
     n, m = b.kernel.shape
-    if exact.scores.shape != (n, m):
-        raise ValueError(f"exact: wanted shape {(n, m)}, got {exact.scores.shape}")
+    _checks.shape("exact", exact.scores.shape, (n, m))
     latent = np.arange(m) / m if t is None else _checks.real_array("t", t)
-    if latent.shape != (m,):
-        raise ValueError(f"t: wanted shape ({m},), got {latent.shape}")
+    _checks.shape("t", latent.shape, (m,))
     _checks.finite("t", latent)
     latent = latent.astype(np.float64)
     K = b.kernel._double()

@@ -206,11 +206,10 @@ class LowRank(Factored):
         l = _factor("left", left)
         r = _factor("right", right)
         _checks.same_dtype("right", r, l.dtype, "left")
-        if l.shape[1] != r.shape[0]:
-            raise ValueError(
-                f"right: wanted shape ({l.shape[1]}, M) after left of shape {l.shape}, got {r.shape}; "
-                "left is (N, r) and right (r, M)"
-            )
+        hint = "left is (N, r) and right (r, M)"
+        _checks.shape(
+            "right", r.shape, (l.shape[1], "M"), why=f"after left of shape {l.shape}", do=hint
+        )
         self._left = (_points_contiguous(l.T),)
         self._right = (_points_contiguous(r),)
         self.method = method
@@ -296,8 +295,7 @@ class ProductOfFactors(Factored):
         return super().__new__(cls)
 
     def __init__(self, *factors: LowRank | ProductOfFactors) -> None:
-        if not factors:
-            raise ValueError("experts: wanted at least one low-rank matrix, got none")
+        _checks.some("experts", len(factors), 1, "low-rank matrix")
         experts = tuple(
             e for f in factors for e in (f.experts if isinstance(f, ProductOfFactors) else (f,))
         )

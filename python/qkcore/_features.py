@@ -58,9 +58,7 @@ def nystrom(
     )
     if not 1 <= count <= n:
         raise ValueError(f"n_landmarks: wanted an integer from 1 to {n}, got {n_landmarks}")
-    if method not in _LANDMARKS:
-        names = ", ".join(f'"{name}"' for name in _LANDMARKS)
-        raise ValueError(f"method: wanted one of {names}, got {method!r}")
+    _checks.one_of("method", method, _LANDMARKS)
     if rank is not None and not 1 <= _checks.integer("rank", rank) <= count:
         raise ValueError(f"rank: wanted an integer from 1 to {count}, the landmarks, got {rank}")
     at = _landmarks(s, count, method, np.random.default_rng(seed))
@@ -98,9 +96,7 @@ def positive_features(
     (True, True)
     """
     s = _point_logits("K", K)
-    m = _checks.integer("n_features", n_features)
-    if m < 1:
-        raise ValueError(f"n_features: wanted at least 1, got {n_features}")
+    m = _checks.count("n_features", n_features)
     n, k = s.shape
     xs, ys = [], []
     row, col = np.zeros(n), np.zeros(k)

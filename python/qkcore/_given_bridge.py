@@ -60,10 +60,8 @@ class GivenBridge(SolvedBridge):
         self._used()
         values = _checks.real_array("V", V)
         _checks.same_dtype("V", values, self.f.dtype, "the kernel")
-        if values.ndim not in (1, 2) or len(values) != len(self.nu):
-            raise ValueError(
-                f"V: wanted shape ({len(self.nu)},) or ({len(self.nu)}, k), got {values.shape}"
-            )
+        n = len(self.nu)
+        _checks.shape("V", values.shape, (n,), (n, "k"))
         _checks.finite("V", values)
         g = self.g.astype(np.float64)
         total = self._row_sums(g)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks
-from . import _particle_checks as checks
+from ._checks import particles as checks
 from .fields import AttentionField
 
 __all__ = ["VBound", "grown"]

@@ -353,10 +353,7 @@ class Host:
 
 
 def _matrix_shape(name: str, array: Any) -> None:
-    if array.ndim < 2:
-        raise ValueError(
-            f"{name}: wanted shape (..., N, M), got {array.shape}; pass {name}[None, :]"
-        )
+    _checks.shape(name, array.shape, (..., "N", "M"), do=f"pass {name}[None, :]")
 
 
 HOST = Host()

@@ -287,8 +287,7 @@ def _coordinate(k: int, values: Array) -> str:
 
 def _colours(color: npt.ArrayLike, n: int) -> Array:
     values = np.asarray(color)
-    if values.shape != (n,):
-        raise ValueError(f"color: wanted a number for each of {n} points, got shape {values.shape}")
+    _checks.shape("color", values.shape, (n,), why="with a number for each point")
     return values
 
 

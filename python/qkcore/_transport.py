@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, scores
-from . import _particle_checks as checks
+from ._checks import particles as checks
 from ._lazy_scores import Scores
 from ._linear_transport import least_cost
 
@@ -49,12 +49,9 @@ def wasserstein(
     2.0
     """
     x, y = (checks.one_cloud(name, a).astype(np.float64) for name, a in (("X", X), ("Y", Y)))
-    if x.shape[1] != y.shape[1]:
-        raise ValueError(f"Y: wanted dimension {x.shape[1]} as X, got shape {y.shape}")
+    _checks.same_space("Y", y.shape[1], x.shape[1], "X")
     checks.choice("method", method, METHODS)
-    p = _checks.number("p", p)
-    if p < 1:
-        raise ValueError(f"p: wanted at least 1, got {p}")
+    p = _checks.at_least("p", p, 1)
     mu, nu = mass_of("weights_x", weights_x, len(x)), mass_of("weights_y", weights_y, len(y))
     if method == "sinkhorn":
         return _debiased(x, y, mu, nu, p, epsilon)

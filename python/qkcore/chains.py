@@ -95,11 +95,9 @@ def bridge_chain(
     """
     fails = on_fail_option(on_fail)
     chain = tuple(scores_argument(s, f"kernels[{k}]") for k, s in enumerate(kernels))
-    if not chain:
-        raise ValueError("kernels: wanted at least one, got none")
+    _checks.some("kernels", len(chain), 1, "kernel")
     for k, s in enumerate(chain):
-        if s.ndim != 2:
-            raise ValueError(f"kernels[{k}]: wanted shape (N, M), got {s.shape}")
+        _checks.shape(f"kernels[{k}]", s.shape, ("N", "M"))
         _checks.same_dtype(f"kernels[{k}]", np.empty(0, s.dtype), chain[0].dtype, "kernels[0]")
         if k and s.shape[0] != chain[k - 1].shape[1]:
             raise ValueError(

@@ -155,10 +155,7 @@ def qk_metric(Q: npt.ArrayLike, K: npt.ArrayLike, *, symmetrized: bool = False) 
     q, _ = _checks.points("Q", Q)
     k, _ = _checks.points("K", K)
     _checks.same_dtype("K", k, q.dtype, "Q")
-    if k.shape[-2:] != q.shape[-2:]:
-        raise ValueError(
-            f"K: wanted {q.shape[-2:]} points and dimensions like Q, got {k.shape[-2:]}"
-        )
+    _checks.shape("K", k.shape, (..., *q.shape[-2:]), what="points", why="like Q")
     cross = scores.dot(q, k) + scores.dot(k, q)
     with np.errstate(over="ignore"):  # Scores refuses what overflows
         q_norm = np.einsum("...nd,...nd->...n", q, q)
@@ -214,8 +211,7 @@ def hermitian_partition(
         matrix: Real = left @ right
     else:
         matrix = _checks.real_array("W", W)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1]:
-        raise ValueError(f"W: wanted a square matrix, got shape {matrix.shape}")
+    _checks.square("W", matrix.shape)
     _checks.not_empty("W", matrix)
     _checks.finite("W", matrix)
     half = matrix / 2

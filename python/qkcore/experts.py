@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from . import _device, scores
+from . import _checks, _device, scores
 from ._config import resolve_threads
 from ._factors import Factored, LowRank, ProductOfFactors
 from ._lazy_scores import Real, Scores
@@ -44,8 +44,7 @@ def poe(*experts: Any) -> Any:
     array([[0.25, 0.25],
            [0.12, 0.32]])
     """
-    if not experts:
-        raise ValueError("experts: wanted at least one operator, got none")
+    _checks.some("experts", len(experts), 1, "operator")
     if any(isinstance(expert, Factored) or _device.is_factored(expert) for expert in experts):
         return ProductOfFactors(*experts)
     from .magnetic import MagneticOperator, hadamard
@@ -59,8 +58,6 @@ def poe(*experts: Any) -> Any:
 
 
 def _logarithm(k: int, expert: object) -> Scores:
-    if isinstance(expert, Scores):
-        return expert
     if isinstance(expert, MarkovOperator):
         return expert.log_weights
     if isinstance(expert, KernelOperator):
@@ -70,10 +67,8 @@ def _logarithm(k: int, expert: object) -> Scores:
                 "its entries have no logarithm in closed form: wrap them with qk.scores.dense"
             )
         return expert.scores
-    raise TypeError(
-        f"experts[{k}]: wanted scores or an operator, got {type(expert).__name__}; "
-        "wrap an array of logarithms with qk.scores.dense(array)"
-    )
+    hint = "wrap an array of logarithms with qk.scores.dense(array)"
+    return _checks.instance(f"experts[{k}]", expert, Scores, "scores or an operator", hint)
 
 
 def total_variation(A: MarkovOperator, B: MarkovOperator, *, n_threads: int | None = None) -> Real:
@@ -85,8 +80,7 @@ def total_variation(A: MarkovOperator, B: MarkovOperator, *, n_threads: int | No
     array([0.3])
     """
     for name, value in (("A", A), ("B", B)):
-        if not isinstance(value, MarkovOperator):
-            raise TypeError(f"{name}: wanted a MarkovOperator, got {type(value).__name__}")
+        _checks.instance(name, value, MarkovOperator, "a MarkovOperator")
     if A.shape != B.shape or A.dtype != B.dtype or A.axis != B.axis:
         raise ValueError(
             f"B: wanted shape {A.shape}, {A.dtype} and axis {A.axis} like A, got {B.shape}, "

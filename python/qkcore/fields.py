@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, _config, _device
-from . import _particle_checks as checks
 from ._checks import Real
+from ._checks import particles as checks
+from ._checks.particles import Doubles, Parameter
 from ._native import cpu
-from ._particle_checks import Doubles, Parameter
 
 __all__ = ["AttentionField"]
 
@@ -94,9 +94,7 @@ class AttentionField:
     ) -> None:
         checks.choice("kind", kind, KINDS)
         self.kind = kind
-        self.heads = _checks.integer("heads", heads)
-        if self.heads < 1:
-            raise ValueError(f"heads: wanted at least 1, got {heads}")
+        self.heads = _checks.count("heads", heads)
         self.epsilon = _checks.positive("epsilon", epsilon)
         if self.epsilon != 1.0 and (
             kind not in _WITH_EPSILON or (kind == "linear" and not centred)
@@ -109,9 +107,9 @@ class AttentionField:
             raise ValueError(
                 f"centred: only linear attention has two forms, got kind {_checks.shown(kind)}"
             )
-        self.centred = _flag("centred", centred)
-        self.sphere = _flag("sphere", sphere)
-        self.renormalise = _flag("renormalise", renormalise)
+        self.centred = _checks.flag("centred", centred)
+        self.sphere = _checks.flag("sphere", sphere)
+        self.renormalise = _checks.flag("renormalise", renormalise)
         if self.centred and not self.renormalise:
             raise ValueError(
                 "renormalise: wanted True for the centred linear form, which has a mean and a covariance of "
@@ -305,12 +303,6 @@ class AttentionField:
         out._V = -self._V
         out._given = (self._given[0], self._given[1], -np.asarray(self._given[2]))
         return out
-
-
-def _flag(name: str, value: object) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name}: wanted True or False, got {_checks.shown(value)}")
-    return bool(value)
 
 
 def _no_sinkhorn(kind: str, tol: float | None, max_iter: int) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, _config, _device
-from . import _particle_checks as checks
 from ._checks import Real
+from ._checks import particles as checks
 from ._native import cpu
 from ._words import Ended
 from .fields import AttentionField, _PythonField
@@ -165,7 +165,7 @@ def flow(
     ((21, 50, 2), 'finished')
     """
     code = checks.choice("method", method, cpu.FLOW_METHODS)
-    span = checks.time_span(t_span)
+    span = _checks.time_span("t_span", t_span, "negate V")
     if _device.on_device(X0):
         return _flow_on_device(
             field,
@@ -305,9 +305,7 @@ def _steps(
     method: str, n_steps: int | None, rtol: float | None, atol: float | None, itemsize: int
 ) -> dict[str, Any]:
     if n_steps is not None:
-        count = _checks.integer("n_steps", n_steps)
-        if count < 1:
-            raise ValueError(f"n_steps: wanted at least 1, got {count}")
+        count = _checks.count("n_steps", n_steps)
         if rtol is not None or atol is not None:
             raise ValueError(
                 "rtol, atol: wanted none beside n_steps, which fixes the steps; drop one of them"

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from . import _checks, scores
 from ._bridge_kernels import ScoresKernel
-from ._bridge_problem import _at_least_one, _marginal
+from ._bridge_problem import _marginal
 from ._config import resolve_threads
 from ._convergence import WarnsOnUse, on_fail_option, settle
 from ._lazy_scores import Real, Scores
@@ -120,10 +120,9 @@ def adaptive_ipf(
     fails = on_fail_option(on_fail)
     tolerance = _checks.positive("tol", tol)
     eps = _checks.positive("epsilon", epsilon)
-    limit = _at_least_one("max_iter", max_iter)
+    limit = _checks.count("max_iter", max_iter)
     largest = _checks.positive("max_condition", max_condition)
-    if condition not in ("entries", "spectral"):
-        raise ValueError(f'condition: wanted "entries" or "spectral", got {condition!r}')
+    _checks.one_of("condition", condition, ("entries", "spectral"))
     metric = None if a is None else np.linalg.inv(_checks.real_array("a", a))
     unit = scores.distance(X, Y, W=metric, beta=0.5)  # K at eps = 1
     rows, cols = _marginal("mu0", mu0, unit, 0), _marginal("mu1", mu1, unit, 1)

@@ -105,13 +105,10 @@ def low_rank(
     r = _checks.integer("rank", rank)
     if not 1 <= r <= min(shape):
         raise ValueError(f"rank: wanted an integer from 1 to {min(shape)}, got {rank}")
-    if method not in _METHODS:
-        raise ValueError(f"method: wanted one of {', '.join(map(repr, _METHODS))}, got {method!r}")
-    if max_iter is not None and _checks.integer("max_iter", max_iter) < 1:
-        raise ValueError(f"max_iter: wanted at least 1, got {max_iter}")
-    extra = _checks.integer("n_oversamples", n_oversamples)
-    if extra < 1:
-        raise ValueError(f"n_oversamples: wanted at least 1, got {n_oversamples}")
+    _checks.one_of("method", method, _METHODS)
+    if max_iter is not None:
+        _checks.count("max_iter", max_iter)
+    extra = _checks.count("n_oversamples", n_oversamples)
     threads = resolve_threads(n_threads)
     source = A if isinstance(A, (MarkovOperator, KernelOperator)) else rows(0, shape[0])
     products = _Products(source, threads)

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, scores
-from . import _particle_checks as checks
 from ._checks import Real
+from ._checks import particles as checks
 from ._growth import VBound, grown
 from ._native import cpu
 from ._transport import METHODS, conditional_wasserstein, wasserstein
@@ -147,8 +147,7 @@ def angles(X: npt.ArrayLike, tolerance: float = 0.99) -> AngleStatistics:
     """
     cloud = checks.one_cloud("X", X).astype(np.float64)
     n = len(cloud)
-    if n < 2:
-        raise ValueError(f"X: wanted at least two particles, got {n}")
+    _checks.some("X", n, 2, "particles")
     tolerance = _checks.number("tolerance", tolerance)
     norms = np.linalg.norm(cloud, axis=1, keepdims=True)
     if not norms.all():
@@ -189,8 +188,7 @@ def interaction_energy(
     cloud = checks.one_cloud("X", X)
     d = cloud.shape[1]
     matrix = _checks.real_array("A", A).astype(cloud.dtype)
-    if matrix.shape != (d, d):
-        raise ValueError(f"A: wanted shape ({d}, {d}), got {matrix.shape}; A = K.T @ Q")
+    _checks.shape("A", matrix.shape, (d, d), do="A = K.T @ Q")
     w = _weights(weights, len(cloud))
     with np.errstate(divide="ignore"):
         log_w = np.log(w).astype(cloud.dtype)
@@ -303,8 +301,8 @@ def stability(
     cloud = field._particles("X0", X0)
     times = np.atleast_1d(_checks.doubles("t", t))
     _checks.not_empty("t", times)
-    if times.ndim != 1 or (np.diff(times) <= 0).any() or not times[0] > 0:
-        raise ValueError(f"t: wanted rising times > 0, got {_checks.shown(t)}; the start is at 0")
+    _checks.rising("t", times)
+    _checks.all_positive("t", times, "rising times > 0", "the start is at 0")
     checks.choice("transport", transport, METHODS)
     size = _checks.positive("size", size)
     n_trials = _checks.integer_within("n_trials", n_trials, 1, 10**6, "perturbed starts")
@@ -382,8 +380,7 @@ def mean_field_convergence(
     _attention(field)
     generator = np.random.default_rng(rng)
     sizes = np.array([_checks.integer_within("n", m, 2, 10**9, "particles") for m in n])
-    if len(sizes) < 2:
-        raise ValueError(f"n: wanted at least two sizes for a rate, got {len(sizes)}")
+    _checks.some("n", len(sizes), 2, "sizes, for a rate")
     t = _checks.positive("t", t)
     checks.choice("transport", transport, METHODS)
     n_reference = _checks.integer_within("n_reference", n_reference, 2, 10**9, "particles")

@@ -338,8 +338,7 @@ class MarkovOperator(_Operator, Markov):
         ((given, _),) = b.vectors(P.dtype, P.scores.batch, ("h", h, P.shape[-1]))
         weights = b.to_host(given)
         _checks.finite("h", weights)
-        if weights.min() < 0:
-            raise ValueError(f"h: wanted weights >= 0, got {weights.min():.3g}")
+        _checks.none_negative("h", weights, "weights >= 0")
         log_h = b.give(b.from_host(_log_relative(weights)))
         out = MarkovOperator(P._shifted(b.at(n_threads)).shift(columns=log_h), 1)
         if out.empty.any() and not P.empty.all():
@@ -475,11 +474,7 @@ def kernel(s: Scores, weight: str = "exp") -> KernelOperator:
     array([200.])
     """
     names = [name for name in WEIGHTS if name != "softmax"]
-    if weight not in names:
-        raise ValueError(
-            f"weight: wanted one of {', '.join(map(repr, names))}, got {weight!r}; "
-            "for a normalised operator use qk.softmax"
-        )
+    _checks.one_of("weight", weight, names, "for a normalised operator use qk.softmax")
     return KernelOperator(scores_argument(s), weight)
 
 
@@ -491,12 +486,8 @@ def _one(index: Any, batch: tuple[int, ...]) -> bool:
 
 def scores_argument(s: object, name: str = "s") -> Scores:
     """Scores, or an error that names the argument."""
-    if not isinstance(s, Scores):
-        raise TypeError(
-            f"{name}: wanted scores, got {type(s).__name__}; "
-            "wrap an array with qk.scores.dense(array) or build scores from points"
-        )
-    return s
+    hint = "wrap an array with qk.scores.dense(array) or build scores from points"
+    return _checks.instance(name, s, Scores, "scores", hint)
 
 
 # log 2 in two parts: the first has 40 bits, so that its product with any exponent of a double is exact.

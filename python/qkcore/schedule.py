@@ -64,10 +64,7 @@ def temperature_for_entropy(
     low, high = (np.log(b) for b in _bounds(bounds))
     logits = check_logits("z", z).astype(np.float64)
     wanted = _checks.doubles("target", target)
-    if (wanted < 0).any():
-        raise ValueError(
-            "target: wanted an entropy >= 0 in nats, got another number; e.g. 0.5 * np.log(V)"
-        )
+    _checks.none_negative("target", wanted, "an entropy >= 0 in nats", "e.g. 0.5 * np.log(V)")
     wanted = np.broadcast_to(wanted, logits.shape[:-1])
     shifted = logits - logits.max(axis=-1, keepdims=True)
 
@@ -202,9 +199,7 @@ def entropy_flow(
     """
     low, high = (np.log(b) for b in _bounds(bounds))
     rate, lag = _checks.positive("rate", rate), _checks.positive("time_constant", time_constant)
-    t0, t1 = (_checks.number("t_span", t) for t in t_span)
-    if not t0 < t1:
-        raise ValueError(f"t_span: wanted t0 < t1, got ({t0:g}, {t1:g}); swap them")
+    t0, t1 = _checks.time_span("t_span", t_span, "negate the flow")
     start = float(np.clip(np.log(_checks.positive("tau", tau)), low, high))
     if not callable(target):
         target = _checks.number("target", target)
@@ -264,10 +259,7 @@ def motion_bound(
     1.0
     """
     tau = _checks.positive("tau", tau)
-    if not isinstance(logits, (bool, np.bool_)):
-        raise TypeError(
-            f"logits: wanted True or False, got {type(logits).__name__}; pass the logits first, as p"
-        )
+    _checks.flag("logits", logits, "pass the logits first, as p")
     if logits:
         tail = log_tail(check_logits("p", p), tau)
     else:
@@ -275,10 +267,7 @@ def motion_bound(
             mass = np.log(np.asarray(Mobility(p, tau).tail))
         tail = LogTail(np.zeros_like(mass), mass)
     R = _checks.doubles("remaining", remaining, inf=True)
-    if (R < 0).any():
-        raise ValueError(
-            "remaining: wanted numbers >= 0 (inf: unknown), got others; bound the steps to come"
-        )
+    _checks.none_negative("remaining", R, "numbers >= 0 (inf: unknown)", "bound the steps to come")
     out = locked_motion(tail, R, tau)
     return float(out) if out.ndim == 0 else out
 
@@ -342,11 +331,15 @@ class EarlyExit:
         self.variation: Double | None = None
         if variation is not None:
             steps = _checks.doubles("variation", variation, inf=True)
-            if steps.shape not in ((), (self.n_layers,)) or (steps < 0).any():
-                raise ValueError(
-                    f"variation: wanted one number >= 0, or {self.n_layers} of them, got shape "
-                    f"{steps.shape}; give one bound per step"
-                )
+            _checks.shape(
+                "variation",
+                steps.shape,
+                (),
+                (self.n_layers,),
+                what="one number for each step, or one for all, of",
+                do="give one bound per step",
+            )
+            _checks.none_negative("variation", steps)
             self.variation = np.broadcast_to(steps, (self.n_layers,))
         self.layer = -1
         self._last: Real | None = None
@@ -387,10 +380,9 @@ class EarlyExit:
 
     def _half_range(self, logits: Real) -> Double:
         assert self._last is not None
-        if logits.shape != self._last.shape:
-            raise ValueError(
-                f"z: wanted shape {self._last.shape} as before, got {logits.shape}; one stack at a time"
-            )
+        _checks.shape(
+            "z", logits.shape, self._last.shape, why="as before", do="one stack at a time"
+        )
         with np.errstate(invalid="ignore"):
             step = np.subtract(logits, self._last, dtype=np.float64)
         both = np.isneginf(logits) & np.isneginf(self._last)

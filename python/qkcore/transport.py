@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, scores
-from . import _particle_checks as checks
+from ._checks import particles as checks
 from ._convergence import ConvergenceError, ConvergenceWarning, on_fail_option
 from ._lazy_scores import Real, Scores
 from ._transport import cost_scores, mass_of, wasserstein
@@ -73,13 +73,10 @@ def sinkhorn_divergence(
     x, y = (checks.one_cloud(name, a) for name, a in (("X", X), ("Y", Y)))
     if x.dtype != y.dtype:
         x, y = x.astype(np.float64), y.astype(np.float64)
-    if x.shape[1] != y.shape[1]:
-        raise ValueError(f"Y: wanted dimension {x.shape[1]} as X, got shape {y.shape}")
+    _checks.same_space("Y", y.shape[1], x.shape[1], "X")
     temperature = _checks.positive("epsilon", epsilon)
     price = None if penalty is None else _checks.positive("penalty", penalty)
-    power = _checks.number("p", p)
-    if power <= 0:
-        raise ValueError(f"p: wanted a number > 0, got {power:g}")
+    power = _checks.above("p", p, 0)
     laws = [
         mass_of(name, w, len(z), keep=price is not None)
         for name, w, z in (("weights_x", weights_x, x), ("weights_y", weights_y, y))
@@ -188,8 +185,7 @@ def barycenter(
             f"s: wanted symmetric scores (N, N) of the support against itself, got {kernel!r}"
         )
     given = _checks.converted("laws", laws, kernel.dtype, "the scores")
-    if given.ndim != 2 or given.shape[1] != n:
-        raise ValueError(f"laws: wanted shape (K, {n}), one histogram a row, got {given.shape}")
+    _checks.shape("laws", given.shape, ("K", n), why="with one histogram a row")
     for k, one in enumerate(given):
         _checks.masses(f"laws[{k}]", one)
     wide = given.astype(np.float64)
@@ -267,8 +263,7 @@ def free_barycenter(
     True
     """
     fails = on_fail_option(on_fail)
-    if not len(clouds):
-        raise ValueError("clouds: wanted at least one, got none")
+    _checks.some("clouds", len(clouds), 1, "cloud")
     x = np.array(checks.one_cloud("start", start))
     targets = [checks.one_cloud(f"clouds[{k}]", y) for k, y in enumerate(clouds)]
     for k, y in enumerate(targets):
@@ -315,8 +310,7 @@ def _shares(shares: npt.ArrayLike | None, count: int) -> npt.NDArray[np.float64]
     if shares is None:
         return np.full(count, 1 / count)
     lam = _checks.doubles("shares", shares)
-    if lam.shape != (count,):
-        raise ValueError(f"shares: wanted one for each law, shape ({count},), got {lam.shape}")
+    _checks.shape("shares", lam.shape, (count,), why="with one for each law")
     _checks.masses("shares", lam)
     out: npt.NDArray[np.float64] = lam / lam.sum()
     return out

@@ -78,11 +78,9 @@ class Context:
     def vector(self, name: str, x: object, dtype: str, length: int, batch: tuple[int, ...]) -> Any:
         """An array (..., length) of the scores' dtype whose last axis a kernel can walk."""
         array = self.take(name, x, dtype=dtype, like="the scores")
-        if not array.shape or array.shape[-1] != length:
-            raise ValueError(
-                f"{name}: wanted shape (..., {length}) as the scores, got {array.shape}; "
-                "check the order of the axes"
-            )
+        _checks.shape(
+            name, array.shape, (..., length), why="as the scores", do="check the order of the axes"
+        )
         _checks.broadcast(name, batch, array.shape[:-1])
         if length > 1 and array.strides[-1] != 1:
             raise ValueError(
@@ -95,8 +93,7 @@ class Context:
         """The caller's ``out``, or a new array of the caller's library; None: the module allocates."""
         if given is not None:
             array = self.take(name, given, dtype=dtype)
-            if array.shape != shape:
-                raise ValueError(f"{name}: wanted shape {shape}, got {array.shape}")
+            _checks.shape(name, array.shape, shape)
             return given
         return self.library.empty(shape, dtype, self.device)
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import _checks
 from .._host import WEIGHTS
 from ._arrays import Context, largest_score
 
@@ -59,10 +60,7 @@ class Cuda(Context):
 
     def matrix(self, name: str, value: Any) -> tuple[Any, np.dtype[Any], float, bool]:
         array = self.numbers(name, value, short=True)
-        if array.ndim < 2:
-            raise ValueError(
-                f"{name}: wanted shape (..., N, M), got {array.shape}; pass {name}[None, :]"
-            )
+        _checks.shape(name, array.shape, (..., "N", "M"), do=f"pass {name}[None, :]")
         found = self.figures((name, array, None))[0]
         largest = self.finite(name, found, minus_inf=True)
         self.inputs = array.dtype
@@ -74,11 +72,8 @@ class Cuda(Context):
         arrays: list[tuple[str, Any]] = []
         for name, value in zip(names, (X,) if Y is None or Y is X else (X, Y), strict=False):
             array = self.numbers(name, value, short=True)
-            if array.ndim < 2:
-                raise ValueError(
-                    f"{name}: wanted points of shape (..., n, d), got shape {array.shape}; "
-                    f"for points on a line pass {name}[:, None]"
-                )
+            hint = f"for points on a line pass {name}[:, None]"
+            _checks.shape(name, array.shape, (..., "n", "d"), what="points", do=hint)
             if arrays and array.dtype != arrays[0][1].dtype:
                 raise TypeError(
                     f"{name}: wanted {arrays[0][1].dtype} like {names[0]}, got {array.dtype}; "
@@ -119,10 +114,7 @@ class Cuda(Context):
 
     def boolean(self, name: str, value: Any, core: tuple[int, ...]) -> Any:
         mask = self.take(name, value, dtype="bool")
-        if mask.shape[-len(core) :] != core:
-            raise ValueError(
-                f"{name}: wanted shape (..., {', '.join(map(str, core))}) as the scores, got {mask.shape}"
-            )
+        _checks.core_shape(name, mask.shape, core, "as the scores")
         return mask
 
     def output(self, name: str, given: Any, shape: tuple[int, ...], dtype: Any) -> Any:

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _particle_checks as checks
+from .. import _checks
+from .._checks import particles as checks
 from .._host import WEIGHTS
 from .._terms import UNBOUNDED
 from ._bistochastic import Bistochastic
@@ -297,9 +298,7 @@ def _refuse(field: Any) -> None:
 def cloud(c: Cuda, name: str, X: Any, d: int | None) -> Any:
     """Particles (N, d), finite and contiguous."""
     x = c.numbers(name, X)
-    if x.ndim != 2 or (d is not None and x.shape[1] != d):
-        wanted = "d" if d is None else d
-        raise ValueError(f"{name}: wanted particles of shape (N, {wanted}), got {x.shape}")
+    _checks.shape(name, x.shape, ("N", "d" if d is None else d), what="particles")
     if not x.contiguous:
         raise ValueError(
             f"{name}: wanted a contiguous array, got strides {x.strides}; pass a contiguous copy"

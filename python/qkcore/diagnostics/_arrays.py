@@ -42,7 +42,7 @@ def plain_array(name: str, value: Any) -> tuple[Any, float]:
 
 def _of_tensor(name: str, value: Any) -> npt.NDArray[Any]:
     if hasattr(value, "__dlpack_device__"):
-        _checks._refuse_device(name, value)
+        _checks.refuse_device(name, value)
     try:
         tensor = value.detach()
         if str(tensor.dtype).rpartition(".")[2] in _HALF:
@@ -71,40 +71,38 @@ def float64(name: str, value: npt.ArrayLike) -> Float:
     _checks.not_empty(name, real)
     if real.ndim:
         _checks.finite(name, real)
-    elif not np.isfinite(real):
-        raise ValueError(f"{name}: wanted a finite number, got {float(real)!r}")
+    else:
+        _checks.number(name, real)
     return real.astype(np.float64, copy=False)
 
 
 def points(name: str, value: npt.ArrayLike, least: int = 1) -> Float:
     """Points (n, d), at least ``least`` of them."""
     X = float64(name, value)
-    if X.ndim != 2:
-        raise ValueError(
-            f"{name}: wanted points of shape (n, d), got shape {X.shape}; "
-            f"for points on a line pass {name}[:, None]"
-        )
-    if len(X) < least:
-        raise ValueError(f"{name}: wanted at least {least} points, got {len(X)}; collect more")
+    _checks.shape(
+        name, X.shape, ("n", "d"), what="points", do=f"for points on a line pass {name}[:, None]"
+    )
+    _checks.some(name, len(X), least, "points", "collect more")
     return X
 
 
 def same_shape(name: str, value: npt.ArrayLike, shape: tuple[int, ...], other: str) -> Float:
     """A finite array of the shape of another argument."""
     array = float64(name, value)
-    if array.shape != shape:
-        raise ValueError(f"{name}: wanted shape {shape} like {other}, got {array.shape}")
+    _checks.shape(name, array.shape, shape, why=f"like {other}")
     return array
 
 
 def field_values(name: str, value: npt.ArrayLike, shape: tuple[int, ...], t: float) -> Float:
     """What a caller's field returned: the right shape and finite, or an error that says when."""
     array = np.asarray(value, dtype=np.float64)
-    if array.shape != shape:
-        raise ValueError(
-            f"{name}: wanted a function whose value has shape {shape}, got {array.shape} "
-            f"at t = {t:.6g}; return one row per point"
-        )
+    _checks.shape(
+        name,
+        array.shape,
+        shape,
+        what=f"a function whose value at t = {t:.6g} is",
+        do="return one row per point",
+    )
     if not np.isfinite(array).all():
         raise ValueError(
             f"{name}: wanted finite values, got NaN or infinity at t = {t:.6g}; "
@@ -120,22 +118,4 @@ def generator(seed: int | np.random.Generator | None) -> np.random.Generator:
 
 def count(name: str, value: object, least: int = 1) -> int:
     """An integer from ``least`` on, within reason: a count that could never be gone through is a slip."""
-    out = _checks.integer(name, value)
-    if not least <= out < 2**31:
-        raise ValueError(f"{name}: wanted at least {least} and less than 2**31, got {out}")
-    return out
-
-
-def fraction(name: str, value: object) -> float:
-    """A number strictly between 0 and 1."""
-    out = _checks.positive(name, value)
-    if not out < 1:
-        raise ValueError(f"{name}: wanted a number between 0 and 1, got {value!r}; e.g. 0.95")
-    return out
-
-
-def one_of(name: str, value: Any, choices: tuple[str, ...]) -> str:
-    """One of a few words."""
-    if value not in choices:
-        raise ValueError(f"{name}: wanted one of {', '.join(map(repr, choices))}, got {value!r}")
-    return str(value)
+    return _checks.count(name, value, least, below=2**31)

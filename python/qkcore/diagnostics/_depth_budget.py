@@ -36,25 +36,28 @@ def increments(logits: Layers) -> Iterator[tuple[Real, Double]]:
         count += 1
         suspicious = suspicious and are_probabilities(z)
         if before is not None:
-            if z.shape != before.shape:
-                raise ValueError(
-                    f"logits[{index}]: wanted shape {before.shape} like the layer before, got {z.shape}; "
-                    "all layers need the same rows and entries"
-                )
+            _checks.shape(
+                f"logits[{index}]",
+                z.shape,
+                before.shape,
+                why="like the layer before",
+                do="all layers need the same rows and entries",
+            )
             yield before, _difference(index, before, z)
         before = z
-    if count < 2:
-        raise ValueError(
-            f"logits: wanted at least two layers, got {count}; the first axis (or the iteration) is depth"
-        )
+    _checks.some("logits", count, 2, "layers", "the first axis (or the iteration) is depth")
     if suspicious:
         refuse_probabilities("logits", "np.log(p)")
 
 
 def _iterate(logits: Layers) -> Iterable[npt.ArrayLike]:
-    if isinstance(logits, np.ndarray) and logits.ndim < 2:
-        raise ValueError(
-            f"logits: wanted layers of rows (L + 1, ..., V), got shape {logits.shape}; stack the layers first"
+    if isinstance(logits, np.ndarray):
+        _checks.shape(
+            "logits",
+            logits.shape,
+            (..., "L + 1", "V"),
+            what="layers of rows",
+            do="stack the layers first",
         )
     return logits  # type: ignore[return-value]
 
@@ -114,10 +117,7 @@ class Constants:
         _checks.positive("tau", self.tau)
         for name in ("L_b", "M_b", "L_t"):
             value = _checks.doubles(name, getattr(self, name), inf=True)
-            if (value < 0).any():
-                raise ValueError(
-                    f"{name}: wanted a number >= 0, got {getattr(self, name)!r}; pass e.g. 0.0"
-                )
+            _checks.none_negative(name, value, "a number >= 0", "pass e.g. 0.0")
 
     @property
     def Lambda_J(self) -> float:

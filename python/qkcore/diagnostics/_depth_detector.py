@@ -91,10 +91,9 @@ class BVDetector:
     def update(self, dz: npt.ArrayLike) -> BVStep:
         """Take the next increment :math:`\\Delta z^{(\\ell)}`, one row (V,) or rows (..., V)."""
         array = _checks.real_array("dz", dz)
-        if array.ndim == 0:
-            raise ValueError(
-                "dz: wanted an increment (..., V), got a number; pass update_norm(norm)"
-            )
+        _checks.shape(
+            "dz", array.shape, (..., "V"), what="an increment", do="pass update_norm(norm)"
+        )
         _checks.not_empty("dz", array)
         _checks.finite("dz", array)
         wide = array.astype(np.float64)
@@ -103,12 +102,15 @@ class BVDetector:
     def update_norm(self, norm: npt.ArrayLike) -> BVStep:
         """Take the norm of the next increment, or the norms of its rows."""
         value = _checks.doubles("norm", norm)
-        if (value < 0).any():
-            raise ValueError("norm: wanted finite numbers >= 0, got others; find NaN in the logits")
-        if self._norms and value.shape != self._norms[-1].shape:
-            raise ValueError(
-                f"dz: wanted rows of shape {self._norms[-1].shape} as before, got {value.shape}; "
-                "one detector follows one stack"
+        _checks.none_negative("norm", value, "finite numbers >= 0", "find NaN in the logits")
+        if self._norms:
+            _checks.shape(
+                "dz",
+                value.shape,
+                self._norms[-1].shape,
+                what="rows",
+                why="as before",
+                do="one detector follows one stack",
             )
         self._norms.append(value)
         self._squares.append(value**2)

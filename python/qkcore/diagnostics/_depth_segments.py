@@ -140,10 +140,7 @@ def segment(
     (15,)
     """
     tau = _checks.positive("tau", tau)
-    if over_rows not in ("mean", "max"):
-        raise ValueError(
-            f'over_rows: wanted "mean" or "max", got {over_rows!r}; choose one of them'
-        )
+    _checks.one_of("over_rows", over_rows, ("mean", "max"))
     z = check_logits("logits", logits)
     squares = [np.einsum("...i,...i->...", dz, dz).ravel() for _, dz in increments(z)]
     L = len(squares)

@@ -42,10 +42,8 @@ def sinkhorn_w2(
     x = float64("support", support)
     x = points("support", x[:, None] if x.ndim == 1 else x)
     a, b = float64("p", p), float64("q", q)
-    if a.shape[-1] != len(x) or b.shape[-1] != len(x):
-        raise ValueError(
-            f"p, q: wanted laws on the {len(x)} points of support, got shapes {a.shape} and {b.shape}"
-        )
+    for name, law in (("p", a), ("q", b)):
+        _checks.shape(name, law.shape, (..., len(x)), what="laws", why="on the points of support")
     a, b = np.broadcast_arrays(a, b)
     lead = a.shape[:-1]
     a, b = (np.ascontiguousarray(v).reshape(-1, len(x)) for v in (a, b))
@@ -139,8 +137,8 @@ def evi(
     """
     P = float64("rows", rows)
     P = P[:, None] if P.ndim == 2 else P
-    if P.ndim != 3 or len(P) < 2:
-        raise ValueError(f"rows: wanted at least two layers (layers, rows, n), got shape {P.shape}")
+    _checks.shape("rows", P.shape, ("layers", "rows", "n"))
+    _checks.some("rows", len(P), 2, "layers")
     if (P < 0).any() or float(np.abs(P.sum(axis=-1) - 1).max()) > 1e-6:
         raise ValueError(
             "rows: wanted probabilities that sum to 1 along the last axis; normalise them"

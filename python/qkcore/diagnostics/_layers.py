@@ -122,11 +122,9 @@ class LayerStack:
                     "pass logits=... if these are logits"
                 )
             _checks.finite(f"probabilities[{k}]", layer)
-            if (layer < 0).any():
-                raise ValueError(
-                    f"probabilities[{k}]: wanted numbers >= 0, got {float(layer.min()):g}; "
-                    "pass logits=... if these are logits"
-                )
+            _checks.none_negative(
+                f"probabilities[{k}]", layer, do="pass logits=... if these are logits"
+            )
             off = float(np.abs(layer.sum(axis=-1, dtype=np.float64) - 1).max())
             if off > _row_sum(eps):
                 raise ValueError(
@@ -227,16 +225,9 @@ def _layers(name: str, value: object) -> tuple[list[Array], float]:
         layers = [_checks.real_array(f"{name}[{k}]", layer) for k, layer in enumerate(value)]
     else:
         array = _checks.real_array(name, value)  # type: ignore[arg-type]
-        if array.ndim < 2:
-            raise ValueError(
-                f"{name}: wanted layers of rows (layers, ..., keys), got shape {array.shape}"
-            )
+        _checks.shape(name, array.shape, (..., "layers", "keys"), what="layers of rows")
         layers = list(array)
-    if len(layers) < 2:
-        raise ValueError(
-            f"{name}: wanted at least two layers, got {len(layers)}; "
-            "the diagnostics follow rows through depth"
-        )
+    _checks.some(name, len(layers), 2, "layers", "the diagnostics follow rows through depth")
     for k, layer in enumerate(layers):
         _checks.not_empty(f"{name}[{k}]", layer)
         if layer.ndim < 1 or layer.shape != layers[0].shape or layer.dtype != layers[0].dtype:

@@ -8,8 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._checks import one_of
 from ..simplex._tail import LogTail, locked_motion
-from ._arrays import Float, count, float64, one_of
+from ._arrays import Float, count, float64
 from ._layers import LayerStack, row_motion
 
 __all__ = ["Locking", "locking", "locking_bound"]

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ._arrays import Float, count, float64, fraction
+from .. import _checks
+from .._checks import fraction
+from ._arrays import Float, count, float64
 from ._paths import Path
 
 __all__ = ["Parity", "parity"]
@@ -72,12 +74,13 @@ def parity(
 
     x, t = _states("first", first)
     y, other = _states("second", second)
-    if x.shape[0] != y.shape[0] or x.shape[2] != y.shape[2]:
-        raise ValueError(
-            f"second: wanted {x.shape[0]} times and {x.shape[2]} coordinates like first, "
-            f"got shape {y.shape}; "
-            "save both samplers on one grid"
-        )
+    _checks.shape(
+        "second",
+        y.shape,
+        (x.shape[0], "n", x.shape[2]),
+        why="like first",
+        do="save both samplers on one grid",
+    )
     if t is not None and other is not None and not np.allclose(t, other):
         raise ValueError(
             "second: wanted the saved times of first, got others; pass the same n_saved"
@@ -105,8 +108,7 @@ def _states(name: str, value: Path | npt.ArrayLike) -> tuple[Float, Float | None
     if isinstance(value, Path):
         return value.x, value.t
     x = float64(name, value)
-    if x.ndim != 3:
-        raise ValueError(f"{name}: wanted states (times, n, d), got shape {x.shape}")
+    _checks.shape(name, x.shape, ("times", "n", "d"), what="states")
     return x, None
 
 

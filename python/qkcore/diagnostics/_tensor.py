@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from .. import _checks
 from ._arrays import Field, Float, count, field_values, float64
 
 TensorLike = npt.ArrayLike | Field
@@ -32,11 +33,14 @@ class DiffusionTensor:
             self._field = a
             return
         constant = float64("a", a)
-        if constant.shape not in ((), (d,), (d, d)):
-            raise ValueError(
-                f"a: wanted a number, a diagonal ({d},), a matrix ({d}, {d}) or a function of (x, t), "
-                f"got shape {constant.shape}"
-            )
+        _checks.shape(
+            "a",
+            constant.shape,
+            (),
+            (d,),
+            (d, d),
+            what="a number, a diagonal, a matrix or a function of (x, t): an array",
+        )
         self._constant = constant
         _refuse_indefinite(constant[None] if constant.ndim else constant[None, None], 0.0)
 
@@ -52,11 +56,15 @@ class DiffusionTensor:
         assert self._field is not None
         value = np.asarray(self._field(x, t), dtype=np.float64)
         n, d = x.shape
-        if value.shape not in ((n,), (n, d), (n, d, d)):
-            raise ValueError(
-                f"a: wanted a function whose value has shape ({n},), ({n}, {d}) or ({n}, {d}, {d}) for "
-                f"{n} points, got {value.shape}"
-            )
+        _checks.shape(
+            "a",
+            value.shape,
+            (n,),
+            (n, d),
+            (n, d, d),
+            what="a function whose value is",
+            why=f"for {n} points",
+        )
         field_values("a", value, value.shape, t)
         value = value[:, None] if value.ndim == 1 else value
         _refuse_indefinite(value, t)
@@ -152,7 +160,6 @@ def tensor(
 ) -> DiffusionTensor:
     """A tensor in d dimensions; one that is made already passes."""
     if isinstance(a, DiffusionTensor):
-        if a.d != d:
-            raise ValueError(f"a: wanted a tensor in {d} dimensions, got one in {a.d}")
+        _checks.same_space("a", a.d, d, "the points")
         return a
     return DiffusionTensor(a, d, divergence=divergence)

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from ._arrays import Field, Float, count, field_values, float64, fraction, generator, one_of, points
+from .._checks import fraction, one_of
+from ._arrays import Field, Float, count, field_values, float64, generator, points
 from ._paths import time_grid
 from ._stats import Interval, interval
 from ._tensor import TensorLike, tensor
@@ -71,26 +72,22 @@ def weak_error_slope(
     True
     """
     step = float64("h", h)
-    if step.ndim != 1 or step.size < 2:
-        raise ValueError(f"h: wanted at least two step sizes (k,), got shape {step.shape}")
-    if not (step > 0).all():
-        raise ValueError(f"h: wanted numbers > 0, got {step.min():g}; the plot is logarithmic")
+    _checks.shape("h", step.shape, ("k",), what="step sizes")
+    _checks.some("h", step.size, 2, "step sizes")
+    _checks.all_positive("h", step, do="the plot is logarithmic")
     if np.ptp(step) == 0:
         raise ValueError("h: wanted different step sizes, got the same ones; a slope needs two")
     values = float64("errors", errors)
-    if values.ndim not in (1, 2) or len(values) != step.size:
-        raise ValueError(
-            f"errors: wanted shape ({step.size},) or ({step.size}, replicates) like h, got {values.shape}"
-        )
+    _checks.shape("errors", values.shape, step.shape, (*step.shape, "replicates"), why="like h")
     one_of("method", method, ("BCa", "percentile", "basic"))
     n_resamples = count("n_resamples", n_resamples, 10)
     confidence = fraction("confidence", confidence)
     size = values if values.ndim == 1 else np.abs(values.mean(axis=1))
-    if not (size > 0).all():
-        raise ValueError(
-            f"errors: wanted numbers > 0, got {size.min():g}; an error of 0 has no logarithm: "
-            "leave that step size out, it is below the rounding or sampling error"
-        )
+    _checks.all_positive(
+        "errors",
+        size,
+        do="0 has no logarithm: leave that step size out, it is below the rounding or sampling error",
+    )
     x, y = np.log(step), np.log(size)
     slope = float(_slope(x, y))
     rng = generator(seed)
@@ -211,8 +208,7 @@ def step_doubling(
         "n_blocks", n_blocks, 2, n, "every block needs a sample, and an interval two blocks"
     )
     counts = [count("n_steps", k) for k in n_steps]
-    if len(set(counts)) < 2:
-        raise ValueError(f"n_steps: wanted at least two different numbers, got {list(n_steps)}")
+    _checks.some("n_steps", len(set(counts)), 2, "different numbers")
     edges = np.linspace(0, n, blocks + 1).astype(int)
     means, errors, spread = [], [], []
     for K in counts:
@@ -244,8 +240,5 @@ def _observe(observable: Callable[[Float], npt.ArrayLike] | None, x: Float) -> F
         out: Float = (x * x).sum(axis=1)
         return out
     value = np.asarray(observable(x), dtype=np.float64)
-    if value.shape != (len(x),):
-        raise ValueError(
-            f"observable: wanted one number per sample ({len(x)},), got shape {value.shape}"
-        )
+    _checks.shape("observable", value.shape, (len(x),), why="with one number per sample")
     return value

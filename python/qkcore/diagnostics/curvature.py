@@ -18,8 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._checks import fraction, one_of
 from . import _w1
-from ._arrays import Float, count, float64, fraction, generator, one_of, plain_array
+from ._arrays import Float, count, float64, generator, plain_array
 from ._evi import EVI, evi, sinkhorn_w2
 from ._layers import are_probabilities, refuse_probabilities, softmax
 from ._locking import Locking, locking, locking_bound
@@ -66,10 +67,9 @@ def w1(
     7.0
     """
     a, b = np.broadcast_arrays(float64("p", p), float64("q", q))
-    if a.ndim < 1:
-        raise ValueError("p: wanted a law (..., n), got a number")
-    if (a < 0).any() or (b < 0).any():
-        raise ValueError("p, q: wanted numbers >= 0, got negative ones")
+    _checks.shape("p", a.shape, (..., "n"), what="a law")
+    _checks.none_negative("p", a)
+    _checks.none_negative("q", b)
     masses = a.sum(axis=-1), b.sum(axis=-1)
     # Laws in single precision are normalised to their own rounding; the rest is made exact.
     single = any(np.asarray(x).dtype == np.float32 for x in (p, q))
@@ -79,19 +79,15 @@ def w1(
         raise ValueError("p, q: wanted the same mass in both, got different sums; normalise them")
     if single and (masses[1] > 0).all():
         b = b * (masses[0] / masses[1])[..., None]
-    given = [x is not None for x in (positions, points, distance)]
-    if sum(given) != 1:
-        raise ValueError(f"support: wanted one of positions, points, distance, got {sum(given)}")
+    _checks.exactly_one("support", positions=positions, points=points, distance=distance)
     n = a.shape[-1]
     if positions is not None:
         at = float64("positions", positions)
-        if at.shape != (n,):
-            raise ValueError(f"positions: wanted shape ({n},) like the laws, got {at.shape}")
+        _checks.shape("positions", at.shape, (n,), why="like the laws")
         return _w1.on_line(a, b, at)
     if points is not None:
         at = float64("points", points)
-        if at.ndim != 2 or len(at) != n:
-            raise ValueError(f"points: wanted shape ({n}, d) like the laws, got {at.shape}")
+        _checks.shape("points", at.shape, (n, "d"), why="like the laws")
         cost = _w1.ground_metric(at, one_of("metric", metric, ("l1", "l2")))
     else:
         assert distance is not None
@@ -160,8 +156,8 @@ def curvature(
     0.5
     """
     rows = float64("P", P)
-    if rows.ndim != 2 or len(rows) < 2:
-        raise ValueError(f"P: wanted at least two rows (n, m), got shape {rows.shape}")
+    _checks.shape("P", rows.shape, ("n", "m"), what="rows")
+    _checks.some("P", len(rows), 2, "rows")
     if (rows < 0).any() or float(np.abs(rows.sum(axis=1) - 1).max()) > 1e-6:
         raise ValueError("P: wanted rows of probabilities that sum to 1; normalise them")
     rng = generator(seed)
@@ -300,8 +296,8 @@ def curvature_sweep(
     """
     plain, eps = plain_array("logits", logits)
     z = _checks.real_array("logits", plain)
-    if z.ndim != 2 or len(z) < 2:
-        raise ValueError(f"logits: wanted at least two rows (n, m), got shape {z.shape}")
+    _checks.shape("logits", z.shape, ("n", "m"), what="rows")
+    _checks.some("logits", len(z), 2, "rows")
     _checks.finite("logits", z, minus_inf=True)
     if temperatures is not None and key_scales is not None:
         raise ValueError(
@@ -312,8 +308,9 @@ def curvature_sweep(
     factors = (
         float64("temperatures", given) if key_scales is None else float64("key_scales", key_scales)
     )
-    if factors.ndim != 1 or factors.size < 2 or not (factors > 0).all():
-        raise ValueError(f"{knob}: wanted at least two factors > 0, got {factors!r}")
+    _checks.shape(knob, factors.shape, ("k",), what="factors")
+    _checks.some(knob, factors.size, 2, "factors")
+    _checks.all_positive(knob, factors, "factors > 0")
     if are_probabilities(z, eps):
         refuse_probabilities("logits", "np.log(p)")
     rng = generator(seed)
@@ -388,15 +385,13 @@ def _pairs(pairs: npt.ArrayLike | None, n: int, n_pairs: int, rng: np.random.Gen
 def _vectors(name: str, value: npt.ArrayLike, n: int) -> Float:
     array = float64(name, value)
     array = array[:, None] if array.ndim == 1 else array
-    if array.ndim != 2 or len(array) != n:
-        raise ValueError(f"{name}: wanted shape ({n}, d) or ({n},), got {array.shape}")
+    _checks.shape(name, array.shape, (n, "d"), (n,))
     return array
 
 
 def _distance(name: str, value: npt.ArrayLike, n: int) -> Float:
     cost = float64(name, value)
-    if cost.shape != (n, n):
-        raise ValueError(f"{name}: wanted shape ({n}, {n}), got {cost.shape}")
+    _checks.shape(name, cost.shape, (n, n))
     if (cost < 0).any() or np.diag(cost).any() or not np.allclose(cost, cost.T):
         raise ValueError(
             f"{name}: wanted a metric: symmetric, >= 0, zero diagonal; got another matrix"

@@ -49,8 +49,7 @@ def transitions(
     ((30, 4), (30, 3))
     """
     tau = _checks.positive("tau", tau)
-    if state not in ("p", "logits"):
-        raise ValueError(f'state: wanted "p" or "logits", got {state!r}; choose one of them')
+    _checks.one_of("state", state, ("p", "logits"))
     z = check_logits("logits", logits).astype(np.float64)
     _checks.finite("logits", z)
     steps = [dz for _, dz in increments(z)]
@@ -102,8 +101,7 @@ class _Regressor(Estimator):
 
     def _data(self, X: npt.ArrayLike, y: npt.ArrayLike | None) -> tuple[Real, Double]:
         points = self._points(X)
-        if len(points) < 2:
-            raise ValueError("X: wanted at least 2 states, got 1 sample; fit more transitions")
+        _checks.some("X", len(points), 2, "states", "1 sample fits no transition: fit more")
         if y is None:
             raise ValueError(
                 "y: wanted targets, got None; it requires y to be passed, but the target y is None"
@@ -117,13 +115,15 @@ class _Regressor(Estimator):
             raise ValueError(
                 f"y: wanted numbers, got objects ({error}). Unknown label type"
             ) from None
-        if target.ndim not in (1, 2) or len(target) != len(points):
-            raise ValueError(
-                f"y: wanted shape ({len(points)},) or ({len(points)}, m) for these X, got {target.shape}; "
-                "one row per state"
-            )
-        if not np.isfinite(target).all():
-            raise ValueError("y: wanted finite numbers, got NaN or inf; remove those rows")
+        _checks.shape(
+            "y",
+            target.shape,
+            (len(points),),
+            (len(points), "m"),
+            why="for these X",
+            do="one row per state",
+        )
+        _checks.finite("y", target)
         self._learn_features(X, points)
         self._flat = target.ndim == 1
         return points, target.reshape(len(points), -1)
@@ -179,10 +179,7 @@ class KNNDrift(_Regressor):
         points, target = self._data(X, y)
         if self.huber is not None:
             _checks.positive("huber", self.huber)
-        if self.degree not in (None, 0, 1):
-            raise ValueError(
-                f"degree: wanted 0, 1 or None, got {self.degree!r}; local fits are low"
-            )
+        _checks.one_of("degree", self.degree, (0, 1, None), "local fits are low")
         _checks.integer_within("n_reweight", self.n_reweight, 1, 10**6, "reweight at least once")
         _checks.integer_within("n_loo", self.n_loo, 1, 10**9, "leave out at least one state")
         from scipy.spatial import cKDTree
@@ -200,10 +197,7 @@ class KNNDrift(_Regressor):
             _checks.integer_within("candidates", k, 1, 10**9, "positive counts")
             for k in self.candidates
         ]
-        if not tried:
-            raise ValueError(
-                "candidates: wanted at least one count, got none; pass e.g. (6, 12, 24)"
-            )
+        _checks.some("candidates", len(tried), 1, "count", "pass e.g. (6, 12, 24)")
         self.candidates_ = sorted({min(k, n - 1) for k in tried})
         self.loo_errors_ = self._leave_one_out()
         self.n_neighbors_ = self.candidates_[int(self.loo_errors_.argmin())]
@@ -335,8 +329,7 @@ class RidgeDrift(_Regressor):
         """Choose alpha (``alpha_``, errors in ``cv_errors_``) and fit all states with it."""
         points, target = self._data(X, y)
         alphas = [_checks.positive("alphas", a) for a in self.alphas]
-        if not alphas:
-            raise ValueError("alphas: wanted at least one, got none; pass e.g. (1e-4, 1e-3, 1e-2)")
+        _checks.some("alphas", len(alphas), 1, "number", "pass e.g. (1e-4, 1e-3, 1e-2)")
         folds = min(
             _checks.integer_within("n_folds", self.n_folds, 2, 10**9, "split at least in two"),
             len(points),
@@ -366,10 +359,7 @@ class RidgeDrift(_Regressor):
         if self.features is None:
             return points.astype(np.float64)
         out = np.asarray(self.features(points), dtype=np.float64)
-        if out.ndim != 2 or len(out) != len(points):
-            raise ValueError(
-                f"features: wanted (n, f) for n = {len(points)} states, got shape {out.shape}"
-            )
+        _checks.shape("features", out.shape, (len(points), "f"), why="for these states")
         return out
 
 

@@ -27,8 +27,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from .. import _checks
+from .._checks import one_of
 from .._ode import Arrays, Integrator
-from ._arrays import Field, Float, count, field_values, float64, generator, one_of, points
+from ._arrays import Field, Float, count, field_values, float64, generator, points
 from ._parity import Parity, parity
 from ._paths import Path, saved_steps, time_grid
 from ._pooled import PooledParity, pooled_parity
@@ -84,8 +86,7 @@ def velocity(F: Field, a: TensorLike, score: Field, *, divergence: Field | None 
 def _check_parts(F: object, a: TensorLike, score: object) -> None:
     """What can be refused before there are points."""
     for name, value in (("F", F), ("score", score)):
-        if not callable(value):
-            raise TypeError(f"{name}: wanted a function of (x, t), got {type(value).__name__}")
+        _checks.function(name, value, "(x, t)")
     if not callable(a):
         float64("a", a)
 

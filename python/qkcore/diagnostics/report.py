@@ -192,10 +192,8 @@ def run(
     elif probabilities is not None:
         stack = LayerStack.of_probabilities(probabilities)
     factors = float64("temperatures", temperatures)
-    if factors.ndim != 1 or factors.size < 2 or not (np.diff(factors) > 0).all() or factors[0] <= 0:
-        raise ValueError(
-            f"temperatures: wanted at least two rising numbers > 0, got {temperatures!r}"
-        )
+    _checks.rising("temperatures", factors, 2, "numbers > 0")
+    _checks.all_positive("temperatures", factors)
     n_pairs, n_components = count("n_pairs", n_pairs), count("n_components", n_components)
     n_resamples = count("n_resamples", n_resamples, 10)
     evi_rows = count("evi_rows", evi_rows, 0)
@@ -266,20 +264,12 @@ def _states(activations: npt.ArrayLike) -> Float:
     H = float64("activations", activations)
     if H.ndim == 4 and H.shape[1] == 1:  # a model's hidden states: a batch of one sequence
         H = H[:, 0]
-    if H.ndim != 3:
-        raise ValueError(
-            f"activations: wanted shape (layers, n, d), got {H.shape}; "
-            + (
-                "take the sequences of a batch one by one, activations[:, 0]"
-                if H.ndim == 4
-                else "stack the hidden states of all layers"
-            )
-        )
-    if len(H) < 2:
-        raise ValueError(
-            f"activations: wanted at least two layers (layers, n, d), got one of shape {H.shape[1:]}; "
-            "pass the hidden states of every layer, as the diagnostics follow them through depth"
-        )
+    hint = "take the sequences of a batch one by one, activations[:, 0]"
+    if H.ndim != 4:
+        hint = "stack the hidden states of all layers"
+    _checks.shape("activations", H.shape, ("layers", "n", "d"), do=hint)
+    hint = "pass the hidden states of every layer, as the diagnostics follow them through depth"
+    _checks.some("activations", len(H), 2, "layers", hint)
     return H
 
 
@@ -292,10 +282,7 @@ def _unembedded(states: Float | None, W: npt.ArrayLike, logits: object) -> list[
     if states is None or logits is not None:
         raise ValueError("unembedding: wanted together with activations and without logits")
     matrix = float64("unembedding", W)
-    if matrix.ndim != 2 or len(matrix) != states.shape[2]:
-        raise ValueError(
-            f"unembedding: wanted shape ({states.shape[2]}, V) like the activations, got {matrix.shape}"
-        )
+    _checks.shape("unembedding", matrix.shape, (states.shape[2], "V"), why="like the activations")
     return [layer @ matrix for layer in states]
 
 
@@ -307,8 +294,7 @@ def _budget(budget: npt.ArrayLike, shape: tuple[int, ...]) -> Float:
         raise ValueError(
             f"budget: wanted shape ({shape[0]},) or {shape} (transitions, rows), got {given.shape}"
         )
-    if (given < 0).any():
-        raise ValueError("budget: wanted numbers >= 0 (total variation), got negative ones")
+    _checks.none_negative("budget", given, "numbers >= 0 (total variation)")
     return given
 
 

@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from ._arrays import Float, count, float64, generator, one_of, points, same_shape
+from .._checks import one_of
+from ._arrays import Float, count, float64, generator, points, same_shape
 from ._stats import Interval, mean_interval
 from ._tensor import DiffusionTensor, TensorLike, tensor
 
@@ -250,8 +251,7 @@ def on_grid(
     d = len(size)
     _checks.integer_within("dimension", d, 1, 3, "grids have 1, 2 or 3; use samples for more")
     steps = np.broadcast_to(float64("spacing", spacing), (d,))
-    if not (steps > 0).all():
-        raise ValueError(f"spacing: wanted numbers > 0, got {spacing!r}")
+    _checks.all_positive("spacing", steps)
     start = np.zeros(d) if origin is None else same_shape("origin", origin, (d,), "the grid's axes")
     axes = [start[k] + steps[k] * np.arange(size[k]) for k in range(d)]
     nodes = np.stack([x.ravel() for x in np.meshgrid(*axes, indexing="ij")], axis=1)
@@ -382,10 +382,8 @@ def path_energy(
     True
     """
     path = float64("X", X)
-    if path.ndim != 3 or len(path) < 2:
-        raise ValueError(
-            f"X: wanted states of at least two layers (layers, n, d), got shape {path.shape}"
-        )
+    _checks.shape("X", path.shape, ("layers", "n", "d"), what="states")
+    _checks.some("X", len(path), 2, "layers")
     steps = len(path) - 1
     drift = (
         np.diff(path, axis=0) * steps
@@ -434,27 +432,18 @@ def _on_mesh(
         rho = np.ones(len(centres))
     elif callable(density):
         rho = np.asarray(density(centres), dtype=np.float64)
-        if rho.shape != (len(centres),):
-            raise ValueError(
-                f"density: wanted one value per point ({len(centres)},), got shape {rho.shape}"
-            )
+        _checks.shape("density", rho.shape, (len(centres),), why="with one value per point")
     else:
         rho = same_shape("density", density, (len(mesh.nodes),), "the vertices")[mesh.cells].mean(1)
-    if not (np.isfinite(rho).all() and (rho > 0).all()):
-        raise ValueError(
-            f"density: wanted numbers > 0 on the whole mesh, got {rho.min():g}; mask what has no mass"
-        )
+    _checks.finite("density", rho)
+    _checks.all_positive("density", rho, "numbers > 0 on the whole mesh", "mask what has no mass")
     found = _whitney.hodge(mesh, integrals, at, rho, **_solver(gamma, max_condition))
     return found, found.solve
 
 
 def _solver(gamma: float, max_condition: float) -> dict[str, float]:
-    start = _checks.number("gamma", gamma)
-    if start < 0:
-        raise ValueError(f"gamma: wanted a number >= 0, got {gamma!r}")
-    limit = _checks.positive("max_condition", max_condition)
-    if limit <= 1:
-        raise ValueError(f"max_condition: wanted a number > 1, got {max_condition!r}; e.g. 1e8")
+    start = _checks.at_least("gamma", gamma, 0)
+    limit = _checks.above("max_condition", max_condition, 1, "e.g. 1e8")
     return {"gamma": start, "max_condition": limit}
 
 
@@ -504,12 +493,8 @@ def _without_time(a: TensorLike | DiffusionTensor) -> TensorLike | DiffusionTens
 def _at_points(name: str, value: SpaceField, x: Float) -> Float:
     if callable(value):
         found = np.asarray(value(x), dtype=np.float64)
-        if found.shape != x.shape:
-            raise ValueError(
-                f"{name}: wanted a function whose value has shape {x.shape}, got {found.shape}"
-            )
-        if not np.isfinite(found).all():
-            raise ValueError(f"{name}: wanted finite values, got NaN or infinity")
+        _checks.shape(name, found.shape, x.shape, what="a function whose value is")
+        _checks.finite(name, found)
         return found
     return same_shape(name, value, x.shape, "the points")
 

@@ -22,7 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from ._arrays import Float, count, float64, fraction, points
+from .._checks import fraction
+from ._arrays import Float, count, float64, points
 
 __all__ = ["ScoreFit", "available", "fit", "gaussian_score", "mixture_score"]
 
@@ -69,8 +70,7 @@ class ScoreFit:
     ) -> Float:
         """The score at points (n, d), of the law smoothed by ``sigma`` (default: the smallest level)."""
         h = points("x", x)
-        if h.shape[1] != self.d:
-            raise ValueError(f"x: wanted points in {self.d} dimensions, got {h.shape[1]}")
+        _checks.same_space("x", h.shape[1], self.d, "the samples")
         level = float(self.sigmas[0]) if sigma is None else _checks.positive("sigma", sigma)
         jax, _ = _backend()
         apply = _network(jax, self.preconditioned)
@@ -158,8 +158,8 @@ def fit(
     n, d = x.shape
     time = np.broadcast_to(float64("t", t), (n,))
     factors = np.sort(float64("sigmas", sigmas))
-    if factors.ndim != 1 or not (factors > 0).all():
-        raise ValueError(f"sigmas: wanted numbers > 0, got {sigmas!r}")
+    _checks.shape("sigmas", factors.shape, ("k",))
+    _checks.all_positive("sigmas", factors)
     width = max(512, 2 * d) if width is None else count("width", width, 2)
     depth, epochs = count("depth", depth), count("epochs", epochs)
     patience, batch = count("patience", patience), count("batch", batch)
@@ -320,11 +320,8 @@ def mixture_score(
     sigma = _checks.number("sigma", sigma)
     w, m, C = float64("weights", weights), float64("means", means), float64("covs", covs)
     d = h.shape[1]
-    if m.shape != (len(w), d) or C.shape != (len(w), d, d):
-        raise ValueError(
-            f"means, covs: wanted shapes ({len(w)}, {d}) and ({len(w)}, {d}, {d}), "
-            f"got {m.shape} and {C.shape}"
-        )
+    _checks.shape("means", m.shape, (len(w), d))
+    _checks.shape("covs", C.shape, (len(w), d, d))
     logs, slopes = [], []
     for weight, mean, cov in zip(w, m, C, strict=True):
         total = cov + sigma**2 * np.eye(d)

@@ -114,21 +114,15 @@ class DiffusionMap(Transformer):
         points = np.array(self._points(where.here("X", X)), order="C")
         n = len(points)
         k = _checks.integer("n_components", self.n_components)
-        if n < 2:
-            raise ValueError(f"X: wanted at least 2 points, got {n} (1 sample)")
+        _checks.some("X", n, 2, "points", "1 sample has no map")
         if not 1 <= k < n:
             raise ValueError(
                 f"n_components: wanted 1 to {n - 1}, one less than there are points, got {k}; "
                 "pass fewer, or more points"
             )
-        t = _checks.number("t", self.t)
-        memory = _checks.number("max_memory", self.max_memory)
-        for name, value in (("t", t), ("max_memory", memory)):
-            if value < 0:
-                raise ValueError(f"{name}: wanted a number >= 0, got {value:g}")
-        restarts = None if self.max_iter is None else _checks.integer("max_iter", self.max_iter)
-        if restarts is not None and restarts < 1:
-            raise ValueError(f"max_iter: wanted 1 or more restarts, got {restarts}")
+        t = _checks.at_least("t", self.t, 0)
+        memory = _checks.at_least("max_memory", self.max_memory, 0)
+        restarts = None if self.max_iter is None else _checks.count("max_iter", self.max_iter)
         threads = resolve_threads(self.n_threads)
         choice = self._choice(points)
         alpha = _checks.number("alpha", self.alpha)
@@ -208,10 +202,7 @@ class DiffusionMap(Transformer):
         return self
 
     def _choice(self, points: Real) -> BetaChoice:
-        if self.bandwidth not in BANDWIDTHS:
-            raise ValueError(
-                f"bandwidth: wanted one of {', '.join(map(repr, BANDWIDTHS))}, got {self.bandwidth!r}"
-            )
+        _checks.one_of("bandwidth", self.bandwidth, BANDWIDTHS)
         beta = "median" if self.beta is None else self.beta
         if self.bandwidth == "self-tuning":
             if isinstance(self.beta, str):

@@ -113,11 +113,8 @@ def _density_normalized(
 
 def _reversible(name: str, P: object) -> MarkovOperator:
     """The row-stochastic form of one softmax of symmetric scores."""
-    if not isinstance(P, MarkovOperator):
-        raise TypeError(
-            f"{name}: wanted a diffusion operator, got {type(P).__name__}; "
-            "make one with qk.diffusion.operator(X, beta=...)"
-        )
+    hint = "make one with qk.diffusion.operator(X, beta=...)"
+    P = _checks.instance(name, P, MarkovOperator, "a diffusion operator", hint)
     rows = P if P.axis == 1 else P.T
     if len(rows.shape) != 2:
         raise ValueError(
@@ -221,8 +218,7 @@ def laplacian(
            [-0.368,  0.386, -0.018],
            [-0.   , -0.018,  0.018]])
     """
-    if kind not in KINDS:
-        raise ValueError(f"kind: wanted one of {', '.join(map(repr, KINDS))}, got {kind!r}")
+    _checks.one_of("kind", kind, KINDS)
     if isinstance(P, Markov):
         for name, value in (("beta", beta), ("alpha", alpha), ("W", W)):
             if value is not None:

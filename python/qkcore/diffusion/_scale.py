@@ -65,14 +65,9 @@ def choose_beta(
     >>> found.rule, round(found.dimension, 1)
     ('dimension', 1.2)
     """
-    if rule not in RULES:
-        raise ValueError(
-            f"rule: wanted one of {', '.join(map(repr, RULES))}, got {rule!r}; "
-            "or choose beta yourself"
-        )
+    _checks.one_of("rule", rule, RULES, "or choose beta yourself")
     points, _ = _checks.points("X", X)
-    if points.ndim != 2:
-        raise ValueError(f"X: wanted shape (n, d), got {points.shape}; pass one set of points")
+    _checks.shape("X", points.shape, ("n", "d"), do="pass one set of points")
     found = median_rule(points, W)
     if found.lowest < 0:
         raise ValueError(

@@ -137,10 +137,7 @@ def _grown(rate: Real, time: Real) -> Real:
 
 def _variance(name: str, value: npt.ArrayLike) -> Real:
     array = _checks.doubles(name, value)
-    if not (array >= 0).all():
-        raise ValueError(
-            f"{name}: wanted finite variances >= 0, got {_checks.shown(value)}; a variance has a sign"
-        )
+    _checks.none_negative(name, array, "finite variances >= 0")
     return array
 
 
@@ -193,10 +190,7 @@ def commuting(cov: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike) -> Commuti
     """
     sigma = _checks.covariances("cov", cov).astype(np.float64)
     a, v = (_square(name, x, sigma.shape[-1]) for name, x in (("A", A), ("V", V)))
-    if sigma.ndim != 2:
-        raise ValueError(
-            f"cov: wanted one covariance, got shape {sigma.shape}; take them one by one"
-        )
+    _checks.shape("cov", sigma.shape, ("d", "d"), what="one covariance", do="take them one by one")
     B = v @ a
     B = B + B.T
     for name, other in (("cov", sigma), ("VA + A^T V^T", B)):
@@ -273,12 +267,13 @@ def _commutator(x: Real, y: Real) -> float:
 
 def _square(name: str, value: npt.ArrayLike, d: int) -> Real:
     array = _checks.doubles(name, value)
-    if array.shape != (d, d):
-        raise ValueError(
-            f"{name}: wanted shape ({d}, {d}) as the covariance, got {array.shape}; pass A = K.T @ Q"
-            if name == "A"
-            else f"{name}: wanted shape ({d}, {d}) as the covariance, got {array.shape}"
-        )
+    _checks.shape(
+        name,
+        array.shape,
+        (d, d),
+        why="as the covariance",
+        do="pass A = K.T @ Q" if name == "A" else "",
+    )
     _checks.finite(name, array)
     return array
 
@@ -319,13 +314,13 @@ def rank_one(u0: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike, t: npt.Array
     from scipy.linalg import expm
 
     u = _checks.doubles("u0", u0)
-    if u.ndim != 1 or u.size == 0:
-        raise ValueError(f"u0: wanted shape (d,), got {u.shape}; pass one vector")
+    _checks.shape("u0", u.shape, ("d",), what="one vector")
+    _checks.not_empty("u0", u)
     _checks.finite("u0", u)
     a, v = (_square(name, x, u.size) for name, x in (("A", A), ("V", V)))
     times = np.atleast_1d(_checks.doubles("t", t))
-    if times.ndim != 1 or times.size == 0 or not (np.diff(times) >= 0).all() or times[0] < 0:
-        raise ValueError(f"t: wanted ascending times from 0 on, got {_checks.shown(t)}")
+    _checks.rising("t", times, strictly=False)
+    _checks.none_negative("t", times, "times from 0 on")
 
     def rates(y: Real, _: float) -> Real:  # of the clock, and of u beside it
         speed = float(y[1:] @ a @ y[1:])

@@ -44,8 +44,7 @@ def sinkhorn_energy(
     0.877428
     """
     alpha, sigma = _law("mean", mean, "cov", cov)
-    if sigma.ndim != 2 or alpha.ndim != 1:
-        raise ValueError(f"cov: wanted one law, got shape {sigma.shape}; take them one by one")
+    _one_law(alpha, sigma)
     q, k = _pair(Q, K, sigma.shape[-1], sigma.shape[-1])
     eps = _checks.positive("epsilon", epsilon)
     quadratic = q.T @ q + k.T @ k
@@ -94,10 +93,7 @@ def bures_rate(cov: npt.ArrayLike, gradient: npt.ArrayLike) -> Real:
     sigma = _checks.covariances("cov", cov)
     G = _checks.real_array("gradient", gradient)
     _checks.finite("gradient", G)
-    if G.shape[-2:] != sigma.shape[-2:]:
-        raise ValueError(
-            f"gradient: wanted shape (..., {sigma.shape[-1]}, {sigma.shape[-1]}), got {G.shape}"
-        )
+    _checks.shape("gradient", G.shape, (..., *sigma.shape[-2:]))
     product = G @ sigma
     out: Real = -2 * (product + product.swapaxes(-1, -2))
     return out
@@ -118,8 +114,7 @@ def twisted_energy(mean: npt.ArrayLike | None, cov: npt.ArrayLike, A: npt.ArrayL
     inf
     """
     alpha, sigma = _law("mean", mean, "cov", cov)
-    if sigma.ndim != 2 or alpha.ndim != 1:
-        raise ValueError(f"cov: wanted one law, got shape {sigma.shape}; take them one by one")
+    _one_law(alpha, sigma)
     a = _square("A", A, sigma.shape[-1])
     L = root(sigma)
     T = L @ a @ L
@@ -135,3 +130,11 @@ def twisted_energy(mean: npt.ArrayLike | None, cov: npt.ArrayLike, A: npt.ArrayL
     log_determinant = float(np.log1p(-(singular**2)).sum())
     log_value = exponent - 0.5 * log_determinant - math.log(2)
     return math.exp(log_value) if log_value < 709 else math.inf
+
+
+def _one_law(mean: Real, cov: Real) -> None:
+    _checks.shape("mean", mean.shape, ("d",), what="one law, with a mean", do=_ONE)
+    _checks.shape("cov", cov.shape, ("d", "d"), what="one law, with a covariance", do=_ONE)
+
+
+_ONE = "take them one by one"

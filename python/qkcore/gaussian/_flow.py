@@ -113,16 +113,14 @@ def flow(
     d, dtype = sigma.shape[-1], sigma.dtype
     p = check_parameters(kind, Q, K, V, d=d, dtype=dtype, epsilon=epsilon, heads=heads)
     t0, t1 = _checks.time_span("t_span", t_span)
-    steps = _at_least_one("n_steps", n_steps)
+    steps = _checks.count("n_steps", n_steps)
     shape = form if form is not None else "pushforward" if method == "dopri5" else "covariance"
     for name, value, names in (
         ("method", method, tuple(_METHODS)),
         ("form", shape, _FORMS),
         ("judge", judge, _JUDGES),
     ):
-        if value not in names:
-            known = ", ".join(f'"{n}"' for n in names)
-            raise ValueError(f"{name}: wanted one of {known}, got {_checks.shown(value)}")
+        _checks.one_of(name, value, names)
     if method in _IMPLICIT and shape == "pushforward":
         raise ValueError(
             f'form: wanted "covariance" with method="{method}", whose steps are no maps of particles, got '
@@ -177,7 +175,7 @@ def flow(
             every,
             relative,
             absolute,
-            _at_least_one("max_steps", max_steps),
+            _checks.count("max_steps", max_steps),
             settings["max_growth"],
             judge == "law",
             report,
@@ -228,13 +226,6 @@ def flow(
     )
 
 
-def _at_least_one(name: str, value: object) -> int:
-    number = _checks.integer(name, value)
-    if number < 1:
-        raise ValueError(f"{name}: wanted at least 1, got {number}; pass e.g. {name}=1000")
-    return number
-
-
 def _store_every(store: int | str, steps: int) -> int:
     if store == "all":
         return 1
@@ -242,7 +233,7 @@ def _store_every(store: int | str, steps: int) -> int:
         return steps
     if isinstance(store, str):
         raise ValueError(f'store: wanted "all", "final" or an integer, got {_checks.shown(store)}')
-    return min(_at_least_one("store", store), steps)
+    return min(_checks.count("store", store), steps)
 
 
 def _as_one_head(p: Parameters) -> bool:

@@ -67,12 +67,7 @@ def check_parameters(
     epsilon: object = 1.0,
     heads: object = 1,
 ) -> Parameters:
-    if kind not in KINDS:
-        names = ", ".join(f'"{name}"' for name in KINDS)
-        raise ValueError(
-            f"kind: wanted one of {names}, got {_checks.shown(kind)}; the other fields keep no Gaussian "
-            "law Gaussian"
-        )
+    _checks.one_of("kind", kind, KINDS, "the other fields keep no Gaussian law Gaussian")
     for name, given in (("Q", Q), ("K", K), ("V", V)):
         if callable(given):
             raise TypeError(
@@ -80,9 +75,7 @@ def check_parameters(
                 f"of qk.gaussian: cut the time into layers, and start each with {name}(t) from the last "
                 "mean and covariance of the one before; particles take functions (qk.AttentionField)"
             )
-    n_heads = _checks.integer("heads", heads)
-    if n_heads < 1:
-        raise ValueError(f"heads: wanted at least 1, got {n_heads}; pass heads=1 for a single head")
+    n_heads = _checks.count("heads", heads, do="pass heads=1 for a single head")
     q, k = (_matrix(name, value, d, dtype) for name, value in (("Q", Q), ("K", K)))
     if q.shape[-2] != k.shape[-2]:
         raise ValueError(
@@ -121,11 +114,13 @@ def check_parameters(
 def _matrix(name: str, value: npt.ArrayLike, d: int, dtype: np.dtype[Any]) -> Real:
     array = _checks.real_array(name, value)
     _checks.same_dtype(name, array, dtype, "cov")
-    if array.ndim < 2 or array.shape[-1] != d:
-        raise ValueError(
-            f"{name}: wanted shape (..., k, {d}) for tokens of dimension {d}, got {array.shape}; "
-            "it multiplies a token from the left"
-        )
+    _checks.shape(
+        name,
+        array.shape,
+        (..., "k", d),
+        why=f"for tokens of dimension {d}",
+        do="it multiplies a token from the left",
+    )
     _checks.not_empty(name, array)
     _checks.finite(name, array)
     return array
@@ -139,10 +134,9 @@ def check_law(mean: npt.ArrayLike | None, cov: npt.ArrayLike) -> tuple[Real, Rea
         return np.zeros(d, sigma.dtype), sigma
     alpha = _checks.real_array("mean", mean)
     _checks.same_dtype("mean", alpha, sigma.dtype, "cov")
-    if alpha.ndim < 1 or alpha.shape[-1] != d:
-        raise ValueError(
-            f"mean: wanted shape (..., {d}) as cov has {d} rows, got {alpha.shape}; pass mean=None for 0"
-        )
+    _checks.shape(
+        "mean", alpha.shape, (..., d), why=f"as cov has {d} rows", do="pass mean=None for 0"
+    )
     _checks.not_empty("mean", alpha)
     _checks.finite("mean", alpha)
     _checks.broadcast("cov", alpha.shape[:-1], sigma.shape[:-2])

@@ -63,8 +63,7 @@ def stationary_rank_bound(A: npt.ArrayLike, tol: float = 1e-10) -> int:
     tol = _checks.positive("tol", tol)
     array = _checks.doubles("A", A)
     _checks.not_empty("A", array)
-    if array.ndim != 2 or array.shape[0] != array.shape[1]:
-        raise ValueError(f"A: wanted a square matrix, got shape {array.shape}; pass K.T @ Q")
+    _checks.square("A", array.shape, "pass K.T @ Q")
     _checks.finite("A", array)
     if np.abs(array - array.T).max() > tol * np.abs(array).max():
         raise ValueError("A: wanted a symmetric matrix (TPDE 4.8), got one that is not")
@@ -90,10 +89,7 @@ def stationarity(
       rank one (TPDE 4.7): |Vu| 1, u'(A + A')u 0, relative
     """
     sigma = _checks.covariances("cov", cov).astype(np.float64)
-    if sigma.ndim != 2:
-        raise ValueError(
-            f"cov: wanted one covariance, got shape {sigma.shape}; take them one by one"
-        )
+    _checks.shape("cov", sigma.shape, ("d", "d"), what="one covariance", do="take them one by one")
     d = sigma.shape[0]
     a, v = (_square(name, x, d) for name, x in (("A", A), ("V", V)))
     allowed = _checks.positive("tol", tol)

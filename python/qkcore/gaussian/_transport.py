@@ -219,11 +219,9 @@ def _law(
     if mean is None:
         return np.zeros(d), sigma
     alpha = _checks.real_array(mean_name, mean).astype(np.float64)
-    if alpha.ndim < 1 or alpha.shape[-1] != d:
-        raise ValueError(
-            f"{mean_name}: wanted shape (..., {d}) as {cov_name} has {d} rows, got {alpha.shape}; "
-            "pass None for 0"
-        )
+    _checks.shape(
+        mean_name, alpha.shape, (..., d), why=f"as {cov_name} has {d} rows", do="pass None for 0"
+    )
     _checks.finite(mean_name, alpha)
     return alpha, sigma
 
@@ -239,8 +237,7 @@ def _pair(
     found = []
     for name, value, d in (("Q", Q, d_x), ("K", K, d_y)):
         array = np.eye(d) if value is None else _checks.real_array(name, value).astype(np.float64)
-        if array.ndim != 2 or array.shape[1] != d:
-            raise ValueError(f"{name}: wanted shape (k, {d}), got {array.shape}")
+        _checks.shape(name, array.shape, ("k", d))
         _checks.finite(name, array)
         found.append(array)
     q, k = found

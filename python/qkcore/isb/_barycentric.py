@@ -81,11 +81,7 @@ class BarycentricMap(Ended, WarnsOnUse):
         points, _ = _checks.points("Y", Y)
         _checks.one_problem("Y", points.shape[:-2])
         _checks.same_dtype("Y", points, self.X.dtype, "the support")
-        if points.shape[1] != self.X.shape[1]:
-            raise ValueError(
-                f"Y: wanted points of dimension {self.X.shape[1]} like the support, got shape "
-                f"{points.shape}; pass an array (M, {self.X.shape[1]})"
-            )
+        _checks.same_space("Y", points.shape[1], self.X.shape[1], "the support")
         s = distance(points, self.X, beta=_beta(self.epsilon)).shift(columns=self._columns)
         values: Real = softmax(s).apply(self.X, n_threads=self.n_threads)
         return values
@@ -183,8 +179,7 @@ def solver_options(
 ) -> Options:
     """Checked options; the room for the triangle is made here, once for all steps of a flow."""
     tol = TOLERANCES[x.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
-    if _checks.integer("max_iter", max_iter) < 1:
-        raise ValueError(f"max_iter: wanted at least 1, got {max_iter}")
+    _checks.count("max_iter", max_iter)
     limit = memory_limit(max_memory)
     size = cpu.triangle_scratch(len(x), x.dtype.itemsize == 4, -1.0 if limit is None else limit)
     scratch = np.empty(size, x.dtype) if size else None
@@ -212,13 +207,8 @@ def masses(name: str, weights: npt.ArrayLike | None, x: Real) -> npt.NDArray[np.
         return np.full(n, 1 / n)
     w = _checks.real_array(name, weights)
     _checks.same_dtype(name, w, x.dtype, "the points")
-    if w.shape != (n,):
-        raise ValueError(f"{name}: wanted one weight per point, shape ({n},), got {w.shape}")
-    _checks.finite(name, w)
-    if (low := float(w.min())) < 0:
-        raise ValueError(f"{name}: wanted weights >= 0, got {low:.3g}; a cloud is a measure")
-    if not w.any():
-        raise ValueError(f"{name}: wanted some mass, got all zeros")
+    _checks.shape(name, w.shape, (n,), why="with one weight per point")
+    _checks.masses(name, w)
     w = w.astype(np.float64) / w.max()
     normalised: npt.NDArray[np.float64] = w / w.sum()
     return normalised
@@ -231,11 +221,13 @@ def start(init: Init, w: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     if init is None:
         return cold
     given = np.asarray(init.potential if isinstance(init, BarycentricMap) else init, np.float64)
-    if given.shape != w.shape:
-        raise ValueError(
-            f"init: wanted one potential per point, shape {w.shape}, got {given.shape}; "
-            "start from a result on as many points"
-        )
+    _checks.shape(
+        "init",
+        given.shape,
+        w.shape,
+        why="with one potential per point",
+        do="start from as many points",
+    )
     if np.isnan(given).any() or np.isposinf(given).any():
         raise ValueError("init: wanted finite potentials (-inf: no weight), got NaN or +inf")
     # A point that had no mass earlier starts from its weight, not from -inf for ever.

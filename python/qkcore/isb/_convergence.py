@@ -220,8 +220,7 @@ def one_step_rate(
     >>> round(rate.slope, 1), round(rate.constant, 2)  # epsilon² / 8
     (2.0, 0.12)
     """
-    if against not in ("euler", "exact"):
-        raise ValueError(f'against: wanted "euler" or "exact", got {_checks.shown(against)}')
+    _checks.one_of("against", against, ("euler", "exact"))
     _checks.instance("law", law, Mixture, "a Mixture")
     target, theta = _checked_target(target, theta)
     x, w = law.grid(n)
@@ -268,8 +267,7 @@ def uniform_rate(
     2.0
     """
     _checks.instance("law", law, Mixture, "a Mixture")
-    if method not in ("split", "surrogate"):
-        raise ValueError(f'method: wanted "split" or "surrogate", got {_checks.shown(method)}')
+    _checks.one_of("method", method, ("split", "surrogate"))
     target, theta = _checked_target(target, theta)
     x, w = law.grid(n)
     errors = []

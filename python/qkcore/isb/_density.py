@@ -119,8 +119,7 @@ def surrogate_weights(
     logs = 2 * theta * values
     if log_density is not None:
         (density,) = _vectors(("log_density", log_density))
-        if density.shape != logs.shape:
-            raise ValueError(f"log_density: wanted shape {logs.shape} as psi, got {density.shape}")
+        _checks.shape("log_density", density.shape, logs.shape, why="as psi")
         logs = logs - density
     w = np.exp(logs - logs.max())
     found: Real = (w / w.sum()).astype(_checks.real_array("psi", psi).dtype)
@@ -138,8 +137,7 @@ def _vectors(*named: tuple[str, npt.ArrayLike]) -> list[Float64]:
     out: list[Float64] = []
     for name, value in named:
         array = _checks.real_array(name, value)
-        if array.ndim != 1:
-            raise ValueError(f"{name}: wanted one value per point, shape (N,), got {array.shape}")
+        _checks.shape(name, array.shape, ("N",), why="with one value per point")
         _checks.not_empty(name, array)
         _checks.finite(name, array)
         out.append(array.astype(np.float64))

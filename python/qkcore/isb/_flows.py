@@ -266,21 +266,15 @@ def _n_steps(n_steps: int | None, T: float | None, epsilon: float) -> int:
     if n_steps is None:
         assert T is not None
         return steps_for(T, epsilon)
-    n = _checks.integer("n_steps", n_steps)
-    if n < 1:
-        raise ValueError(f"n_steps: wanted at least 1, got {n}")
-    return n
+    return _checks.count("n_steps", n_steps)
 
 
 def _checked_target(method: str, score: Field, potential: Field) -> Callable[[Any], npt.ArrayLike]:
     """The target's score, by differences of its potential if need be."""
-    if method not in ("split", "surrogate"):
-        raise ValueError(f'method: wanted "split" or "surrogate", got {_checks.shown(method)}')
+    _checks.one_of("method", method, ("split", "surrogate"))
     for name, given in (("score", score), ("potential", potential)):
-        if given is not None and not callable(given):
-            raise TypeError(
-                f"{name}: wanted a function of the particles (N, d), got {_checks.shown(given)}"
-            )
+        if given is not None:
+            _checks.function(name, given, "the particles (N, d)")
     if method == "surrogate" and potential is None:
         raise ValueError(
             'potential: wanted the target\'s potential for "surrogate", got None; pass '

@@ -44,8 +44,7 @@ class Mixture:
             )
         if not ((w >= 0).all() and w.sum() > 0):
             raise ValueError("weights: wanted weights >= 0 with some mass, got a negative or none")
-        if not (v > 0).all():
-            raise ValueError(f"variances: wanted variances > 0, got {v.min():.3g}")
+        _checks.all_positive("variances", v, "variances > 0")
         object.__setattr__(self, "weights", w / w.sum())
         object.__setattr__(self, "means", m)
         object.__setattr__(self, "variances", v)
@@ -238,10 +237,7 @@ class Mixture:
 
 
 def _time(t: object) -> float:
-    out = _checks.number("t", t)
-    if out < 0:
-        raise ValueError(f"t: wanted a time >= 0, got {out:g}; these flows do not run backwards")
-    return out
+    return _checks.at_least("t", t, 0, "these flows do not run backwards")
 
 
 def gaussian_w2(

@@ -49,16 +49,13 @@ def operator(
 
 def metric_of(W: WLike, metric: str) -> WLike:
     """The W of squared distances."""
-    if metric not in ("W", "euclidean"):
-        raise ValueError(f'metric: wanted "W" or "euclidean", got {metric!r}')
+    _checks.one_of("metric", metric, ("W", "euclidean"))
     return W if metric == "W" else None
 
 
 def density_normalized(s: Scores, alpha: float) -> tuple[Scores, Real | None]:
     """log of K_ij / (q_i q_j)^alpha and, where alpha asks for one, the shift -alpha log q that does it."""
-    power = _checks.number("alpha", alpha)
-    if power < 0:
-        raise ValueError(f"alpha: wanted a number >= 0, got {alpha!r}; e.g. 0, 0.5 or 1")
+    power = _checks.at_least("alpha", alpha, 0, "e.g. 0, 0.5 or 1")
     if power == 0:
         return s, None
     shift: Real = s.logsumexp() * s.dtype.type(-power)
@@ -110,17 +107,13 @@ def hadamard(*operators: MagneticOperator | MarkovOperator | KernelOperator) -> 
     >>> magnetic.hadamard(P, P).gauge_weight
     2.0
     """
-    if not operators:
-        raise ValueError("hadamard: wanted at least one operator, got none")
+    _checks.some("hadamard", len(operators), 1, "operator")
     factors = []
     for i, factor in enumerate(operators):
         if isinstance(factor, (MarkovOperator, KernelOperator)):
             none = factor.scores._with(Terms(), bound=0.0)
             factor = MagneticOperator(factor, none, gauge_weight=0.0)
-        if not isinstance(factor, MagneticOperator):
-            raise TypeError(
-                f"hadamard: wanted operators, got {type(factor).__name__} as number {i + 1}"
-            )
+        _checks.instance(f"hadamard[{i}]", factor, MagneticOperator, "an operator")
         factors.append(factor)
     weights, angles = factors[0].log_weights, factors[0].phases
     for factor in factors[1:]:

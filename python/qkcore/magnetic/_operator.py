@@ -48,33 +48,26 @@ class MagneticOperator:
         *,
         gauge_weight: float = 1.0,
     ) -> None:
-        if not isinstance(magnitude, (MarkovOperator, KernelOperator)):
-            raise TypeError(
-                f"magnitude: wanted a real operator, got {type(magnitude).__name__}; pass "
-                "qk.softmax(s) for rows that sum to 1, or qk.kernel(s)"
-            )
+        hint = 'pass qk.softmax(s) for rows that sum to 1, or qk.kernel(s, "exp")'
+        _checks.instance(
+            "magnitude", magnitude, (MarkovOperator, KernelOperator), "a real operator", hint
+        )
         if isinstance(magnitude, KernelOperator) and magnitude.weight != "exp":
             raise ValueError(
                 f'magnitude: wanted weights exp(s), got {magnitude.weight!r}; pass qk.kernel(s, "exp")'
             )
         s = magnitude.scores
         _checks.one_problem("magnitude", s.batch, s.terms.offsets is not None)
-        if not isinstance(phases, Scores):
-            raise TypeError(
-                f"phases: wanted angles as scores, got {type(phases).__name__}; "
-                "wrap an array with qk.scores.dense(array)"
-            )
+        hint = "wrap an array with qk.scores.dense(array)"
+        _checks.instance("phases", phases, Scores, "angles as scores", hint)
         _checks.one_problem("phases", phases.batch, phases.terms.offsets is not None)
         if phases.dtype != magnitude.dtype:
             raise TypeError(
                 f"phases: wanted {magnitude.dtype} like the magnitude, got {phases.dtype}; "
                 "convert the data of one of them"
             )
-        if phases.shape != magnitude.shape:
-            raise ValueError(
-                f"phases: wanted shape {magnitude.shape} like the magnitude, got {phases.shape}; "
-                "every pair has one weight and one angle"
-            )
+        hint = "every pair has one weight and one angle"
+        _checks.shape("phases", phases.shape, magnitude.shape, why="like the magnitude", do=hint)
         if masked(phases):
             raise ValueError(
                 "phases: wanted an angle for every pair, got masked ones; "
@@ -317,8 +310,7 @@ class MagneticOperator:
 
 def one_angle_per_state(phi: npt.ArrayLike, n: int, dtype: np.dtype[Any]) -> Real:
     angles = _checks.real_array("phi", phi)
-    if angles.shape != (n,):
-        raise ValueError(f"phi: wanted shape {(n,)}, one angle per state, got {angles.shape}")
+    _checks.shape("phi", angles.shape, (n,), why="with one angle per state")
     _checks.same_dtype("phi", angles, dtype, "the operator")
     _checks.finite("phi", angles)
     return angles

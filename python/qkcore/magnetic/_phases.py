@@ -72,10 +72,7 @@ def log_flux(A: MarkovOperator, rho: npt.ArrayLike | None = None) -> Scores:
            [-1.0986,  0.    ,  1.0986],
            [ 1.0986, -1.0986,  0.    ]])
     """
-    if not isinstance(A, MarkovOperator):
-        raise TypeError(
-            f"A: wanted an attention operator, got {type(A).__name__}; make one with qk.softmax(s)"
-        )
+    _checks.instance("A", A, MarkovOperator, "an attention operator", "make one with qk.softmax(s)")
     P = A if A.axis == 1 else A.T
     s = P.scores
     square("A", s)

@@ -149,8 +149,7 @@ def contraction(
     >>> report.measure.printed < report.measure.measured <= report.measure.bound  # erratum 10
     True
     """
-    if not isinstance(kernel, AttentionKernel):
-        raise TypeError(f"kernel: wanted an AttentionKernel, got {type(kernel).__name__}")
+    _checks.instance("kernel", kernel, AttentionKernel, "an AttentionKernel")
     count = _checks.integer_within("samples", samples, 1, 10_000_000, "random configurations")
     steps = _checks.integer_within("climbs", climbs, 0, 10_000_000, "steps of maximisation")
     generator = np.random.default_rng(rng)
@@ -243,10 +242,7 @@ def _local(kernel: AttentionKernel, measure: Measure) -> float:
 
 
 def inside(name: str, measure: Measure, domain: Domain) -> None:
-    if measure.dim != domain.dim:
-        raise ValueError(
-            f"{name}: wanted points in {domain.dim} dimensions as the domain, got {measure.dim}"
-        )
+    _checks.same_space(name, measure.dim, domain.dim, "the domain")
     away = np.abs(domain.project(measure.points) - measure.points).max(axis=1)
     outside = away > 1e-6 * (1 + np.abs(measure.points).max())
     if outside.any():

@@ -66,8 +66,8 @@ def domain_argument(value: object) -> None:
 
 def _vector(name: str, value: npt.ArrayLike) -> Vector:
     array = _checks.doubles(name, value)
-    if array.ndim != 1 or array.size == 0:
-        raise ValueError(f"{name}: wanted one point of shape (d,), got shape {array.shape}")
+    _checks.shape(name, array.shape, ("d",), what="one point")
+    _checks.not_empty(name, array)
     return array
 
 
@@ -87,12 +87,9 @@ class Ball:
         self, radius: float, centre: npt.ArrayLike | None = None, *, dim: int | None = None
     ) -> None:
         object.__setattr__(self, "radius", _checks.positive("radius", radius))
-        if (centre is None) == (dim is None):
-            raise ValueError(
-                "centre, dim: wanted one of them, got "
-                + ("neither" if dim is None else "both")
-                + "; pass Ball(r, dim=3) or Ball(r, centre)"
-            )
+        _checks.exactly_one(
+            "centre, dim", "pass Ball(r, dim=3) or Ball(r, centre)", centre=centre, dim=dim
+        )
         if centre is not None:
             c = _vector("centre", centre)
         else:
@@ -175,8 +172,7 @@ class Box:
 
     def __init__(self, low: npt.ArrayLike, high: npt.ArrayLike) -> None:
         lo, hi = _vector("low", low), _vector("high", high)
-        if lo.shape != hi.shape:
-            raise ValueError(f"high: wanted shape {lo.shape} as low, got {hi.shape}")
+        _checks.shape("high", hi.shape, lo.shape, why="as low")
         if (lo > hi).any() or (lo == hi).all():
             raise ValueError(
                 "low, high: wanted low <= high with a side that is not empty, got "

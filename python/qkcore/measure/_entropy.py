@@ -101,22 +101,15 @@ def maximum_entropy(
     """
     k = np.asarray(_checks.real_array("features", features), dtype=np.float64)
     f = np.asarray(_checks.real_array("targets", targets), dtype=np.float64)
-    if k.ndim not in (2, 3):
-        raise ValueError(f"features: wanted shape (n, l) or (m, n, l), got {k.shape}")
+    _checks.shape("features", k.shape, ("n", "l"), ("m", "n", "l"))
     for name, array in (("features", k), ("targets", f)):
         _checks.not_empty(name, array)
         _checks.finite(name, array)
     if f.ndim == 1:
         f = f[None, :]
-    if f.ndim != 2 or f.shape[1] != k.shape[-1] or (k.ndim == 3 and len(f) != len(k)):
-        wanted = f"({len(k) if k.ndim == 3 else 'm'}, {k.shape[-1]})"
-        raise ValueError(
-            f"targets: wanted shape {wanted} for features of shape {k.shape}, got {f.shape}"
-        )
-    if on_infeasible not in ("raise", "report"):
-        raise ValueError(
-            f'on_infeasible: wanted "raise" or "report", got {_checks.shown(on_infeasible)}'
-        )
+    wanted = (len(k) if k.ndim == 3 else "m", k.shape[-1])
+    _checks.shape("targets", f.shape, wanted, why=f"for features of shape {k.shape}")
+    _checks.one_of("on_infeasible", on_infeasible, ("raise", "report"))
     tol = _checks.positive("tol", tol)
     steps = _checks.integer_within("max_iter", max_iter, 1, 2**31, "at least one Newton step")
     log_w = _base_weights(nu, k.shape[-2])

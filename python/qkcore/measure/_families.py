@@ -61,11 +61,13 @@ class ExponentialFamily:
         """F of points (n, d), as (n, l)."""
         out = np.asarray(self.statistics(points), dtype=np.float64)
         out = out[:, None] if out.ndim == 1 else out
-        if out.ndim != 2 or len(out) != len(points):
-            raise ValueError(
-                f"statistics: wanted values of shape ({len(points)}, l), got {out.shape}; it takes "
-                "all points at once"
-            )
+        _checks.shape(
+            "statistics",
+            out.shape,
+            (len(points), "l"),
+            what="values",
+            do="it takes all points at once",
+        )
         return out
 
     def members(self, moments: npt.ArrayLike) -> list[ExponentialMember]:
@@ -187,8 +189,7 @@ def kl_divergence(mu: Measure, nu: Measure) -> float:
     0.69314718055994...
     """
     p, q = as_measure("mu", mu).reduced(), as_measure("nu", nu).reduced()
-    if p.dim != q.dim:
-        raise ValueError(f"nu: wanted points in {p.dim} dimensions as mu, got {q.dim}")
+    _checks.same_space("nu", q.dim, p.dim, "mu")
     _checks.same_dtype("nu", q.points, p.dtype, "mu")
     place = {point.tobytes(): w for point, w in zip(q.points + 0.0, q.weights, strict=True)}
     total = []

@@ -102,8 +102,7 @@ def fixed_point(
     >>> found.status, found.theorem, found.X[0].round(6)  # the point with x = 0.3 x + b
     ('converged', 'applies', array([0.1, 0. ]))
     """
-    if method not in ("anderson", "picard"):
-        raise ValueError(f'method: wanted "anderson" or "picard", got {_checks.shown(method)}')
+    _checks.one_of("method", method, ("anderson", "picard"))
     start = as_measure("X0", X0)
     if not start.uniform:
         raise ValueError("X0: wanted particles of equal weight, got weights; pass points")
@@ -232,18 +231,18 @@ def _function(block: Block) -> Callable[[Real], Real]:
     inner = (
         block.self_attention if isinstance(block, AttentionKernel | TransformerKernel) else block
     )
-    if not callable(inner):
-        raise TypeError(
-            f"block: wanted a kernel or a function (n, d) to (n, d), got {type(block).__name__}"
-        )
+    _checks.function("block", inner, "points, or a kernel")
 
     def apply(x: Real) -> Real:
         out = np.asarray(inner(x))
-        if out.shape != x.shape:
-            raise ValueError(
-                f"block: wanted a map of shape {x.shape} to itself, got {out.shape}; a fixed point "
-                "needs values in the space of the points"
-            )
+        _checks.shape(
+            "block",
+            out.shape,
+            x.shape,
+            what="values",
+            why="as the points",
+            do="a fixed point needs values in their space",
+        )
         return out.astype(x.dtype, copy=False)
 
     return apply
@@ -276,10 +275,8 @@ def tau_bound(block: Block, domain: Domain) -> float:
     multiplies. With a residual tau is at least 1, so theorem 26 has nothing to say.
     """
     domain_argument(domain)
-    if not (isinstance(block, AttentionKernel | TransformerKernel) or callable(block)):
-        raise TypeError(
-            f"block: wanted a kernel or a function of points, got {type(block).__name__}"
-        )
+    if not isinstance(block, AttentionKernel | TransformerKernel):
+        _checks.function("block", block, "points, or a kernel")
     if isinstance(block, AttentionKernel):
         query, measure = psi_bounds(block.potential.constants(domain))
         lip = block.values.lipschitz

@@ -106,8 +106,7 @@ class AttentionJacobian:
         """J times a direction (n, d), as (n, d')."""
         x = self.measure.points
         dx = _checks.real_array("direction", direction)
-        if dx.shape != x.shape:
-            raise ValueError(f"direction: wanted shape {x.shape} as the points, got {dx.shape}")
+        _checks.shape("direction", dx.shape, x.shape, why="as the points")
         _checks.same_dtype("direction", dx, x.dtype, "the points")
         potential = self.kernel.potential
         # Two products as one of twice the inner length: dR C^T + R dC^T.
@@ -120,11 +119,7 @@ class AttentionJacobian:
         """J^T times (n, d'), as (n, d)."""
         x = self.measure.points
         u = _checks.real_array("cotangent", cotangent)
-        if u.shape != (len(x), self._values.shape[1]):
-            raise ValueError(
-                f"cotangent: wanted shape {(len(x), self._values.shape[1])} as the output, "
-                f"got {u.shape}"
-            )
+        _checks.shape("cotangent", u.shape, (len(x), self._values.shape[1]), why="as the output")
         _checks.same_dtype("cotangent", u, x.dtype, "the points")
         to_rows, to_columns, to_values = cpu.attention_pull(
             self._factors, np.ascontiguousarray(u), resolve_threads(n_threads)

@@ -34,15 +34,8 @@ def boltzmann_gibbs(
     """
     measure = as_measure("nu", nu)
     values = _checks.doubles("g", g(measure.points) if callable(g) else g)
-    if values.shape != (len(measure),):
-        raise ValueError(
-            f"g: wanted one value for each of {len(measure)} points, got shape {values.shape}"
-        )
-    if values.min() <= 0:
-        raise ValueError(
-            f"g: wanted a potential that is positive everywhere, got {values.min():.3g} at index "
-            f"{int(values.argmin())}"
-        )
+    _checks.shape("g", values.shape, (len(measure),), why="with one value for each point")
+    _checks.all_positive("g", values, "a potential that is positive everywhere")
     # Products of fractions, and sums of exponents: what underflows unnormalised may be large afterwards.
     part, exponent = np.frexp(values)
     weight, more = np.frexp(measure.weights.astype(np.float64))
@@ -75,16 +68,18 @@ def softmatch(
     >>> softmatch(DotPotential(), np.array([[np.log(3.0)]]), nu).to_numpy()
     array([[0.5, 0.5]])
     """
-    if not isinstance(potential, Potential):
-        raise TypeError(
-            f"potential: wanted a Potential, got {type(potential).__name__}; "
-            "wrap a positive function with FunctionPotential"
-        )
+    _potential(potential)
     measure = as_measure("nu", nu)
     queries, _ = _checks.points("X", X)
     s = potential.scores(queries, measure.points)
     # A shift that is the same for all columns changes nothing: leave it out.
     return softmax(s if measure.uniform else s.shift(columns=measure.log_weights))
+
+
+def _potential(value: object) -> None:
+    _checks.instance(
+        "potential", value, Potential, "a Potential", "wrap a function with FunctionPotential"
+    )
 
 
 class Layer:
@@ -139,17 +134,12 @@ class AttentionKernel(Layer):
     projection: str | ExponentialFamily = "dirac"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.potential, Potential):
-            raise TypeError(
-                f"potential: wanted a Potential, got {type(self.potential).__name__}; "
-                "wrap a positive function with FunctionPotential"
-            )
+        _potential(self.potential)
         if self.lookup is None:
             object.__setattr__(self, "lookup", LinearLookup())
-        elif not isinstance(self.lookup, Lookup):
-            raise TypeError(
-                f"lookup: wanted a Lookup, got {type(self.lookup).__name__}; "
-                "wrap a function with FunctionLookup"
+        else:
+            _checks.instance(
+                "lookup", self.lookup, Lookup, "a Lookup", "wrap a function with FunctionLookup"
             )
         if self.projection != "dirac" and not isinstance(self.projection, ExponentialFamily):
             raise ValueError(

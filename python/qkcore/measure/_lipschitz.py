@@ -99,8 +99,7 @@ def lipschitz(
     rtol = _checks.positive("tol", tol)
     area: Domain = Ball.around(measure.points) if domain is None else domain
     domain_argument(area)
-    if area.dim != measure.dim:
-        raise ValueError(f"domain: wanted dimension {measure.dim} as X, got {area.dim}")
+    _checks.same_space("domain", area.dim, measure.dim, "X")
     inside("X", measure, area)
     count = _checks.integer_within("queries", queries, 1, 1_000_000, "queries to look at")
     steps = _checks.integer_within("climbs", climbs, 0, 1_000_000, "steps of maximisation")
@@ -186,11 +185,9 @@ def gaussian_lipschitz(
     True
     """
     kernel_argument(kernel)
-    if not isinstance(kernel.potential, GaussianPotential):
-        raise TypeError(
-            "kernel: wanted a GaussianPotential, which alone has a bound on all of R^d, got "
-            f"{type(kernel.potential).__name__}; use contraction on a compact set"
-        )
+    wanted = "a GaussianPotential, which alone has a bound on all of R^d"
+    hint = "use contraction on a compact set"
+    _checks.instance("kernel", kernel.potential, GaussianPotential, wanted, hint)
     p, q = as_measure("mu", mu), as_measure("nu", nu)
     distance = w1(p, q)
     if distance == 0:

@@ -67,13 +67,11 @@ class LinearLookup(Lookup):
         self.M = None if M is None else _checks.real_array("M", M)
         self.b = None if b is None else _checks.real_array("b", b)
         if self.M is not None:
-            if self.M.ndim != 2:
-                raise ValueError(f"M: wanted shape (d, d'), got {self.M.shape}")
+            _checks.shape("M", self.M.shape, ("d", "d'"))
             _checks.not_empty("M", self.M)
             _checks.finite("M", self.M)
         if self.b is not None:
-            if self.b.ndim != 1:
-                raise ValueError(f"b: wanted shape (d',), got {self.b.shape}")
+            _checks.shape("b", self.b.shape, ("d'",))
             _checks.not_empty("b", self.b)
             _checks.finite("b", self.b)
         # |k M|_1 <= sum_i |k_i| sum_j |M_ij|
@@ -85,11 +83,8 @@ class LinearLookup(Lookup):
         out = points
         if self.M is not None:
             _checks.same_dtype("M", self.M, points.dtype, "the keys")
-            if self.M.shape[0] != points.shape[1]:
-                raise ValueError(
-                    f"M: wanted shape ({points.shape[1]}, d') for keys in R^{points.shape[1]}, "
-                    f"got {self.M.shape}"
-                )
+            d = points.shape[1]
+            _checks.shape("M", self.M.shape, (d, "d'"), why=f"for keys in R^{d}")
             out = points @ self.M
         if self.b is not None:
             _checks.same_dtype("b", self.b, points.dtype, "the keys")
@@ -123,11 +118,10 @@ class FunctionLookup(Lookup):
         lipschitz: float | None = None,
         lipschitz_l2: float | None = None,
     ) -> None:
-        if not callable(function):
-            raise TypeError(f"function: wanted a function, got {type(function).__name__}")
+        _checks.function("function", function)
         for name, value in (("lipschitz", lipschitz), ("lipschitz_l2", lipschitz_l2)):
-            if value is not None and _checks.number(name, value) < 0:
-                raise ValueError(f"{name}: wanted a constant >= 0, got {_checks.shown(value)}")
+            if value is not None:
+                _checks.at_least(name, value, 0)
         self.function = function
         self.lipschitz = lipschitz
         self.lipschitz_l2 = lipschitz_l2
@@ -135,11 +129,13 @@ class FunctionLookup(Lookup):
     def values(self, points: Real) -> Real:
         """The function of the keys."""
         out = np.asarray(self.function(points))
-        if out.ndim != 2 or len(out) != len(points):
-            raise ValueError(
-                f"function: wanted values of shape ({len(points)}, d'), got {out.shape}; it takes "
-                "all keys at once"
-            )
+        _checks.shape(
+            "function",
+            out.shape,
+            (len(points), "d'"),
+            what="values",
+            do="it takes all keys at once",
+        )
         out = out.astype(points.dtype, copy=False)
         _checks.finite("function(keys)", out)
         return out
@@ -162,11 +158,10 @@ class TableLookup(Lookup):
         self.keys, _ = _checks.points("keys", keys)
         self.table, _ = _checks.points("values", values)
         _checks.same_dtype("values", self.table, self.keys.dtype, "the keys")
-        if self.keys.ndim != 2 or self.table.ndim != 2 or len(self.keys) != len(self.table):
-            raise ValueError(
-                f"values: wanted one row for each of {len(self.keys)} keys, got shape "
-                f"{self.table.shape}"
-            )
+        _checks.shape("keys", self.keys.shape, ("n", "d"))
+        _checks.shape(
+            "values", self.table.shape, (len(self.keys), "d'"), why="with one row for each key"
+        )
         self._rows: dict[bytes, int] = {}
         for i, key in enumerate(self.keys + 0.0):  # + 0.0: -0.0 and 0.0 are one key
             first = self._rows.setdefault(key.tobytes(), i)

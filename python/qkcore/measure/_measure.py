@@ -47,16 +47,16 @@ class Measure:
 
     def __init__(self, points: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> None:
         array = _checks.real_array("points", points)
-        if array.ndim != 2:
-            raise ValueError(
-                f"points: wanted shape (n, d), got {array.shape}; for points on a line pass "
-                "points[:, None]"
-            )
-        if array.shape[0] == 0:
-            raise ValueError(
-                f"points: wanted at least one point, got shape {array.shape}; an empty measure has "
-                "no mass to make a probability of"
-            )
+        _checks.shape(
+            "points", array.shape, ("n", "d"), do="for points on a line pass points[:, None]"
+        )
+        _checks.some(
+            "points",
+            len(array),
+            1,
+            "point",
+            "an empty measure has no mass to make a probability of",
+        )
         _checks.not_empty("points", array)
         _checks.finite("points", array)
         n = len(array)
@@ -71,24 +71,17 @@ class Measure:
     def dirac(cls, x: npt.ArrayLike) -> Measure:
         """:math:`\\delta_x` for one point x (d,)."""
         point = _checks.real_array("x", x)
-        if point.ndim != 1:
-            raise ValueError(f"x: wanted one point of shape (d,), got {point.shape}; pass X[i]")
+        _checks.shape("x", point.shape, ("d",), what="one point", do="pass X[i]")
         return cls(point[None, :])
 
     @classmethod
     def mixture(cls, measures: Sequence[Measure], weights: npt.ArrayLike | None = None) -> Measure:
         """:math:`\\sum_k c_k \\mu_k` with weights c (default: equal) that sum to 1."""
         parts = list(measures)
-        if not parts:
-            raise ValueError("measures: wanted at least one measure, got an empty sequence")
+        _checks.some("measures", len(parts), 1, "measure")
         for k, part in enumerate(parts):
-            if not isinstance(part, Measure):
-                raise TypeError(f"measures[{k}]: wanted a Measure, got {type(part).__name__}")
-            if part.dim != parts[0].dim:
-                raise ValueError(
-                    f"measures[{k}]: wanted points in {parts[0].dim} dimensions as measures[0], "
-                    f"got {part.dim}"
-                )
+            _checks.instance(f"measures[{k}]", part, Measure, "a Measure")
+            _checks.same_space(f"measures[{k}]", part.dim, parts[0].dim, "measures[0]")
             _checks.same_dtype(f"measures[{k}]", part.points, parts[0].dtype, "measures[0]")
         c = (
             np.full(len(parts), 1 / len(parts), parts[0].dtype)
@@ -164,10 +157,8 @@ class Measure:
 
     def convolve(self, other: Measure) -> Measure:
         """:math:`\\mu * \\nu`, the law of the sum of independent draws (definition 13): n m points."""
-        if not isinstance(other, Measure):
-            raise TypeError(f"other: wanted a Measure, got {type(other).__name__}")
-        if other.dim != self.dim:
-            raise ValueError(f"other: wanted points in {self.dim} dimensions, got {other.dim}")
+        _checks.instance("other", other, Measure, "a Measure")
+        _checks.same_space("other", other.dim, self.dim, "this measure")
         _checks.same_dtype("other", other.points, self.dtype, "this measure")
         points = (self._points[:, None, :] + other.points[None, :, :]).reshape(-1, self.dim)
         weights = np.outer(self._weights, other.weights).reshape(-1)
@@ -235,9 +226,7 @@ class GaussianMixture:
 
     def quadrature(self, nodes: int = 8) -> Measure:
         """Gauss-Hermite points of every Gaussian: moments up to degree ``2 nodes - 1`` are exact."""
-        count = _checks.integer("nodes", nodes)
-        if count < 1:
-            raise ValueError(f"nodes: wanted at least 1, got {nodes}; pass e.g. nodes=8")
+        count = _checks.count("nodes", nodes, do="pass e.g. nodes=8")
         d = self.measure.dim
         if float(count) ** d * len(self.measure) > _MAX_NODES:
             raise ValueError(
@@ -259,13 +248,14 @@ def as_measure(name: str, value: Measure | npt.ArrayLike) -> Measure:
     if isinstance(value, Measure):
         return value
     array = _checks.real_array(name, value)
-    if array.ndim != 2:
-        raise ValueError(
-            f"{name}: wanted a Measure or points of shape (n, d), got shape {array.shape}; for points "
-            f"on a line pass {name}[:, None]"
-        )
-    if array.shape[0] == 0:
-        raise ValueError(f"{name}: wanted at least one point, got shape {array.shape}")
+    _checks.shape(
+        name,
+        array.shape,
+        ("n", "d"),
+        what="a Measure or points",
+        do=f"for points on a line pass {name}[:, None]",
+    )
+    _checks.some(name, len(array), 1, "point")
     return Measure(array)
 
 
@@ -273,23 +263,16 @@ def _like(measure: Measure, name: str, value: npt.ArrayLike) -> Real:
     """Points (m, d) in the space and the dtype of a measure."""
     array, _ = _checks.points(name, value)
     _checks.same_dtype(name, array, measure.dtype, "the measure")
-    if array.ndim != 2 or array.shape[1] != measure.dim:
-        raise ValueError(
-            f"{name}: wanted points of shape (m, {measure.dim}) as the measure's, got {array.shape}"
-        )
+    _checks.shape(name, array.shape, ("m", measure.dim), what="points", why="as the measure's")
     return array
 
 
 def _weights(value: npt.ArrayLike, n: int, dtype: np.dtype[Any]) -> Real:
     w = _checks.real_array("weights", value)
     _checks.same_dtype("weights", w, dtype, "the points")
-    if w.shape != (n,):
-        raise ValueError(f"weights: wanted shape ({n},), one weight for each point, got {w.shape}")
+    _checks.shape("weights", w.shape, (n,), why="with one weight for each point")
     _checks.finite("weights", w)
-    if w.min() < 0:
-        raise ValueError(
-            f"weights: wanted weights >= 0, got {w.min():.3g} at index {int(w.argmin())}"
-        )
+    _checks.none_negative("weights", w, "weights >= 0")
     total = float(w.sum(dtype=np.float64))
     if abs(total - 1) > _MASS_TOL[w.itemsize]:
         raise ValueError(
@@ -301,11 +284,13 @@ def _weights(value: npt.ArrayLike, n: int, dtype: np.dtype[Any]) -> Real:
 
 def _mapped(name: str, f: PointMap, points: Real) -> Real:
     values = np.asarray(f(points))
-    if values.shape[:1] != points.shape[:1]:
-        raise ValueError(
-            f"{name}: wanted a map of all points at once, (n, d) to (n, ...), got shape "
-            f"{values.shape} for {len(points)} points"
-        )
+    _checks.shape(
+        name,
+        values.shape[:1],
+        (len(points),),
+        what="values",
+        why="from a map of all points at once, (n, d) to (n, ...)",
+    )
     values = values.astype(points.dtype, copy=False)
     _checks.finite(f"{name}(points)", np.atleast_1d(values))
     return values

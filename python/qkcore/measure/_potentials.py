@@ -192,8 +192,7 @@ class DotPotential(Potential):
             W = np.asarray(self.W[0]) @ np.asarray(self.W[1])
         else:
             W = np.asarray(self.W)
-        if W.shape != (d, d):
-            raise ValueError(f"W: wanted shape ({d}, {d}) for points in R^{d}, got {W.shape}")
+        _checks.shape("W", W.shape, (d, d), why=f"for points in R^{d}")
         out: Real = W.astype(np.float64 if dtype is None else dtype)
         return out
 
@@ -393,8 +392,7 @@ class FunctionPotential(Potential):
         G: Callable[[Real, Real], npt.ArrayLike],
         constants: PotentialConstants | None = None,
     ) -> None:
-        if not callable(G):
-            raise TypeError(f"G: wanted a function of (X, Y), got {type(G).__name__}")
+        _checks.function("G", G, "(X, Y)")
         self.G = G
         self._constants = constants
 
@@ -402,17 +400,16 @@ class FunctionPotential(Potential):
         """log G(x_i, y_j), as a dense array."""
         x, y = _checks.points("X", X)[0], _checks.points("Y", Y)[0]
         values = np.asarray(self.G(x, y)).astype(x.dtype)
-        if values.shape != (len(x), len(y)):
-            raise ValueError(
-                f"G: wanted values of shape ({len(x)}, {len(y)}), got {values.shape}; G takes all "
-                "points at once"
-            )
+        _checks.shape(
+            "G", values.shape, (len(x), len(y)), what="values", do="G takes all points at once"
+        )
         _checks.finite("G(X, Y)", values)
-        if values.min() <= 0:
-            raise ValueError(
-                f"G: wanted a potential that is positive everywhere, got {values.min():.3g}; an "
-                "interaction potential is exp of something"
-            )
+        _checks.all_positive(
+            "G",
+            values,
+            "a potential that is positive everywhere",
+            "an interaction potential is exp of something",
+        )
         return scores.dense(np.log(values))
 
     def constants(self, domain: Domain) -> PotentialConstants:

@@ -69,24 +69,19 @@ class FeedForward:
     ) -> None:
         self.W1 = _matrix("W1", W1, 2, None)
         self.W2 = _matrix("W2", W2, 2, self.W1.dtype)
-        if self.W1.shape[1] != self.W2.shape[0]:
-            raise ValueError(
-                f"W2: wanted {self.W1.shape[1]} rows, as W1 has columns, got {self.W2.shape}"
-            )
+        _checks.shape(
+            "W2", self.W2.shape, (self.W1.shape[1], "d'"), why="with as many rows as W1 has columns"
+        )
         self.b1 = self._bias("b1", b1, self.W1.shape[1])
         self.b2 = self._bias("b2", b2, self.W2.shape[1])
-        if activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"activation: wanted one of {', '.join(_ACTIVATIONS)}, got {_checks.shown(activation)}"
-            )
+        _checks.one_of("activation", activation, _ACTIVATIONS)
         self.activation = activation
 
     def _bias(self, name: str, value: npt.ArrayLike | None, n: int) -> Real:
         if value is None:
             return np.zeros(n, self.W1.dtype)
         b = _matrix(name, value, 1, self.W1.dtype)
-        if b.shape != (n,):
-            raise ValueError(f"{name}: wanted shape ({n},), got {b.shape}")
+        _checks.shape(name, b.shape, (n,))
         return b
 
     @property
@@ -171,13 +166,10 @@ class TransformerKernel(Layer):
             ("W_V", self.W_V.shape, (heads, d, v)),
             ("W_O", self.W_O.shape, (heads, v, d)),
         ):
-            if got != wanted:
-                raise ValueError(
-                    f"{name}: wanted shape {wanted} (heads, rows, columns) for W_Q of shape "
-                    f"{self.W_Q.shape}, got {got}"
-                )
-        if norm not in (None, "post", "pre"):
-            raise ValueError(f'norm: wanted None, "post" or "pre", got {_checks.shown(norm)}')
+            _checks.shape(
+                name, got, wanted, why=f"(heads, rows, columns) for W_Q of shape {self.W_Q.shape}"
+            )
+        _checks.one_of("norm", norm, (None, "post", "pre"))
         if norms is not None and norm is None:
             raise ValueError('norms: wanted norm="post" or "pre" beside it, got norm=None')
         if isinstance(ffn, FeedForward):
@@ -201,8 +193,7 @@ class TransformerKernel(Layer):
         """The Markov kernel :math:`T_\\mu`."""
         measure = as_measure("mu", mu)
         _checks.same_dtype("mu", measure.points, self.W_Q.dtype, "W_Q")
-        if measure.dim != self.dim:
-            raise ValueError(f"mu: wanted points in R^{self.dim} as W_Q, got R^{measure.dim}")
+        _checks.same_space("mu", measure.dim, self.dim, "W_Q")
         return ConditionedTransformer(self, measure)
 
     def head(self, h: int) -> AttentionKernel:

@@ -50,9 +50,7 @@ def w1(mu: Measure | npt.ArrayLike, nu: Measure | npt.ArrayLike, *, method: str 
     >>> w1(Measure(X), Measure(X, np.array([0.25, 0.75])))
     0.25
     """
-    if method not in _METHODS:
-        names = ", ".join(f'"{name}"' for name in _METHODS)
-        raise ValueError(f"method: wanted one of {names}, got {_checks.shown(method)}")
+    _checks.one_of("method", method, _METHODS)
     p, q = _pair(mu, nu)
     if method == "sorted" and p.dim != 1:
         raise ValueError(f'method: wanted points on a line for "sorted", got d = {p.dim}')
@@ -185,8 +183,7 @@ def _double(points: npt.NDArray[Any]) -> Array:
 
 def _pair(mu: Measure | npt.ArrayLike, nu: Measure | npt.ArrayLike) -> tuple[Measure, Measure]:
     p, q = as_measure("mu", mu), as_measure("nu", nu)
-    if p.dim != q.dim:
-        raise ValueError(f"nu: wanted points in {p.dim} dimensions as mu, got {q.dim}")
+    _checks.same_space("nu", q.dim, p.dim, "mu")
     _checks.same_dtype("nu", q.points, p.dtype, "mu")
     return p, q
 
@@ -227,8 +224,7 @@ def _without_common_mass(p: Measure, q: Measure) -> tuple[Array, Array, Array, A
 def _assignment(x: Array, y: Array, a: Array) -> float:
     from scipy.optimize import linear_sum_assignment
 
-    if len(x) * len(y) > _DENSE_ENTRIES:
-        raise ValueError(_too_large(len(x), len(y), _DENSE_ENTRIES))
+    _not_too_large(len(x), len(y), _DENSE_ENTRIES)
     cost = _l1(x, y)
     rows, columns = linear_sum_assignment(cost)
     return math.fsum(cost[rows, columns]) * float(a.mean())
@@ -251,8 +247,7 @@ def _pot(x: Array, a: Array, y: Array, b: Array) -> float:
         )
     import ot  # type: ignore[import-untyped, unused-ignore]  # optional
 
-    if len(x) * len(y) > _DENSE_ENTRIES:
-        raise ValueError(_too_large(len(x), len(y), _DENSE_ENTRIES))
+    _not_too_large(len(x), len(y), _DENSE_ENTRIES)
     total = float(a.sum())
     cost = _l1(x, y)
     plan, log = ot.emd(a / total, b / total, cost, numItermax=10_000_000, log=True)
@@ -263,16 +258,14 @@ def _pot(x: Array, a: Array, y: Array, b: Array) -> float:
 
 def _linprog(x: Array, a: Array, y: Array, b: Array) -> float:
     n, m = len(x), len(y)
-    if n * m > _LINPROG_ENTRIES:
-        raise ValueError(_too_large(n, m, _LINPROG_ENTRIES))
+    _not_too_large(n, m, _LINPROG_ENTRIES)
     return least_cost(_l1(x, y), a, b)
 
 
-def _too_large(n: int, m: int, limit: int) -> str:
-    return (
-        f"mu, nu: wanted at most {limit:.0e} pairs of points for an exact solution, got {n} x {m}; "
-        "use w1_bracket for certified bounds"
-    )
+def _not_too_large(n: int, m: int, limit: int) -> None:
+    if n * m > limit:
+        wanted = f"at most {limit:.0e} pairs of points for an exact solution"
+        _checks.refuse("mu, nu", wanted, f"{n} x {m}", "use w1_bracket for certified bounds")
 
 
 def _landmarks(

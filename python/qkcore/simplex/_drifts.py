@@ -41,12 +41,11 @@ def pieces_of(drift: object, shape: tuple[int, ...], t0: float, t1: float) -> li
         return _table(drift[0], drift[1], shape, t0, t1)
     if isinstance(drift, FittedDrift):
         return [Piece(t0, t1, _from_model(drift, shape))]
-    if callable(drift):
-        return [Piece(t0, t1, drift)]
-    raise TypeError(
-        f"drift: wanted a function of (p, t), a table (times, values) or a fitted model with predict, "
-        f"got {type(drift).__name__}; pass e.g. lambda p, t: b"
+    _checks.function(
+        "drift", drift, "(p, t), a table (times, values) or a fitted model with predict"
     )
+    assert callable(drift)
+    return [Piece(t0, t1, drift)]
 
 
 def _table(
@@ -54,10 +53,7 @@ def _table(
 ) -> list[Piece]:
     t = _checks.doubles("drift", times)
     b = np.asarray(values, dtype=np.float64)
-    if t.ndim != 1 or len(t) < 2 or not np.isfinite(t).all() or (np.diff(t) <= 0).any():
-        raise ValueError(
-            f"drift: wanted at least two rising times, got shape {t.shape}; sort them, drop repeats"
-        )
+    _checks.rising("drift", t, 2)
     if b.ndim == 0 or len(b) not in (len(t), len(t) - 1):
         raise ValueError(
             f"drift: wanted {len(t)} values (linear in between) or {len(t) - 1} (constant on each "
@@ -65,8 +61,7 @@ def _table(
         )
     if np.broadcast_shapes(b.shape[1:], shape) != shape:
         raise ValueError(f"drift: wanted values of shape (times, ..., {shape[-1]}), got {b.shape}")
-    if not np.isfinite(b).all():
-        raise ValueError("drift: wanted finite values, got NaN or inf; remove or replace them")
+    _checks.finite("drift", b)
     slack = 1e-12 * max(1.0, abs(t0), abs(t1))
     if t[0] > t0 + slack or t[-1] < t1 - slack:
         raise ValueError(
@@ -112,16 +107,3 @@ def _from_model(model: FittedDrift, shape: tuple[int, ...]) -> Drift:
         return np.asarray(model.predict(states)).reshape(shape)
 
     return drift
-
-
-def time_span(t_span: npt.ArrayLike) -> tuple[float, float]:
-    """(t0, t1) with t0 < t1."""
-    span = np.asarray(t_span)
-    if span.shape != (2,):
-        raise ValueError(f"t_span: wanted (t0, t1), got shape {span.shape}; pass e.g. (0.0, 1.0)")
-    t0, t1 = (_checks.number("t_span", x) for x in span.tolist())
-    if not t0 < t1:
-        raise ValueError(
-            f"t_span: wanted t0 < t1, got ({t0:g}, {t1:g}); to go back in time negate the drift"
-        )
-    return t0, t1

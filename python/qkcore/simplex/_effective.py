@@ -37,17 +37,11 @@ class EffectiveMobility:
         self, p: npt.ArrayLike, W: npt.ArrayLike, a: npt.ArrayLike | float = 1.0, tau: float = 1.0
     ) -> None:
         J = Mobility(p, tau)
-        if J.p.ndim != 1:
-            raise ValueError(
-                f"p: wanted one vector (V,), got shape {J.p.shape}; take rows one by one"
-            )
+        _checks.shape("p", J.p.shape, ("V",), what="one vector", do="take rows one by one")
         V = len(J.p)
         weights = _checks.real_array("W", W)
         _checks.same_dtype("W", weights, J.p.dtype, "p")
-        if weights.ndim != 2 or weights.shape[1] != V:
-            raise ValueError(
-                f"W: wanted shape (d, {V}) with z = W.T @ h, got {weights.shape}; transpose it?"
-            )
+        _checks.shape("W", weights.shape, ("d", V), why="with z = W.T @ h", do="transpose it?")
         _checks.not_empty("W", weights)
         _checks.finite("W", weights)
         self.p, self.tau = J.p, J.tau
@@ -67,11 +61,8 @@ class EffectiveMobility:
         """M v, or M times the columns of a matrix (V, k)."""
         values = _checks.real_array("v", v)
         _checks.same_dtype("v", values, self.p.dtype, "p")
-        if values.ndim not in (1, 2) or len(values) != len(self.p):
-            raise ValueError(
-                f"v: wanted shape ({len(self.p)},) or ({len(self.p)}, k), got {values.shape}; "
-                "its first axis runs over the entries of p"
-            )
+        n = len(self.p)
+        _checks.shape("v", values.shape, (n,), (n, "k"), why="over the entries of p")
         inner = self.factor.T @ values
         out: Real = self.factor @ (self.a @ inner)
         return out
@@ -109,14 +100,17 @@ def _diffusion(a: npt.ArrayLike | float, d: int, dtype: np.dtype[Any]) -> tuple[
     if array.ndim == 0:
         array = np.full(d, array, dtype)
     if array.ndim == 1 and array.shape == (d,):
-        if array.min() < 0:
-            raise ValueError(f"a: wanted a diagonal >= 0, got {array.min():.3g}; pass variances")
+        _checks.none_negative("a", array, "a diagonal >= 0", "pass variances")
         return np.diag(array), np.diag(np.sqrt(array))
-    if array.shape != (d, d):
-        raise ValueError(
-            f"a: wanted a number, a diagonal ({d},) or a matrix ({d}, {d}), got shape {array.shape}; "
-            "it acts on hidden states"
-        )
+    _checks.shape(
+        "a",
+        array.shape,
+        (),
+        (d,),
+        (d, d),
+        what="a number, a diagonal or a matrix",
+        do="it acts on hidden states",
+    )
     size = float(np.abs(array).max())
     slack = 100 * float(np.finfo(dtype).eps) * size * d
     if np.abs(array - array.T).max() > slack:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .. import _checks
 from .._ode import METHODS, Integrator, Overflow, State
 from .._words import Ended
-from ._drifts import Drift, FittedDrift, Piece, pieces_of, time_span
+from ._drifts import Drift, FittedDrift, Piece, pieces_of
 from ._mobility import mobility_product
 from ._softmax import plain_entropy, plain_softmax
 
@@ -124,8 +124,7 @@ def _rate(p: Real, velocity: Real) -> Real:
 def project_to_simplex(y: Double) -> Double:
     """The nearest point of the simplex to every row: :math:`\\max(0, y_i - \\nu)` summing to one (H.1)."""
     y = _checks.doubles("y", y)
-    if y.ndim == 0:
-        raise ValueError("y: wanted rows (..., V), got a number; pass an array")
+    _checks.shape("y", y.shape, (..., "V"), what="rows")
     _checks.not_empty("y", y)
     descending = -np.sort(-y, axis=-1)
     excess = np.cumsum(descending, axis=-1) - 1
@@ -359,7 +358,7 @@ def pf_ode(
     ('finished', array([0.75, 0.25]))
     """
     start = _checks.probabilities("p0", p0)
-    t0, t1 = time_span(t_span)
+    t0, t1 = _checks.time_span("t_span", t_span, "negate the drift")
     p = start.astype(np.float64)
     p /= p.sum(axis=-1, keepdims=True)
     settings = (
@@ -367,8 +366,8 @@ def pf_ode(
         _checks.positive("rtol", rtol),
         _checks.positive("atol", atol),
     )
-    in_logits = _choice("coordinates", coordinates) == "logits"
-    of_logits = _choice("drift_of", drift_of) == "logits"
+    in_logits = _checks.one_of("coordinates", coordinates, ("p", "logits")) == "logits"
+    of_logits = _checks.one_of("drift_of", drift_of, ("p", "logits")) == "logits"
     limit = _checks.integer_within("max_steps", max_steps, 1, 10**9, "allow at least one step")
     times = None if t_eval is None else _checks.rising_times("t_eval", t_eval, t0, t1)
     pieces = pieces_of(drift, p.shape, t0, t1)
@@ -420,9 +419,3 @@ def _progress_bar(length: float) -> Any:
     from tqdm.auto import tqdm
 
     return tqdm(total=length, desc="pf_ode", unit=" t")
-
-
-def _choice(name: str, value: object) -> str:
-    if value not in ("p", "logits"):
-        raise ValueError(f'{name}: wanted "p" or "logits", got {value!r}; choose one of them')
-    return str(value)

@@ -85,11 +85,13 @@ class Mobility:
         """
         values = _checks.real_array("v", v)
         _checks.same_dtype("v", values, self.p.dtype, "p")
-        if values.ndim == 0 or values.shape[-1] != self.p.shape[-1]:
-            raise ValueError(
-                f"v: wanted shape (..., {self.p.shape[-1]}) like p, got {values.shape}; "
-                "the last axis runs over the entries of p"
-            )
+        _checks.shape(
+            "v",
+            values.shape,
+            (..., self.p.shape[-1]),
+            why="like p",
+            do="the last axis runs over the entries of p",
+        )
         shape = _checks.broadcast("v", self.p.shape[:-1], values.shape[:-1])
         _checks.finite("v", values)
         wide = np.broadcast_to(values, (*shape, values.shape[-1]))

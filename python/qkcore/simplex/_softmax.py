@@ -16,8 +16,7 @@ Array = TypeVar("Array", bound=Real)
 def logits(name: str, value: npt.ArrayLike) -> Real:
     """Rows of logits (..., V): below +inf, -inf masks an entry, no row all masked."""
     array = _checks.real_array(name, value)
-    if array.ndim == 0:
-        raise ValueError(f"{name}: wanted rows of logits (..., V), got a number; pass an array")
+    _checks.shape(name, array.shape, (..., "V"), what="rows of logits")
     _checks.not_empty(name, array)
     _checks.finite(name, array, minus_inf=True)
     if np.isneginf(array.max(axis=-1)).any():

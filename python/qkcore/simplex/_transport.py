@@ -19,8 +19,7 @@ Gradient = Callable[[Real], npt.ArrayLike]
 def _gibbs_logits(cost: npt.ArrayLike, reference: npt.ArrayLike | None, tau: float) -> Real:
     """:math:`\\tau \\log u - c`, whose softmax at temperature tau is the minimiser."""
     c = _checks.real_array("cost", cost)
-    if c.ndim == 0:
-        raise ValueError("cost: wanted rows of costs (..., V), got a number; pass an array")
+    _checks.shape("cost", c.shape, (..., "V"), what="rows of costs")
     with np.errstate(invalid="ignore"):
         z: Real = logits("cost (times -1)", -c)
     if reference is None:
@@ -37,11 +36,13 @@ def _gibbs_logits(cost: npt.ArrayLike, reference: npt.ArrayLike | None, tau: flo
 def _log_reference(reference: npt.ArrayLike, z: Real) -> Real:
     u = _checks.real_array("reference", reference)
     _checks.same_dtype("reference", u, z.dtype, "cost")
-    if u.ndim == 0 or u.shape[-1] != z.shape[-1]:
-        raise ValueError(
-            f"reference: wanted shape (..., {z.shape[-1]}) like cost, got {u.shape}; "
-            "its last axis runs over the entries of a row"
-        )
+    _checks.shape(
+        "reference",
+        u.shape,
+        (..., z.shape[-1]),
+        why="like cost",
+        do="its last axis runs over the entries of a row",
+    )
     _checks.finite("reference", u)
     if u.min() < 0 or (u.max(axis=-1) == 0).any():
         raise ValueError(

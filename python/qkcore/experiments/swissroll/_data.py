@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ... import _checks
+
 Array = npt.NDArray[np.float64]
 
 VARIANTS = ("corrected", "printed")
@@ -72,8 +74,7 @@ def cosine_schedule(timesteps: int, offset: float, beta_max: float, variant: str
     >>> cosine_schedule(200, 0.008, 0.02, "printed").turned
     101
     """
-    if variant not in VARIANTS:
-        raise ValueError(f"variant: wanted one of {', '.join(VARIANTS)}, got {variant!r}")
+    _checks.one_of("variant", variant, VARIANTS)
     angle = (np.arange(timesteps + 1) / timesteps + offset) / (1 + offset) * np.pi
     if variant == "corrected":
         angle /= 2

@@ -1,16 +1,16 @@
-"""Every check of an argument: a message gives the name, what was wanted, what came, what to do."""
+"""Arrays: their type, their memory, their shapes and the batches that they are."""
 
 from __future__ import annotations
 
-import math
-import reprlib
+from types import EllipsisType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _config, _pieces
-from ._native import cpu
+from .. import _config
+from .._native import cpu
+from .options import refuse, shown
 
 Real = npt.NDArray[np.floating[Any]]
 
@@ -36,7 +36,7 @@ def real_array(name: str, value: npt.ArrayLike) -> Real:
         array = value.view(np.ndarray)
     else:
         if hasattr(value, "__dlpack_device__"):
-            _refuse_device(name, value)
+            refuse_device(name, value)
         array = _from_elsewhere(name, value)
     dtype = array.dtype
     if dtype is not _FLOAT64 and dtype is not _FLOAT32 and dtype not in (_FLOAT32, _FLOAT64):
@@ -63,7 +63,7 @@ def converted(name: str, value: npt.ArrayLike, dtype: np.dtype[Any], other: str)
     if type(value) is np.ndarray and value.dtype == dtype:
         return real_array(name, value)
     if hasattr(value, "__dlpack_device__"):
-        _refuse_device(name, value)
+        refuse_device(name, value)
     given = _from_elsewhere(name, value)
     if isinstance(value, np.ma.MaskedArray) or given.dtype.kind not in "biuf":
         return real_array(name, value)  # says what was wanted
@@ -103,8 +103,8 @@ def _from_elsewhere(name: str, value: npt.ArrayLike) -> npt.NDArray[Any]:
         ) from None
 
 
-def _refuse_device(name: str, value: object) -> None:
-    from . import _device
+def refuse_device(name: str, value: object) -> None:
+    from .. import _device
 
     if _device.on_device(value):
         raise TypeError(
@@ -130,23 +130,6 @@ def doubles(name: str, value: npt.ArrayLike, *, inf: bool = False) -> npt.NDArra
         got = shown(value) if out.size <= 4 else f"{bad} of {out.size} that are not"
         raise ValueError(f"{name}: wanted {'numbers' if inf else 'finite numbers'}, got {got}")
     return out
-
-
-_SHORT = reprlib.Repr()
-_SHORT.maxother = _SHORT.maxstring = 80
-
-
-def shown(value: object) -> str:
-    """A value as a message gives it: in full where that is short, an array of some size by its shape."""
-    if isinstance(value, np.ndarray) and value.size > 4:
-        return f"an array of shape {value.shape}"
-    return _SHORT.repr(value)
-
-
-def instance(name: str, value: object, kind: type | tuple[type, ...], wanted: str) -> None:
-    """Refuses an argument of another class; ``wanted`` says what it should be and how to make one."""
-    if not isinstance(value, kind):
-        raise TypeError(f"{name}: wanted {wanted}, got {type(value).__name__}")
 
 
 def complex_array(name: str, value: npt.ArrayLike) -> npt.NDArray[np.complexfloating[Any, Any]]:
@@ -196,6 +179,15 @@ def no_overflow(what: str, largest: float, dtype: np.dtype[Any]) -> None:
         )
 
 
+def representable(name: str, value: float, dtype: np.dtype[Any]) -> float:
+    """A positive scale that stays positive and finite in the arrays' dtype."""
+    if not _SMALLEST[dtype.itemsize] <= value <= _LARGEST[dtype.itemsize]:
+        raise ValueError(
+            f"{name}: wanted a number that {dtype} can hold, got {value!r}; rescale the data"
+        )
+    return value
+
+
 def points(name: str, value: npt.ArrayLike) -> tuple[Real, float]:
     """Points (..., n, d), both axes non-empty, finite; and their largest coordinate."""
     if type(value) is np.ndarray and value.ndim > 1:
@@ -218,137 +210,6 @@ def not_empty(name: str, array: npt.NDArray[Any]) -> None:
             f"{name}: wanted no axis of length 0, got shape {array.shape}; "
             "skip the call when there is no data"
         )
-
-
-def _float(value: object) -> float:
-    """What float() makes of a real number; inf beyond its range. TypeError for anything else.
-
-    float() takes more than that: text, complex numbers of NumPy (with a warning), arrays of one entry.
-    """
-    if isinstance(value, (str, bytes, complex, np.complexfloating)):
-        raise TypeError
-    if isinstance(value, np.ndarray) and (value.ndim or value.dtype.kind == "c"):
-        raise TypeError
-    try:
-        return float(value)  # type: ignore[arg-type]
-    except OverflowError:  # an int or a fraction
-        return math.inf
-    except ValueError:
-        raise TypeError from None
-
-
-def positive(name: str, value: object) -> float:
-    if type(value) is float and 0.0 < value < math.inf:
-        return value
-    try:
-        number = _float(value)
-    except TypeError:
-        raise TypeError(
-            f"{name}: wanted a finite number > 0, got {shown(value)}; pass e.g. {name}=1.0"
-        ) from None
-    if not (math.isfinite(number) and number > 0):
-        raise ValueError(
-            f"{name}: wanted a finite number > 0, got {shown(value)}; pass e.g. {name}=1.0"
-        )
-    return number
-
-
-# How far the sum of a row of probabilities may be from 1: what a softmax over 10^6 entries leaves.
-_MASS = {4: 1e-4, 8: 1e-8}
-
-
-def probabilities(name: str, value: npt.ArrayLike) -> Real:
-    """Rows of probabilities (..., V): finite, none negative, each row summing to one."""
-    array = real_array(name, value)
-    if array.ndim == 0:
-        raise ValueError(
-            f"{name}: wanted rows of probabilities (..., V), got a number; pass an array"
-        )
-    not_empty(name, array)
-    finite(name, array)
-    smallest = float(array.min())
-    if smallest < 0:
-        raise ValueError(
-            f"{name}: wanted probabilities >= 0, got {smallest:.3g}; for logits pass "
-            f"qk.simplex.softmax({name})"
-        )
-    off = np.abs(array.sum(axis=-1, dtype=np.float64) - 1.0)
-    if off.max() > _MASS[array.itemsize]:
-        row = tuple(int(i) for i in np.unravel_index(int(off.argmax()), off.shape))
-        where = f" in row {row if len(row) > 1 else row[0]}" if row else ""
-        raise ValueError(
-            f"{name}: wanted rows that sum to 1 within {_MASS[array.itemsize]:g}, got a sum that is off "
-            f"by {off.max():.3g}{where}; divide by {name}.sum(axis=-1, keepdims=True)"
-        )
-    return array
-
-
-def representable(name: str, value: float, dtype: np.dtype[Any]) -> float:
-    """A positive scale that stays positive and finite in the arrays' dtype."""
-    if not _SMALLEST[dtype.itemsize] <= value <= _LARGEST[dtype.itemsize]:
-        raise ValueError(
-            f"{name}: wanted a number that {dtype} can hold, got {value!r}; rescale the data"
-        )
-    return value
-
-
-def number(name: str, value: object) -> float:
-    """A finite real number of either sign."""
-    try:
-        out = _float(value)
-    except TypeError:
-        raise TypeError(
-            f"{name}: wanted a real number, got {shown(value)}; pass e.g. {name}=1.0"
-        ) from None
-    if not math.isfinite(out):
-        raise ValueError(
-            f"{name}: wanted a finite number, got {shown(value)}; pass e.g. {name}=1.0"
-        )
-    return out
-
-
-def integer(name: str, value: object, *, any_size: bool = False) -> int:
-    """An integer of 64 bits, which is what the engine takes; ``any_size`` where it is clamped afterwards."""
-    if isinstance(value, bool) or not hasattr(value, "__index__"):
-        raise TypeError(f"{name}: wanted an integer, got {shown(value)}; pass e.g. {name}=0")
-    try:
-        out = int(value.__index__())
-    except TypeError:  # an array
-        raise TypeError(
-            f"{name}: wanted an integer, got {shown(value)}; pass e.g. {name}=0"
-        ) from None
-    if not (any_size or -(2**63) <= out < 2**63):
-        raise ValueError(
-            f"{name}: wanted an integer of 64 bits, got one of {out.bit_length()} bits"
-        )
-    return out
-
-
-def index(name: str, value: object, n: int) -> int:
-    """The number of one of n things, counted from the end if it is negative."""
-    k = integer(name, value)
-    if not -n <= k < n:
-        raise IndexError(f"{name}: wanted {-n} to {n - 1}, got {k}")
-    return k % n
-
-
-def integer_within(name: str, value: object, first: int, last: int, what: str) -> int:
-    """An integer from first to last (both allowed); ``what`` says why these."""
-    out = integer(name, value)
-    if not first <= out <= last:
-        raise ValueError(f"{name}: wanted {first} to {last}, got {out}; {what}")
-    return out
-
-
-def axis(value: object) -> int:
-    """1 (rows) or 0 (columns); -1 and -2 mean the same from the end."""
-    number = integer("axis", value)
-    if number not in (1, 0, -1, -2):
-        raise ValueError(
-            f"axis: wanted 1 or -1 (each row) or 0 or -2 (each column), got {number}; "
-            "batch axes are never reduced"
-        )
-    return 1 if number in (1, -1) else 0
 
 
 def matrix_w(
@@ -413,6 +274,52 @@ def boolean(name: str, value: npt.ArrayLike, core: tuple[int, ...]) -> npt.NDArr
                 f"got {got}; check the order of the axes"
             ) from None
     return array.view(np.uint8)
+
+
+Axes = tuple[int | str | EllipsisType, ...]
+"""Axes that an array should have: lengths, names of lengths that are free, ``...`` for any in front."""
+
+
+def shape(
+    name: str, got: tuple[int, ...], *wanted: Axes, what: str = "", why: str = "", do: str = ""
+) -> None:
+    """Refuses a shape that is none of those wanted.
+
+    ``what`` names the thing that has the shape and ``why`` says where the lengths come from:
+    "wanted points of shape (n, 3) as the measure's, got (4, 2)".
+    """
+    if any(_fits(got, axes) for axes in wanted):
+        return
+    listed = " or ".join(_written(axes) for axes in wanted)
+    came = str(got) if got else "a number, of shape ()"
+    refuse(name, f"{what and f'{what} of '}shape {listed}{why and f' {why}'}", came, do)
+
+
+def _fits(got: tuple[int, ...], axes: Axes) -> bool:
+    tail = axes[1:] if axes[:1] == (...,) else axes
+    if len(got) < len(tail) or (tail is axes and len(got) != len(axes)):
+        return False
+    ends = got[len(got) - len(tail) :]
+    return all(isinstance(a, str) or a == n for a, n in zip(tail, ends, strict=True))
+
+
+def _written(axes: Axes) -> str:
+    words = ["..." if axis is ... else str(axis) for axis in axes]
+    if not words:
+        return "()"
+    return f"({words[0]},)" if len(words) == 1 else f"({', '.join(words)})"
+
+
+def square(name: str, got: tuple[int, ...], do: str = "") -> None:
+    """Refuses the shape of anything but one square matrix."""
+    if len(got) != 2 or got[0] != got[1]:
+        refuse(name, "a square matrix", f"shape {got}", do)
+
+
+def same_space(name: str, dimension: int, other: int, like: str) -> None:
+    """Refuses points (or a law, or a domain) of another dimension than ``like`` has."""
+    if dimension != other:
+        refuse(name, f"points in {other} dimensions as {like}", str(dimension))
 
 
 def core_shape(name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: str) -> None:
@@ -481,100 +388,3 @@ def offsets(name: str, value: npt.ArrayLike, total: int) -> npt.NDArray[np.int64
             f"{out[-1]}; block b is [{name}[b], {name}[b+1])"
         )
     return out
-
-
-def covariances(name: str, value: npt.ArrayLike, d: int | None = None) -> Real:
-    """Covariances (..., d, d): square, finite, symmetric, no negative eigenvalue but for rounding.
-
-    What comes back is symmetric to the last bit.
-    """
-    array = real_array(name, value)
-    if array.ndim < 2 or array.shape[-1] != array.shape[-2] or d not in (None, array.shape[-1]):
-        size = "d" if d is None else d
-        raise ValueError(
-            f"{name}: wanted covariances of shape (..., {size}, {size}), got shape {array.shape}; "
-            f"for a variance s on a line pass np.array([[s]])"
-        )
-    not_empty(name, array)
-    finite(name, array)
-    turned = array.swapaxes(-1, -2)
-    scale = np.abs(array).max(axis=(-1, -2))
-    eps = float(np.finfo(array.dtype).eps)
-    if (off := np.abs(array - turned).max(axis=(-1, -2)) > 1e3 * eps * scale).any():
-        raise ValueError(
-            f"{name}: wanted symmetric matrices, got {int(off.sum())} of {off.size} that are not; "
-            f"pass ({name} + {name}.swapaxes(-1, -2)) / 2 if the asymmetry is rounding"
-        )
-    symmetric: Real = 0.5 * (array + turned)
-    try:  # far cheaper than eigenvalues, which are for what it refuses
-        np.linalg.cholesky(
-            symmetric
-            + (1e3 * eps * scale)[..., None, None] * np.eye(array.shape[-1], dtype=array.dtype)
-        )
-        return symmetric
-    except np.linalg.LinAlgError:
-        smallest = np.linalg.eigvalsh(symmetric)[..., 0]
-    if (bad := smallest < -1e3 * eps * scale).any():
-        raise ValueError(
-            f"{name}: wanted positive semidefinite matrices, got {int(bad.sum())} of {bad.size} with a "
-            f"negative eigenvalue (the lowest is {float(smallest.min()):.3g}); a covariance has none"
-        )
-    return symmetric
-
-
-def time_span(name: str, value: object) -> tuple[float, float]:
-    """(t0, t1) with t0 < t1."""
-    pair = list(value) if isinstance(value, (tuple, list, np.ndarray)) else []
-    if len(pair) != 2:
-        raise ValueError(
-            f"{name}: wanted a pair (t0, t1), got {shown(value)}; pass e.g. {name}=(0.0, 1.0)"
-        )
-    first, last = number(f"{name}[0]", pair[0]), number(f"{name}[1]", pair[1])
-    if not first < last:
-        raise ValueError(
-            f"{name}: wanted t0 < t1, got ({first:g}, {last:g}); to run backwards flip the sign of V "
-            "and swap the times"
-        )
-    return first, last
-
-
-def rising_times(name: str, value: npt.ArrayLike, t0: float, t1: float) -> npt.NDArray[np.float64]:
-    """Times within [t0, t1], each after the one before."""
-    times = doubles(name, value)
-    if times.ndim != 1 or len(times) == 0:
-        raise ValueError(
-            f"{name}: wanted finite times (n,), got shape {times.shape}; pass a 1-D array"
-        )
-    if (np.diff(times) <= 0).any() or times[0] < t0 or times[-1] > t1:
-        raise ValueError(f"{name}: wanted rising times in [{t0:g}, {t1:g}], got others; sort them")
-    return times
-
-
-def masses(name: str, array: Real) -> None:
-    """Refuses weights that are not a measure: not finite, negative, or all zero."""
-    finite(name, array)
-    if (low := min(float(part.min()) for (part,) in _pieces.pieces(array))) < 0:
-        raise ValueError(f"{name}: wanted weights >= 0, got {low:.3g}; marginals are measures")
-    with np.errstate(over="ignore"):
-        found = mass(array)
-    if found == 0:
-        raise ValueError(f"{name}: wanted some mass, got all zeros")
-    if found == math.inf:
-        raise OverflowError(
-            f"{name}: the total mass overflows float64; divide the weights by their largest"
-        )
-
-
-def total(weights: Real) -> float:
-    """The sum of weights, to the last digit or nearly so: pairwise, in extended precision."""
-    return float(_pieces.total(lambda w: w.sum(dtype=np.longdouble), weights))
-
-
-def mass(weights: Real) -> float:
-    """The sum of weights in float64."""
-    return float(_pieces.total(lambda w: w.sum(dtype=np.float64), weights))
-
-
-def mass_slack(n: int, dtype: np.dtype[Any]) -> float:
-    """How far sums of n rounded weights may differ, as a share of either, and still count as equal."""
-    return 16 * math.sqrt(n) * float(np.finfo(dtype).eps)

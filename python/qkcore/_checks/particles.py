@@ -8,17 +8,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks
-from ._checks import Real
+from .arrays import Real, finite, not_empty, points, real_array, shape
+from .options import one_of, refuse
+from .times import rising
 
 Doubles = npt.NDArray[np.float64]
 Parameter = npt.ArrayLike | Callable[[float], npt.ArrayLike]
 
 
 def _matrix(name: str, value: npt.ArrayLike) -> Doubles:
-    array = _checks.real_array(name, value)
-    _checks.not_empty(name, array)
-    _checks.finite(name, array)
+    array = real_array(name, value)
+    not_empty(name, array)
+    finite(name, array)
     return np.ascontiguousarray(array, dtype=np.float64)
 
 
@@ -80,20 +81,13 @@ def layer_axis(name: str, array: Doubles, layers: int) -> None:
 
 def layer_times(value: npt.ArrayLike) -> Doubles:
     times = _matrix("times", value)
-    if times.ndim != 1 or (np.diff(times) <= 0).any():
-        raise ValueError(
-            f"times: wanted a rising 1-D array of the times at which layers begin, got shape "
-            f"{times.shape}; e.g. np.arange(n_layers) * dt"
-        )
+    rising("times", times, do="they are when layers begin, e.g. np.arange(n_layers) * dt")
     return times
 
 
 def positions(value: npt.ArrayLike) -> Doubles:
     array = _matrix("mask", value)
-    if array.ndim != 1:
-        raise ValueError(
-            f"mask: wanted positions of shape (N,), got {array.shape}; one number per particle"
-        )
+    shape("mask", array.shape, ("N",), what="positions", do="one number per particle")
     low, high = float(array.min()), float(array.max())
     if low < 0 or high > 1:
         raise ValueError(
@@ -105,31 +99,25 @@ def positions(value: npt.ArrayLike) -> Doubles:
 
 def weights(value: npt.ArrayLike) -> Doubles:
     array = _matrix("weights", value)
-    if array.ndim != 1:
-        raise ValueError(f"weights: wanted shape (N,), got {array.shape}; one number per particle")
+    shape("weights", array.shape, ("N",), do="one number per particle")
     if (array < 0).any() or not array.sum() > 0:
-        raise ValueError(
-            f"weights: wanted numbers >= 0 with a positive sum, got a minimum of {array.min():.3g} "
-            f"and a sum of {array.sum():.3g}"
-        )
+        got = f"a minimum of {array.min():.3g} and a sum of {array.sum():.3g}"
+        refuse("weights", "numbers >= 0 with a positive sum", got)
     return np.asarray(array / array.sum())
 
 
 def one_cloud(name: str, value: npt.ArrayLike, d: int | None = None) -> Real:
     """Particles (N, d), finite, contiguous."""
-    array, _ = _checks.points(name, value)
-    if array.ndim != 2:
-        raise ValueError(f"{name}: wanted particles of shape (N, d), got {array.shape}")
+    array, _ = points(name, value)
+    shape(name, array.shape, ("N", "d"), what="particles")
     if d is not None and array.shape[1] != d:
-        raise ValueError(
-            f"{name}: wanted particles of dimension {d} as the columns of Q, got shape {array.shape}"
-        )
+        refuse(name, f"particles of dimension {d} as the columns of Q", f"shape {array.shape}")
     return np.ascontiguousarray(array)
 
 
 def count_matches(name: str, got: int, n: int) -> None:
     if got != n:
-        raise ValueError(f"{name}: wanted {n} entries, one per particle, got {got}")
+        refuse(name, f"{n} entries, one per particle", str(got))
 
 
 def on_sphere(name: str, X: Real) -> None:
@@ -141,39 +129,23 @@ def on_sphere(name: str, X: Real) -> None:
         )
 
 
-def time_span(value: Any) -> tuple[float, float]:
-    try:
-        first, last = value
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"t_span: wanted a pair (t0, t1), got {_checks.shown(value)}; pass e.g. (0.0, 1.0)"
-        ) from None
-    t0, t1 = _checks.number("t_span[0]", first), _checks.number("t_span[1]", last)
-    if not t1 > t0:
-        raise ValueError(f"t_span: wanted t0 < t1, got ({t0}, {t1}); to go back in time, negate V")
-    return t0, t1
-
-
 def output_times(value: npt.ArrayLike, span: tuple[float, float]) -> Doubles:
     times = _matrix("t_eval", value)
-    if times.ndim != 1 or (np.diff(times) < 0).any():
-        raise ValueError(f"t_eval: wanted a rising 1-D array, got shape {times.shape}; sort it")
+    rising("t_eval", times, strictly=False, do="sort it")
     if times[0] < span[0] or times[-1] > span[1]:
-        raise ValueError(
-            f"t_eval: wanted times within t_span {span}, got {times[0]:.6g} to {times[-1]:.6g}"
-        )
+        got = f"{times[0]:.6g} to {times[-1]:.6g}"
+        refuse("t_eval", f"times within t_span {span}", got)
     return times
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> int:
-    if not isinstance(value, str) or value not in allowed:
-        raise ValueError(f"{name}: wanted one of {', '.join(allowed)}, got {_checks.shown(value)}")
-    return list(allowed).index(value)
+    """The number of a word in a list that the core has too."""
+    one_of(name, value, allowed)
+    return list(allowed).index(str(value))
 
 
 def velocity_like(X: Real, value: Any) -> Real:
     """What a Python field returned, as the stepper needs it."""
     v = np.asarray(value)
-    if v.shape != X.shape:
-        raise ValueError(f"field: wanted a velocity of shape {X.shape}, got {v.shape}")
+    shape("field", v.shape, X.shape, what="a velocity")
     return np.ascontiguousarray(v, dtype=X.dtype)

@@ -1,0 +1,7 @@
+"""Every check of an argument: a message gives the name, what was wanted, what came, what to do."""
+
+from .arrays import *  # noqa: F403
+from .measures import *  # noqa: F403
+from .numbers import *  # noqa: F403
+from .options import *  # noqa: F403
+from .times import *  # noqa: F403

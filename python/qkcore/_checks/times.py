@@ -1,0 +1,56 @@
+"""Spans of time and times within them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .arrays import doubles
+from .numbers import number
+from .options import refuse, shown
+
+
+def time_span(name: str, value: Any, backwards: str = "") -> tuple[float, float]:
+    """(t0, t1) with t0 < t1; ``backwards`` says how to go the other way."""
+    try:
+        pair = list(value)
+    except TypeError:
+        refuse(name, "a pair (t0, t1)", shown(value), f"pass e.g. {name}=(0.0, 1.0)", TypeError)
+    if len(pair) != 2:
+        refuse(name, "a pair (t0, t1)", shown(value), f"pass e.g. {name}=(0.0, 1.0)")
+    first, last = number(f"{name}[0]", pair[0]), number(f"{name}[1]", pair[1])
+    if not first < last:
+        back = backwards or "flip the sign of V and swap the times"
+        refuse(name, "t0 < t1", f"({first:g}, {last:g})", f"to run backwards {back}")
+    return first, last
+
+
+def rising(
+    name: str,
+    times: npt.NDArray[Any],
+    least: int = 1,
+    what: str = "times",
+    *,
+    strictly: bool = True,
+    do: str = "",
+) -> None:
+    """Refuses numbers that are not a row (n,) of at least ``least``, each above the one before.
+
+    Without ``strictly`` equal neighbours pass.
+    """
+    steps = np.diff(times) if times.ndim == 1 else np.zeros(0)
+    if times.ndim != 1 or len(times) < least or (steps <= 0 if strictly else steps < 0).any():
+        wanted = f"{f'at least {least} ' if least > 1 else ''}rising {what} (n,)"
+        got = f"shape {times.shape}" if times.ndim != 1 or len(times) < least else "others"
+        refuse(name, wanted, got, do or "sort them, drop repeats")
+
+
+def rising_times(name: str, value: npt.ArrayLike, t0: float, t1: float) -> npt.NDArray[np.float64]:
+    """Times within [t0, t1], each after the one before."""
+    times = doubles(name, value)
+    rising(name, times)
+    if times[0] < t0 or times[-1] > t1:
+        refuse(name, f"rising times in [{t0:g}, {t1:g}]", f"{times[0]:g} to {times[-1]:g}")
+    return times
