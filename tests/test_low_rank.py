@@ -276,13 +276,13 @@ def test_bad_products() -> None:
     with pytest.raises(ValueError, match="product is at most 65536, got 20 x 20 x 200"):
         ProductOfFactors(*factors(250, 250, (20, 20, 200), "float64"))
     K = ProductOfFactors(G, G)
-    with pytest.raises(ValueError, match=r"V: wanted shape \(5,\) or \(5, k\).*got \(4,\)"):
+    with pytest.raises(ValueError, match=r"right operand of @: wanted length 5 .*got \(4,\)"):
         K @ np.ones(4)
-    with pytest.raises(ValueError, match=r"U: wanted shape \(4,\) or \(k, 4\)"):
+    with pytest.raises(ValueError, match=r"left operand of @: wanted length 4 along"):
         np.ones(5) @ K
-    with pytest.raises(TypeError, match="V: wanted float64 like the factors"):
+    with pytest.raises(TypeError, match="operand of @: wanted float64 like the factors"):
         K @ np.ones(5, np.float32)
-    with pytest.raises(ValueError, match=r"V: wanted finite numbers, got \+inf"):
+    with pytest.raises(ValueError, match=r"right operand of @: wanted finite numbers, got \+inf"):
         K @ np.full(5, np.inf)
     with pytest.raises(ValueError, match=r"exact: wanted shape \(4, 5\)"):
         K.relative_error(np.ones((5, 4)))
@@ -308,5 +308,3 @@ def test_bad_truncations() -> None:
         low_rank(-np.ones((3, 3)), 1, nonnegative=True)
     with pytest.raises(ValueError, match="keep_pairs: wanted a gap"):
         low_rank(np.eye(5), 2, keep_pairs=True)
-    with pytest.raises(ValueError, match="one matrix, got batch axes"):
-        low_rank(qk.softmax(qk.scores.dot(np.ones((2, 4, 3)))), 2)

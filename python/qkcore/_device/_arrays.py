@@ -47,7 +47,7 @@ class Context:
             got = "NumPy array" if isinstance(x, np.ndarray) else type(x).__name__
             raise TypeError(
                 f"{name}: wanted an array on cuda:{self.device} like the others, got a {got} on the CPU; "
-                f"move it there, e.g. {self.library.hint(name, self.device)}, or use CPU arrays only"
+                f"move it there, e.g. {self.library.hint(_checks.code(name), self.device)}, or use CPU arrays only"
             )
         if where[1] != self.device:
             raise ValueError(
@@ -126,7 +126,7 @@ class Context:
             wanted = "numbers below +inf (-inf masks an entry)" if minus_inf else "finite numbers"
             raise ValueError(
                 f"{name}: wanted {wanted}, got {' and '.join(kinds)}; "
-                f"find them with ~isfinite({name}) and remove or replace them"
+                f"find them with ~isfinite({_checks.code(name)}) and remove or replace them"
             )
         return figures["largest"]
 
