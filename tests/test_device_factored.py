@@ -66,12 +66,30 @@ def test_factors_of_an_svd_moved_to_the_device(xp: Library) -> None:
     V = rng().normal(size=(18, 2))
     close(xp.numpy(K @ xp.asarray(V)), small @ V, 4)
     assert K.to_cpu().relative_error(A) == pytest.approx(small.relative_error(A), rel=1e-9)
-    with pytest.raises(
-        TypeError, match=r"A: wanted an operator or array on the CPU, .* MarkovOperator on"
+
+
+@pytest.mark.parametrize("method", ["dense", "randomised"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decompositions_of_operators_on_a_device(xp: Library, dtype: str, method: str) -> None:
+    """Products on the device, small decompositions on the host: the factors of the CPU, on the device."""
+    cpu, device = cpu_and_device(xp, "distance", dtype)
+    V = rng().normal(size=(18, 2)).astype(dtype)
+    size = 400 if method == "randomised" else 8
+    for here, there in (
+        (qk.softmax(cpu), qk.softmax(device)),
+        (qk.kernel(cpu), qk.kernel(device)),
+        (cpu.to_numpy(), xp.asarray(cpu.to_numpy())),
     ):
-        low_rank(qk.softmax(device), 5)
-    with pytest.raises(TypeError, match=r"A: wanted an operator or array on the CPU"):
-        low_rank(xp.asarray(V), 1)
+        want, got = low_rank(here, 5, method=method), low_rank(there, 5, method=method)
+        assert (got.device, got.dtype, got.method) == ("cuda:0", np.dtype(dtype), method)
+        close(xp.numpy(got @ xp.asarray(V)), want @ V, size)
+        close(got.singular_values, want.singular_values, size)
+        assert got.relative_error(there) == pytest.approx(want.relative_error(here), rel=1e-3)
+    positive = low_rank(qk.softmax(device), 3, nonnegative=True)
+    assert positive.nonnegative and positive.device == "cuda:0"
+    assert positive.error == pytest.approx(
+        low_rank(qk.softmax(cpu), 3, nonnegative=True).error, rel=1e-2
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -527,7 +527,7 @@ def entries_of(name: str, operator: object) -> tuple[Callable[[int, int], Real],
             logits, weight = operator.scores, operator.weight
         n, m = logits.shape
         return lambda a, b: kernel(logits.rows(a, b), weight).to_numpy(), (n, m)
-    array = HOST.factor(name, operator)
+    array = HOST.factor(name, backend_of(operator).here(name, operator))
     _checks.one_problem(name, array.shape[:-2])
     return lambda a, b: array[a:b], (array.shape[0], array.shape[1])
 
