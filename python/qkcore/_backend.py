@@ -220,6 +220,9 @@ class Backend(Protocol):
     def visited(self, s: Scores) -> Scores:
         """The same scores with NumPy's arrays, copied where they are not; visits run where they did."""
 
+    def returned(self, s: Scores) -> Scores:
+        """Scores of NumPy arrays that ``visited`` has made, or parts of them, as ones of this backend's."""
+
     def visiting(self, s: Scores) -> Scores:
         """Scores of NumPy arrays whose visits run where this backend computes."""
 

@@ -388,6 +388,12 @@ def matrix_w(
     return left, right
 
 
+def square_matrices(name: str, shape: tuple[int, ...]) -> None:
+    """Refuses what is no square matrix, nor one for each problem of a batch."""
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        raise ValueError(f"{name}: wanted a square matrix, got shape {shape}")
+
+
 def array_shape(name: str, value: object) -> tuple[int, ...]:
     """The shape of an operator or of an array."""
     shape = getattr(value, "shape", None)

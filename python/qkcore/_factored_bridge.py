@@ -152,7 +152,8 @@ class FactoredBridge(SolvedBatch):
 
     def marginals(self) -> tuple[Any, Any]:
         """Row and column sums of the coupling."""
-        return tuple(map(self._result, _sums(self.kernel._double, *self._scalings, None)))  # type: ignore[return-value]  # two
+        rows, columns = _sums(self.kernel._double, *self._scalings, None)
+        return self._result(rows), self._result(columns)
 
     def _result(self, array: Real) -> Any:
         """A NumPy array in the dtype of the kernel, as the caller's library has it."""
@@ -347,7 +348,8 @@ class FactoredKernel(BridgeKernel):
         from ._device._factors import FactoredSweep
 
         sweep = FactoredSweep(self.K, self.mu, guard > 0)
-        return cpu.bridge_object(sweep, *self.shape, float(np.finfo(np.float64).eps))
+        n, m = self.shape
+        return cpu.bridge_object(sweep, n, m, float(np.finfo(np.float64).eps))
 
     @property
     def kept(self) -> str:

@@ -69,7 +69,8 @@ class Factored(LinearMap):
     @property
     def dtype(self) -> np.dtype[Any]:
         """float32 or float64, as the factors came."""
-        return np.dtype(self._left[0].dtype)
+        out: np.dtype[Any] = np.dtype(self._left[0].dtype)
+        return out
 
     @property
     def device(self) -> str:

@@ -345,6 +345,9 @@ class Host(HostFactors):
     def visited(self, s: Scores) -> Scores:
         return s
 
+    def returned(self, s: Scores) -> Scores:
+        return s
+
     def visiting(self, s: Scores) -> Scores:
         return s
 

@@ -50,11 +50,13 @@ class LinearMap:
 
     def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
         """The product with V of shape (..., M, k) or (..., M)."""
-        return self._applied("V", V, n_threads)
+        out: Real = self._applied("V", V, n_threads)
+        return out
 
     def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
         """The product from the left with U of shape (..., N) or (..., k, N)."""
-        return self._applied_left("U", U, n_threads)
+        out: Real = self._applied_left("U", U, n_threads)
+        return out
 
     def _applied(self, name: str, V: Any, n_threads: int | None = None) -> Any:
         """The product with V, which the caller knows by this name."""

@@ -158,10 +158,8 @@ class _Found(NamedTuple):
 def _with_host_vectors(A: Any, b: Backend) -> tuple[Any, Any]:
     """The operator or array as it takes NumPy vectors, with its visits where it is; and the source as the
     factors remember it."""
-    if isinstance(A, MarkovOperator):
+    if isinstance(A, (MarkovOperator, KernelOperator)):
         return A._with_host_vectors(), A
-    if isinstance(A, KernelOperator):
-        return KernelOperator(b.visited(A.scores), A.weight), A
     if isinstance(A, Scores):
         array = kernel(A).to_numpy()
     else:

@@ -451,6 +451,10 @@ class KernelOperator(_Operator):
         """Kernels of a batch, by integers and slices for its leading axes."""
         return type(self)(self._scores[index], self.weight)
 
+    def _with_host_vectors(self) -> KernelOperator:
+        here = self._scores.backend.visited(self._scores)
+        return self if here is self._scores else KernelOperator(here, self.weight)
+
     def _product(self, values: Any, target: Any, at: int) -> Any:
         return self._scores.backend.product(self._scores, self.weight, values, target, at)
 

@@ -343,6 +343,11 @@ class Cuda(DeviceFactors):
 
         return visited(s)
 
+    def returned(self, s: Scores) -> Scores:
+        from ._visits import visits
+
+        return visits(s).on_device(s)
+
     def visiting(self, s: Scores) -> Scores:
         from ._visits import visiting
 
