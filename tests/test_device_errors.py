@@ -89,7 +89,9 @@ def test_two_devices() -> None:
         ValueError, match=r"Y: wanted an array on cuda:0 like the others, got one on cuda:1"
     ):
         qk.scores.dot(here, there)
-    with pytest.raises(ValueError, match=r"right operand of @: wanted an array on cuda:0 .* cuda:1"):
+    with pytest.raises(
+        ValueError, match=r"right operand of @: wanted an array on cuda:0 .* cuda:1"
+    ):
         qk.softmax(qk.scores.dot(here)) @ there
     with pytest.raises(ValueError, match=r"s \+ t: wanted scores on one device"):
         qk.scores.dot(here) + qk.scores.dot(there)

@@ -59,7 +59,7 @@ def test_factors_of_any_strides(xp: Library) -> None:
 
 def test_factors_of_an_svd_moved_to_the_device(xp: Library) -> None:
     """DAC-10, D.1: compress on the CPU, apply on the device."""
-    cpu, device = cpu_and_device(xp, "distance", "float64")
+    cpu, _ = cpu_and_device(xp, "distance", "float64")
     A = qk.softmax(cpu)
     small = low_rank(A, 5)
     K = LowRank(xp.asarray(small.left), xp.asarray(small.right))
@@ -177,13 +177,14 @@ def test_wrong_factors(xp: Library) -> None:
         LowRank(d(left), d(right.astype("f")))
     with pytest.raises(ValueError, match=r"left: wanted finite numbers, got NaN"):
         LowRank(d(left * np.nan), d(right))
-    with pytest.raises(ValueError, match=r"left: wanted a matrix, or one for each problem of a batch, got shape \(4,\)"):
+    with pytest.raises(
+        ValueError,
+        match=r"left: wanted a matrix, or one for each problem of a batch, got shape \(4,\)",
+    ):
         LowRank(d(left[:, 0].copy()), d(right))
     with pytest.raises(TypeError, match=r"experts\[1\]: wanted low-rank factors on cuda:0"):
         qk.poe(K, LowRank(left2, right2))
-    with pytest.raises(
-        ValueError, match=r"experts\[1\]: wanted shape \(4, 5\) and float64 like"
-    ):
+    with pytest.raises(ValueError, match=r"experts\[1\]: wanted shape \(4, 5\) and float64 like"):
         ProductOfFactors(K, LowRank(d(left[:3].copy()), d(right)))
     with pytest.raises(ValueError, match=r"experts: wanted at most 4 on a device, got 5"):
         ProductOfFactors(K, K, K, K, K)

@@ -131,7 +131,12 @@ SHAPE_CASES: list[Case] = [
         ValueError,
         r"right operand of @.*\(2,\).*\(3, 5, 2\)",
     ),
-    ("V of more batch", lambda: A @ np.ones((3, 5, 2)), ValueError, r"right operand of @.*\(3, 5, 2\).*batch"),
+    (
+        "V of more batch",
+        lambda: A @ np.ones((3, 5, 2)),
+        ValueError,
+        r"right operand of @.*\(3, 5, 2\).*batch",
+    ),
     ("V no columns", lambda: A @ np.ones((5, 0)), ValueError, r"right operand of @.*\(5, 0\)"),
     ("K @ V rows", lambda: K @ np.ones((4, 2)), ValueError, r"right operand of @.*5.*\(4, 2\)"),
     ("rows shift", lambda: s.shift(np.ones(5)), ValueError, r"rows.*4.*\(5,\)"),
@@ -165,8 +170,18 @@ VALUE_CASES: list[Case] = [
         (f"{make.__name__}, dimension of Y", partial(make, X, Y[:, :2]), ValueError, "^Y: .*3.*2")
         for make in (qk.scores.dot, qk.scores.forward, qk.scores.backward, qk.scores.distance)
     ],
-    ("NaN in V", lambda: A @ with_entry(np.ones(5), np.nan), ValueError, r"right operand of @.*(nan|NaN)"),
-    ("inf in V", lambda: A @ with_entry(np.ones((5, 2)), np.inf), ValueError, r"right operand of @.*inf"),
+    (
+        "NaN in V",
+        lambda: A @ with_entry(np.ones(5), np.nan),
+        ValueError,
+        r"right operand of @.*(nan|NaN)",
+    ),
+    (
+        "inf in V",
+        lambda: A @ with_entry(np.ones((5, 2)), np.inf),
+        ValueError,
+        r"right operand of @.*inf",
+    ),
     ("inf in U", lambda: with_entry(np.ones(4), np.inf) @ A, ValueError, r"left operand of @.*inf"),
     (
         "NaN in rows",

@@ -398,7 +398,9 @@ def test_bridges_of_a_batch_are_those_of_its_problems(count: int, dtype: str) ->
         np.testing.assert_allclose(b.plan()[at], one.plan(), rtol=0, atol=bound)
         np.testing.assert_allclose(b.project(V)[at], one.project(V[at]), rtol=0, atol=bound)
         np.testing.assert_allclose(b.marginals()[0][at], mu[at], rtol=0, atol=2 * one.tol)
-        np.testing.assert_allclose((b.backward @ mu[..., None])[at][:, 0], one.backward @ mu[at], atol=bound)
+        np.testing.assert_allclose(
+            (b.backward @ mu[..., None])[at][:, 0], one.backward @ mu[at], atol=bound
+        )
         np.testing.assert_allclose(b.forward[at].to_numpy(), one.forward.to_numpy(), atol=bound)
     again = qk.bridge(K, mu, nu, init=b)
     assert (again.n_visits <= 3).all()

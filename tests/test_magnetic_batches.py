@@ -149,7 +149,7 @@ def test_kernels_that_no_scaling_makes_hermitian() -> None:
 @pytest.mark.parametrize("batched", [False, True])
 def test_operators_of_device_arrays(xp: Library, batched: bool, dtype: str) -> None:  # noqa: F811
     """Real results are arrays of the caller's library, complex ones NumPy's; all as on the CPU."""
-    X, W = data(dtype)
+    X, _ = data(dtype)
     X = X if batched else X[0, 0]
     tol, d = rough(dtype), xp.asarray
 

@@ -219,10 +219,24 @@ def raises(error: type[Exception], match: str, call: Callable[[], object]) -> No
 def test_bad_right_hand_sides() -> None:
     _, _, op = good()
     V = np.ones((5, 2))
-    raises(TypeError, "right operand of @: wanted complex128 or float64", lambda: op @ V.astype(np.float32))
-    raises(TypeError, "right operand of @: wanted complex128 or float64", lambda: op @ V.astype(np.complex64))
-    raises(TypeError, "right operand of @: wanted float32 or float64", lambda: op @ np.ones(5, dtype=int))
-    raises(TypeError, "right operand of @: wanted float32 or float64", lambda: op @ V.astype(">c16"))
+    raises(
+        TypeError,
+        "right operand of @: wanted complex128 or float64",
+        lambda: op @ V.astype(np.float32),
+    )
+    raises(
+        TypeError,
+        "right operand of @: wanted complex128 or float64",
+        lambda: op @ V.astype(np.complex64),
+    )
+    raises(
+        TypeError,
+        "right operand of @: wanted float32 or float64",
+        lambda: op @ np.ones(5, dtype=int),
+    )
+    raises(
+        TypeError, "right operand of @: wanted float32 or float64", lambda: op @ V.astype(">c16")
+    )
     raises(
         ValueError, r"length 5 along the operator's columns.*U @ A", lambda: op @ np.ones((4, 5))
     )
@@ -230,8 +244,14 @@ def test_bad_right_hand_sides() -> None:
     raises(ValueError, r"wanted shape \(5,\) or \(\.\.\., 5, k\)", lambda: op @ np.ones((1, 5, 2)))
     raises(ValueError, "no axis of length 0", lambda: op @ np.ones((5, 0)))
     for bad in (np.nan, np.inf, 1j * np.nan):
-        raises(ValueError, "right operand of @: wanted finite", lambda bad=bad: op @ np.full(5, bad))
-    raises(ValueError, "right operand of @: wanted finite", lambda: magnetic.laplacian(op) @ np.full(5, np.nan))
+        raises(
+            ValueError, "right operand of @: wanted finite", lambda bad=bad: op @ np.full(5, bad)
+        )
+    raises(
+        ValueError,
+        "right operand of @: wanted finite",
+        lambda: magnetic.laplacian(op) @ np.full(5, np.nan),
+    )
 
 
 def test_bad_points_and_weights() -> None:

@@ -117,9 +117,7 @@ class Factored(LinearMap):
         """``U @ K`` for U of shape (..., N) or (..., k, N)."""
         return self._applied_left("U", U, n_threads, stream)
 
-    def _applied(
-        self, name: str, V: Any, n_threads: int | None = None, stream: Any = None
-    ) -> Any:
+    def _applied(self, name: str, V: Any, n_threads: int | None = None, stream: Any = None) -> Any:
         b = self.backend
         at = b.at(n_threads, stream)
         n = self.shape[-1]
@@ -214,7 +212,9 @@ class Factored(LinearMap):
         NegativeEntries(count=2, fraction=0.5, smallest=-2.0, mass=-3.0)
         """
         if batch := self.batch:
-            out: NegativeEntries = each(batch, lambda k: self[k].count_negative(n_threads=n_threads))
+            out: NegativeEntries = each(
+                batch, lambda k: self[k].count_negative(n_threads=n_threads)
+            )
             return out
         one = self.dtype.type(1)
         u, v = (np.full(k, one) for k in self.shape)
@@ -473,9 +473,7 @@ class ProductOfFactors(Factored):
 
     def __repr__(self) -> str:
         ranks = " x ".join(map(str, self.ranks))
-        return (
-            f"ProductOfFactors(shape={self.shape}, ranks {ranks}, dtype={self.dtype}{self._place()})"
-        )
+        return f"ProductOfFactors(shape={self.shape}, ranks {ranks}, dtype={self.dtype}{self._place()})"
 
 
 def _experts(K: Factored) -> tuple[LowRank, ...]:

@@ -84,15 +84,15 @@ class FactoredSweep:
         sums = self._sums(self._K, self._z)
         lse = _logs(sums, top)
         if mass is None:
-            self._lost = self._lost or self._guarded and bool((sums <= 0).any())
+            self._lost = self._lost or (self._guarded and bool((sums <= 0).any()))
             return lse, None
         masses = mass(lse)
-        lost = self._lost or self._guarded and bool(((sums <= 0) & (self._mu > 0)).any())
+        lost = self._lost or (self._guarded and bool(((sums <= 0) & (self._mu > 0)).any()))
         self._lost = False
         w = np.divide(masses, sums, out=np.zeros_like(sums), where=masses != 0)
         columns = self._sums(self._turned, w)
         self._live = g != -np.inf
-        if lost or self._guarded and bool((self._live & (columns <= 0)).any()):
+        if lost or (self._guarded and bool((self._live & (columns <= 0)).any())):
             return lse, np.full(len(g), -1.0)
         self._row_sums = sums
         return lse, self._z * columns
@@ -100,7 +100,7 @@ class FactoredSweep:
     def columns(self, f: Real) -> Real:
         top, w = _scaling(f)
         sums = self._sums(self._turned, w)
-        self._lost = self._lost or self._guarded and bool((self._live & (sums <= 0)).any())
+        self._lost = self._lost or (self._guarded and bool((self._live & (sums <= 0)).any()))
         return _logs(np.abs(sums), top)
 
     def curvature(self, x: Real, mass: Real) -> Real:

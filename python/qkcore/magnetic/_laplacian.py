@@ -52,8 +52,9 @@ class MagneticLaplacian:
 
     def __getitem__(self, index: Any) -> MagneticLaplacian:
         """Laplacians of a batch, by integers and slices for its leading axes."""
-        parts = (part[index] for part in (self._operator, self.degree))
-        return MagneticLaplacian(*parts, self.kind, self._symmetric[index], self._log_law[index])
+        op, symmetric = self._operator[index], self._symmetric[index]
+        degree, log_law = self.degree[index], self._log_law[index]
+        return MagneticLaplacian(op, degree, self.kind, symmetric, log_law)
 
     def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Complex:
         """The product with a real or complex V of shape (..., N, k) or (..., N)."""

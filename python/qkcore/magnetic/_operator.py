@@ -340,9 +340,9 @@ class MagneticOperator:
         return _polar(flow, here._phases.to_numpy(n_threads=n_threads))
 
     def current(self, rho: npt.ArrayLike | None = None, *, n_threads: int | None = None) -> Real:
-        """The magnetic current :math:`J_{ij} = \\pi_i P_{ij}\\sin\\Theta_{ij}` (DAC-6, eqs 42, 81), (..., N, N).
+        """The magnetic current :math:`J_{ij} = \\pi_i P_{ij}\\sin\\Theta_{ij}` (DAC-6, eqs 42, 81).
 
-        Antisymmetric at the stationary law (eq 43), the default. With phases gamma F it is
+        An array (..., N, N), antisymmetric at the stationary law (eq 43), the default. With phases gamma F it is
         :math:`\\gamma\\pi_iP_{ij}F_{ij}` to second order in gamma (DAC-11, eq 83).
         """
         return self._given(self.flux(rho, n_threads=n_threads).imag.copy())
@@ -367,7 +367,8 @@ class MagneticOperator:
     def gauge(self, phi: npt.ArrayLike) -> MagneticOperator:
         """:math:`E'_{ij} = e^{i\\alpha(\\phi_i - \\phi_j)}E_{ij}`, alpha = ``gauge_weight`` (DAC-6, C.8).
 
-        phi has shape (N,), or (..., N) for a batch, in radians. Flux magnitudes, cycles and the spectrum stay what they are.
+        phi has shape (N,), or (..., N) for a batch, in radians. Flux magnitudes, cycles and the spectrum stay
+        what they are.
         """
         n = square("operator", self._phases)
         if _device.on_device(phi):
@@ -383,8 +384,8 @@ class MagneticOperator:
             kind = "row-stochastic" if self._magnitude.axis == 1 else "column-stochastic"
             kind = "bistochastic" if self._magnitude.bistochastic else kind
         return (
-            f"MagneticOperator(shape={self.shape}, dtype={self.dtype}{self._magnitude._place()}, {kind} magnitude, "
-            f"gauge weight {self.gauge_weight:g})"
+            f"MagneticOperator(shape={self.shape}, dtype={self.dtype}{self._magnitude._place()}, "
+            f"{kind} magnitude, gauge weight {self.gauge_weight:g})"
         )
 
 
