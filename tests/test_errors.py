@@ -20,6 +20,8 @@ s = qk.scores.dense(Z)
 A = qk.softmax(s)
 K = qk.kernel(s)
 batch = qk.scores.dense(np.zeros((2, 4, 5)))
+P = qk.softmax(qk.scores.dense(np.zeros((4, 4))))
+BRIDGE = qk.bridge(s)
 
 
 def with_entry(a: np.ndarray[Any, Any], value: float) -> np.ndarray[Any, Any]:
@@ -53,12 +55,12 @@ MIX_CASES: list[Case] = [
     ("X and Y", lambda: qk.scores.dot(X, Y.astype(f32)), TypeError, r"Y.*float64.*float32"),
     ("X and W", lambda: qk.scores.dot(X, W=np.eye(3, dtype=f32)), TypeError, r"W.*float32"),
     ("sum", lambda: s + qk.scores.dense(Z.astype(f32)), TypeError, r"float64.*float32"),
-    ("A @ V", lambda: A @ np.ones(5, f32), TypeError, r"V.*float64.*float32"),
-    ("U @ A", lambda: np.ones(4, f32) @ A, TypeError, r"(U|mu).*float64.*float32"),
-    ("K @ V", lambda: K @ np.ones((5, 2), f32), TypeError, r"V.*float64.*float32"),
+    ("A @ V", lambda: A @ np.ones(5, f32), TypeError, r"right operand of @.*float64.*float32"),
+    ("U @ A", lambda: np.ones(4, f32) @ A, TypeError, r"left operand of @.*float64.*float32"),
+    ("K @ V", lambda: K @ np.ones((5, 2), f32), TypeError, r"right operand of @.*float64.*float32"),
     ("shift", lambda: s.shift(np.ones(4) * 1j), TypeError, r"rows.*float64.*complex128"),
     ("marginals", lambda: s.marginals(np.ones(4) * 1j), TypeError, r"f.*float64.*complex128"),
-    ("integer V", lambda: A @ np.ones(5, int), TypeError, r"V.*int64"),
+    ("integer V", lambda: A @ np.ones(5, int), TypeError, r"right operand of @.*int64"),
     ("text as a shift", lambda: s.shift(columns=["a"] * 5), TypeError, r"columns.*<U1"),
 ]
 
@@ -106,19 +108,37 @@ SHAPE_CASES: list[Case] = [
         r"\(4, 5\).*\(4, 6\)",
     ),
     ("sum of batches", lambda: batch + qk.scores.dense(np.zeros((3, 4, 5))), ValueError, r"2.*3"),
-    ("V rows", lambda: A @ np.ones((4, 2)), ValueError, r"V.*5.*\(4, 2\)"),
-    ("V vector", lambda: A @ np.ones(4), ValueError, r"V.*5.*\(4,\)"),
+    ("V rows", lambda: A @ np.ones((4, 2)), ValueError, r"right operand of @.*5.*\(4, 2\)"),
+    ("V vector", lambda: A @ np.ones(4), ValueError, r"right operand of @.*5.*\(4,\)"),
     ("V 0-D", lambda: A @ np.float64(1), (ValueError, TypeError), r""),
-    ("U columns", lambda: np.ones((2, 5)) @ A, ValueError, r"(U|mu).*4.*\(2, 5\)"),
+    ("U columns", lambda: np.ones((2, 5)) @ A, ValueError, r"left operand of @.*4.*\(2, 5\)"),
+    ("A.T @ V", lambda: A.T @ np.ones(5), ValueError, r"^right operand of @: .* 4 .*\(5,\)"),
+    ("mu @ A", lambda: np.ones(5) @ A, ValueError, r"^left operand of @: .* 4 .*\(5,\)"),
+    ("apply", lambda: A.apply(np.ones(4)), ValueError, r"^V: wanted length 5"),
+    ("apply_left", lambda: A.apply_left(np.ones(5)), ValueError, r"^U: wanted length 4"),
+    ("matvec", lambda: A.matvec(np.ones(4)), ValueError, r"^x: wanted length 5"),
+    ("sum @ V", lambda: (A + A) @ np.ones(4), ValueError, r"^right operand of @: .* 5 "),
+    ("mu @ sum", lambda: np.ones(5) @ (A - A), ValueError, r"^left operand of @: .* 4 "),
+    ("power @ V", lambda: P**2 @ np.ones(5), ValueError, r"^right operand of @: .* 4 "),
+    ("mu @ power", lambda: np.ones(5) @ P**2, ValueError, r"^left operand of @: .* 4 "),
+    ("NaN in mu", lambda: np.full(4, np.nan) @ A, ValueError, r"isfinite\(it\)"),
+    ("weights", lambda: A.column_mass(np.ones(5)), ValueError, r"^weights: .* 4 "),
+    ("transform", lambda: BRIDGE.transform(s, np.ones((4, 1))), ValueError, r"^Y: .* 5 "),
+    ("project", lambda: BRIDGE.project(np.ones((4, 1))), ValueError, r"^V: .* 5 "),
     (
         "V batch",
         lambda: qk.softmax(batch) @ np.ones((3, 5, 2)),
         ValueError,
-        r"V.*\(2,\).*\(3, 5, 2\)",
+        r"right operand of @.*\(2,\).*\(3, 5, 2\)",
     ),
-    ("V of more batch", lambda: A @ np.ones((3, 5, 2)), ValueError, r"V.*\(3, 5, 2\).*batch"),
-    ("V no columns", lambda: A @ np.ones((5, 0)), ValueError, r"V.*\(5, 0\)"),
-    ("K @ V rows", lambda: K @ np.ones((4, 2)), ValueError, r"V.*5.*\(4, 2\)"),
+    (
+        "V of more batch",
+        lambda: A @ np.ones((3, 5, 2)),
+        ValueError,
+        r"right operand of @.*\(3, 5, 2\).*batch",
+    ),
+    ("V no columns", lambda: A @ np.ones((5, 0)), ValueError, r"right operand of @.*\(5, 0\)"),
+    ("K @ V rows", lambda: K @ np.ones((4, 2)), ValueError, r"right operand of @.*5.*\(4, 2\)"),
     ("rows shift", lambda: s.shift(np.ones(5)), ValueError, r"rows.*4.*\(5,\)"),
     ("columns shift", lambda: s.shift(columns=np.ones(4)), ValueError, r"columns.*5.*\(4,\)"),
     ("f", lambda: s.marginals(f=np.ones(5)), ValueError, r"f.*4.*\(5,\)"),
@@ -150,9 +170,19 @@ VALUE_CASES: list[Case] = [
         (f"{make.__name__}, dimension of Y", partial(make, X, Y[:, :2]), ValueError, "^Y: .*3.*2")
         for make in (qk.scores.dot, qk.scores.forward, qk.scores.backward, qk.scores.distance)
     ],
-    ("NaN in V", lambda: A @ with_entry(np.ones(5), np.nan), ValueError, r"V.*(nan|NaN)"),
-    ("inf in V", lambda: A @ with_entry(np.ones((5, 2)), np.inf), ValueError, r"V.*inf"),
-    ("inf in U", lambda: with_entry(np.ones(4), np.inf) @ A, ValueError, r"(U|mu).*inf"),
+    (
+        "NaN in V",
+        lambda: A @ with_entry(np.ones(5), np.nan),
+        ValueError,
+        r"right operand of @.*(nan|NaN)",
+    ),
+    (
+        "inf in V",
+        lambda: A @ with_entry(np.ones((5, 2)), np.inf),
+        ValueError,
+        r"right operand of @.*inf",
+    ),
+    ("inf in U", lambda: with_entry(np.ones(4), np.inf) @ A, ValueError, r"left operand of @.*inf"),
     (
         "NaN in rows",
         lambda: s.shift(with_entry(np.ones(4), np.nan)),

@@ -194,7 +194,7 @@ def test_isb1_says_when_it_has_not_converged() -> None:
     assert fine.converged and fine.values.dtype == np.float32
     hopeless = isb.barycentric(cloud(500, 2, 0, "float32"), 0.1, tol=1e-18, on_fail="ignore")
     assert not hopeless.converged and hopeless.status == "stagnated"
-    with pytest.raises(RuntimeError, match=r"step: the bridge did not converge \(iteration limit"):
+    with pytest.raises(RuntimeError, match=r"step: bridge not converged \(iteration limit"):
         isb.step(cloud(50, 2), 0.1, max_iter=3)
 
 

@@ -16,7 +16,39 @@ ONE = np.zeros((3, 1)) + np.arange(3.0)[:, None]
 
 BAD: list[tuple[Any, type[Exception], str]] = [
     (lambda: isb.barycentric(np.zeros(3), 1.0), ValueError, r"X: wanted points of shape"),
-    (lambda: isb.barycentric(np.zeros((2, 3, 1)), 1.0), ValueError, r"X: wanted one problem"),
+    (
+        lambda: isb.barycentric(np.zeros((0, 3, 1)), 1.0),
+        ValueError,
+        r"X: wanted no axis of length 0",
+    ),
+    (
+        lambda: isb.barycentric(np.zeros((2, 3, 1)), 1.0, np.ones((3, 3))),
+        ValueError,
+        r"weights: wanted batch axes that broadcast to \(2,\)",
+    ),
+    (
+        lambda: isb.barycentric(np.zeros((2, 3, 1)), 1.0, np.array([[1.0, 1, 1], [0, 0, 0]])),
+        ValueError,
+        r"weights: wanted some mass in every cloud",
+    ),
+    (
+        lambda: isb.heat_flow(np.zeros((2, 3, 1)), 1.0, 1, progress=True),
+        ValueError,
+        r"X: wanted one cloud for a progress bar",
+    ),
+    (
+        lambda: isb.kl_flow(
+            np.zeros((2, 3, 1)), 1.0, 1, potential=lambda x: x[:, 0], method="surrogate"
+        ),
+        ValueError,
+        r'X: wanted one cloud on the CPU for method="surrogate", got a batch \(2,\)',
+    ),
+    (lambda: isb.silverman(np.zeros((2, 3, 1))), ValueError, r"X: wanted one problem"),
+    (
+        lambda: isb.barycentric(np.zeros((3, 1)), 1.0)[0],
+        TypeError,
+        r"index: wanted a batch of maps",
+    ),
     (lambda: isb.barycentric(np.array([[np.nan]]), 1.0), ValueError, r"X: wanted finite"),
     (lambda: isb.barycentric(ONE, 0.0), ValueError, r"epsilon: wanted a finite number > 0"),
     (lambda: isb.barycentric(ONE, "1"), TypeError, r"epsilon: wanted"),  # type: ignore[arg-type]

@@ -246,6 +246,98 @@ def test_large_operators_are_compressed_without_being_formed() -> None:
     np.testing.assert_array_equal(G.right, again.right)
 
 
+# ---- batches ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("method", ["dense", "randomised", "svds"])
+def test_factors_of_a_batch_are_those_of_its_problems(method: str, dtype: str) -> None:
+    X = np.random.default_rng(3).normal(size=(2, 3, 30, 2)).astype(dtype)
+    A = qk.softmax(qk.scores.distance(X))
+    G = low_rank(A, 4, method=method)
+    assert (G.shape, G.batch, G.rank, len(G)) == ((2, 3, 30, 30), (2, 3), 4, 2)
+    assert G.singular_values is not None and G.singular_values.shape == (2, 3, 4)
+    assert G.cut_gap.shape == G.cuts_pair.shape == G.relative_error(A).shape == (2, 3)
+    V = np.random.default_rng(4).normal(size=(2, 3, 30, 5)).astype(dtype)
+    U = V.swapaxes(-1, -2).copy()
+    moved, turned = G @ V, U @ G
+    for k in np.ndindex(2, 3):
+        one = low_rank(A[k], 4, method=method)
+        np.testing.assert_array_equal(G[k].left, one.left)
+        np.testing.assert_array_equal(G[k].right, one.right)
+        assert G[k].cut_gap == one.cut_gap and G[k].method == method
+        assert G.relative_error(A)[k] == one.relative_error(A[k])
+        size = 8 * float(np.finfo(dtype).eps) * np.abs(V).sum()
+        np.testing.assert_allclose(moved[k], one @ V[k], rtol=0, atol=size)
+        np.testing.assert_allclose(turned[k], U[k] @ one, rtol=0, atol=size)
+        np.testing.assert_allclose((G @ V[..., 0])[k], one @ V[k][:, 0], rtol=0, atol=size)
+        np.testing.assert_allclose((G.T @ V)[k], one.T @ V[k], rtol=0, atol=size)
+    np.testing.assert_array_equal(G[1].to_numpy(), G.to_numpy()[1])
+    np.testing.assert_array_equal(G[:, 2].to_numpy(), G.to_numpy()[:, 2])
+    found = G.count_negative()
+    assert found.count.shape == (2, 3)
+    assert found.count[1, 1] == G[1, 1].count_negative().count
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_products_of_batches_of_factors(count: int, dtype: str) -> None:
+    """Experts with and without batch axes, against the entries."""
+    r = np.random.default_rng(5)
+    batches = [(3,), (), (1,), (3,), (2, 1)][:count]
+    experts = [
+        LowRank(r.normal(size=(*b, 6, 2)).astype(dtype), r.normal(size=(*b, 2, 7)).astype(dtype))
+        for b in batches
+    ]
+    K = qk.poe(*experts)
+    dense = np.ones((6, 7))
+    for e in experts:
+        dense = dense * (e.left.astype(float) @ e.right.astype(float))
+    assert K.shape == dense.shape and K.batch == np.broadcast_shapes(*batches)
+    bound = 64 * float(np.finfo(dtype).eps) * np.abs(dense).max()
+    np.testing.assert_allclose(K.to_numpy(), dense, rtol=0, atol=bound)
+    V = r.normal(size=(7, 2)).astype(dtype)
+    many = np.broadcast_to(V, (*K.batch, 7, 2))
+    np.testing.assert_allclose(K @ many, dense @ V.astype(float), rtol=0, atol=40 * bound)
+    np.testing.assert_allclose(K @ V[:, 0], dense @ V[:, 0].astype(float), rtol=0, atol=40 * bound)
+    index = (0,) * len(K.batch)
+    np.testing.assert_allclose(K[index].to_numpy(), dense[index], rtol=0, atol=bound)
+
+
+def test_ranks_that_pairs_lower_are_filled_with_nothing() -> None:
+    t = np.linspace(0, 2 * np.pi, 40, endpoint=False)
+    circle = qk.softmax(qk.scores.distance(np.c_[np.cos(t), np.sin(t)])).to_numpy()
+    other = np.diag(np.arange(40.0) + 1)
+    G = low_rank(np.stack([circle, other]), 8, keep_pairs=True)
+    assert G.rank == 8 and G.singular_values is not None and G.singular_values[0, 7] == 0
+    np.testing.assert_array_equal(
+        G[0].to_numpy(), G.left[0, :, :7] @ np.ascontiguousarray(G.right[0, :7])
+    )
+    assert low_rank(circle, 8, keep_pairs=True).rank == 7
+
+
+def test_bad_batches() -> None:
+    with pytest.raises(ValueError, match=r"A: wanted no axis of length 0, got shape \(0, 4, 4\)"):
+        low_rank(np.ones((0, 4, 4)), 2)
+    with pytest.raises(ValueError, match=r"right: wanted batch axes that broadcast"):
+        LowRank(np.ones((2, 4, 1)), np.ones((3, 1, 4)))
+    G = LowRank(np.ones((2, 4, 1)), np.ones((2, 1, 5)))
+    with pytest.raises(ValueError, match=r"experts\[1\]: wanted batch axes that broadcast"):
+        qk.poe(G, LowRank(np.ones((3, 4, 1)), np.ones((3, 1, 5))))
+    with pytest.raises(ValueError, match=r"exact: wanted shape \(2, 4, 5\) like the factors"):
+        G.relative_error(np.ones((4, 5)))
+    with pytest.raises(TypeError, match="exact: wanted an operator or an array, got int"):
+        G.relative_error(3)
+    with pytest.raises(IndexError, match=r"index: wanted integers or slices for the batch"):
+        G[0, 1]
+    with pytest.raises(TypeError, match="len: wanted a batch of kernels"):
+        len(G[0])
+    with pytest.raises(ValueError, match="right operand of @: wanted batch axes that broadcast"):
+        G @ np.ones((3, 5, 1))
+    with pytest.raises(ValueError, match=r"exact: wanted one problem, got batch axes \(2,\)"):
+        G[0].relative_error(G)
+
+
 # ---- errors -------------------------------------------------------------------------------------
 
 
@@ -276,13 +368,13 @@ def test_bad_products() -> None:
     with pytest.raises(ValueError, match="product is at most 65536, got 20 x 20 x 200"):
         ProductOfFactors(*factors(250, 250, (20, 20, 200), "float64"))
     K = ProductOfFactors(G, G)
-    with pytest.raises(ValueError, match=r"V: wanted shape \(5,\) or \(5, k\).*got \(4,\)"):
+    with pytest.raises(ValueError, match=r"right operand of @: wanted length 5 .*got \(4,\)"):
         K @ np.ones(4)
-    with pytest.raises(ValueError, match=r"U: wanted shape \(4,\) or \(k, 4\)"):
+    with pytest.raises(ValueError, match=r"left operand of @: wanted length 4 along"):
         np.ones(5) @ K
-    with pytest.raises(TypeError, match="V: wanted float64 like the factors"):
+    with pytest.raises(TypeError, match="operand of @: wanted float64 like the factors"):
         K @ np.ones(5, np.float32)
-    with pytest.raises(ValueError, match=r"V: wanted finite numbers, got \+inf"):
+    with pytest.raises(ValueError, match=r"right operand of @: wanted finite numbers, got \+inf"):
         K @ np.full(5, np.inf)
     with pytest.raises(ValueError, match=r"exact: wanted shape \(4, 5\)"):
         K.relative_error(np.ones((5, 4)))
@@ -308,5 +400,3 @@ def test_bad_truncations() -> None:
         low_rank(-np.ones((3, 3)), 1, nonnegative=True)
     with pytest.raises(ValueError, match="keep_pairs: wanted a gap"):
         low_rank(np.eye(5), 2, keep_pairs=True)
-    with pytest.raises(ValueError, match="one matrix, got batch axes"):
-        low_rank(qk.softmax(qk.scores.dot(np.ones((2, 4, 3)))), 2)

@@ -367,6 +367,74 @@ def test_exact_fallback() -> None:
         solve_factored(*positive_problem()).exact()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("count", [1, 2])
+def test_bridges_of_a_batch_are_those_of_its_problems(count: int, dtype: str) -> None:
+    r = np.random.default_rng(11)
+    experts = [
+        LowRank(
+            r.uniform(0.1, 1, size=(2, 2, 9, 3)).astype(dtype),
+            r.uniform(0.1, 1, size=(2, 2, 3, 7)).astype(dtype),
+        )
+        for _ in range(count)
+    ]
+    K = qk.poe(*experts)
+    mu = r.uniform(0.5, 1, size=(2, 2, 9))
+    mu = (mu / mu.sum(-1, keepdims=True)).astype(dtype)
+    nu = np.full(7, 1 / 7, dtype)
+    b = qk.bridge(K, mu, nu)
+    assert b.status.shape == b.error.shape == b.cost.shape == (2, 2) and b.converged.all()
+    assert (len(b), b.u.shape, b.g.shape, b.plan().shape) == (4, (2, 2, 9), (2, 2, 7), (2, 2, 9, 7))
+    assert isinstance(b.negative, qk.Batch) and not b.negative.count.any()
+    V = r.normal(size=(2, 2, 7, 2)).astype(dtype)
+    bound = 64 * float(np.finfo(dtype).eps) * np.abs(V).max()
+    for at in np.ndindex(2, 2):
+        one = qk.bridge(K[at], mu[at], nu)
+        for name in ("f", "g", "u", "v"):
+            np.testing.assert_array_equal(getattr(b, name)[at], getattr(one, name))
+        part = b[at]
+        assert (part.status, part.n_visits, part.error) == (one.status, one.n_visits, one.error)
+        assert (part.signs_checked, part.cost) == (one.signs_checked, b.cost[at])
+        np.testing.assert_allclose(b.plan()[at], one.plan(), rtol=0, atol=bound)
+        np.testing.assert_allclose(b.project(V)[at], one.project(V[at]), rtol=0, atol=bound)
+        np.testing.assert_allclose(b.marginals()[0][at], mu[at], rtol=0, atol=2 * one.tol)
+        np.testing.assert_allclose(
+            (b.backward @ mu[..., None])[at][:, 0], one.backward @ mu[at], atol=bound
+        )
+        np.testing.assert_allclose(b.forward[at].to_numpy(), one.forward.to_numpy(), atol=bound)
+    again = qk.bridge(K, mu, nu, init=b)
+    assert (again.n_visits <= 3).all()
+    assert "batch (2, 2)" in str(b) and "4 of 4 converged" in str(b)
+
+
+def test_a_batch_knows_which_of_its_kernels_go_negative() -> None:
+    left, right = np.ones((2, 2, 1)), np.array([[[1.0, 1.0, 1.0]], [[1.0, -0.1, 1.0]]])
+    K, half, third = LowRank(left, right), np.full(2, 0.5), np.full(3, 1 / 3)
+    b = solve_factored(K, half, third, on_fail="ignore")
+    assert b.status.tolist() == ["converged", "negative kernel"]
+    assert b.negative.count.tolist() == [0, 2] and np.isnan(b.cost[1]) and b.cost[0] == 0
+    with pytest.raises(ValueError, match="K: wanted one problem for a callback"):
+        qk.bridge(K, half, third, callback=lambda visits, error: None)
+    with pytest.raises(ValueError, match=r"mu: wanted batch axes that broadcast to \(2,\)"):
+        qk.bridge(K, np.full((3, 2), 0.5), third)
+    with pytest.raises(ValueError, match=r"b: wanted one problem, got batch axes \(2,\)"):
+        compression_errors(b, qk.bridge(qk.scores.dense(np.zeros((2, 3)))))
+
+
+def test_conditional_operators_are_linear_maps() -> None:
+    K, mu, nu = positive_problem()
+    forward = solve_factored(K, mu, nu).forward
+    dense = forward.to_numpy()
+    np.testing.assert_allclose(dense.sum(axis=1), 1, rtol=1e-12)
+    np.testing.assert_allclose(forward.T.to_numpy(), dense.T, rtol=0)
+    np.testing.assert_allclose(mu @ forward, mu @ dense, rtol=1e-12)
+    np.testing.assert_allclose((2 * forward) @ nu, 2 * dense @ nu, rtol=1e-12)
+    with pytest.raises(ValueError, match=r"left operand of @: wanted length 60"):
+        nu @ forward
+    with pytest.raises(TypeError, match=r"right operand of @: wanted float64 like the kernel"):
+        forward @ nu.astype("f")
+
+
 def test_bad_bridges() -> None:
     K, mu, nu = positive_problem()
     with pytest.raises(TypeError, match="K: wanted a LowRank or a product"):
@@ -394,7 +462,7 @@ def test_bad_bridges() -> None:
     with pytest.raises(TypeError, match="callback: wanted a function"):
         solve_factored(K, mu, nu, callback=3)  # type: ignore[arg-type]
     b = solve_factored(K, mu, nu)
-    with pytest.raises(ValueError, match=r"V: wanted shape \(45,\)"):
+    with pytest.raises(ValueError, match=r"V: wanted length 45 along the operator's columns"):
         b.project(np.ones(60))
     with pytest.raises(TypeError, match="exact: wanted a SchrodingerBridge"):
         compression_errors(b, b)  # type: ignore[arg-type]

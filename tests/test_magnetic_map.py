@@ -219,10 +219,24 @@ def raises(error: type[Exception], match: str, call: Callable[[], object]) -> No
 def test_bad_right_hand_sides() -> None:
     _, _, op = good()
     V = np.ones((5, 2))
-    raises(TypeError, "V: wanted complex128 or float64", lambda: op @ V.astype(np.float32))
-    raises(TypeError, "V: wanted complex128 or float64", lambda: op @ V.astype(np.complex64))
-    raises(TypeError, "V: wanted float32 or float64", lambda: op @ np.ones(5, dtype=int))
-    raises(TypeError, "V: wanted float32 or float64", lambda: op @ V.astype(">c16"))
+    raises(
+        TypeError,
+        "right operand of @: wanted complex128 or float64",
+        lambda: op @ V.astype(np.float32),
+    )
+    raises(
+        TypeError,
+        "right operand of @: wanted complex128 or float64",
+        lambda: op @ V.astype(np.complex64),
+    )
+    raises(
+        TypeError,
+        "right operand of @: wanted float32 or float64",
+        lambda: op @ np.ones(5, dtype=int),
+    )
+    raises(
+        TypeError, "right operand of @: wanted float32 or float64", lambda: op @ V.astype(">c16")
+    )
     raises(
         ValueError, r"length 5 along the operator's columns.*U @ A", lambda: op @ np.ones((4, 5))
     )
@@ -230,8 +244,14 @@ def test_bad_right_hand_sides() -> None:
     raises(ValueError, r"wanted shape \(5,\) or \(\.\.\., 5, k\)", lambda: op @ np.ones((1, 5, 2)))
     raises(ValueError, "no axis of length 0", lambda: op @ np.ones((5, 0)))
     for bad in (np.nan, np.inf, 1j * np.nan):
-        raises(ValueError, "V: wanted finite", lambda bad=bad: op @ np.full(5, bad))
-    raises(ValueError, "V: wanted finite", lambda: magnetic.laplacian(op) @ np.full(5, np.nan))
+        raises(
+            ValueError, "right operand of @: wanted finite", lambda bad=bad: op @ np.full(5, bad)
+        )
+    raises(
+        ValueError,
+        "right operand of @: wanted finite",
+        lambda: magnetic.laplacian(op) @ np.full(5, np.nan),
+    )
 
 
 def test_bad_points_and_weights() -> None:
@@ -245,7 +265,7 @@ def test_bad_points_and_weights() -> None:
     raises(ValueError, r"W: wanted shape \(3, 3\)", lambda: f(X, beta=1.0, W=W[:2]))
     raises(ValueError, "inner sizes must agree", lambda: f(X, beta=1.0, W=(W[:, :2], W)))
     raises(ValueError, "tuple of 0", lambda: magnetic.phases(X, ()))
-    raises(ValueError, "batch axes", lambda: f(X[None], beta=1.0, W=W))
+    raises(ValueError, "X: wanted no axis of length 0", lambda: f(X[None][:0], beta=1.0, W=W))
     raises(ValueError, "beta", lambda: f(X, beta=0.0, W=W))
     raises(ValueError, "gamma: wanted a finite", lambda: f(X, beta=1.0, W=W, gamma=np.nan))
     raises(TypeError, "gamma: wanted a real number", lambda: f(X, beta=1.0, W=W, gamma=1j))
@@ -279,8 +299,8 @@ def test_bad_operators() -> None:
     )
     raises(
         ValueError,
-        "magnitude: wanted one problem",
-        lambda: M(qk.softmax(qk.scores.distance(X[None])), theta),
+        "phases: wanted batch axes that broadcast",
+        lambda: M(qk.softmax(s), magnetic.phases(X[None], W)),
     )
     raises(ValueError, "ragged", lambda: M(qk.softmax(s.ragged([0, 2, 5])), theta))
     for masked in (theta.causal(), theta.masked(np.eye(5) > 0), theta.window(1, 1)):
@@ -309,7 +329,11 @@ def test_bad_operators() -> None:
     raises(TypeError, "op: wanted a magnetic operator", lambda: magnetic.laplacian(qk.softmax(s)))
     raises(ValueError, "kind: wanted", lambda: magnetic.laplacian(op, "signless"))
     raises(ValueError, "at least one", lambda: magnetic.hadamard())
-    raises(TypeError, r"hadamard\[1\]: wanted an operator, got ndarray", lambda: magnetic.hadamard(op, np.ones((5, 5))))
+    raises(
+        TypeError,
+        r"hadamard\[1\]: wanted an operator, got ndarray",
+        lambda: magnetic.hadamard(op, np.ones((5, 5))),
+    )
     other = magnetic.operator(X[:4], beta=1.0, W=W)
     raises(ValueError, "equal last two axes", lambda: magnetic.hadamard(op, other))
     single = magnetic.operator(X.astype(np.float32), beta=1.0, W=W.astype(np.float32))
@@ -342,7 +366,8 @@ def test_bad_attention() -> None:
         "as many columns",
         lambda: magnetic.log_flux(qk.softmax(qk.scores.dot(X, X[:3]))),
     )
-    raises(ValueError, "one problem", lambda: magnetic.log_flux(qk.softmax(qk.scores.dot(X[None]))))
+    ragged = qk.softmax(s.ragged([0, 2, 5]))
+    raises(ValueError, "one problem", lambda: magnetic.log_flux(ragged))
     raises(ValueError, "rho: wanted positive", lambda: magnetic.log_flux(A, np.eye(5)[0]))
     raises(ValueError, "rho", lambda: magnetic.log_flux(A, np.ones(5)))
     raises(

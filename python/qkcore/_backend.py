@@ -74,8 +74,11 @@ class Backend(Protocol):
     ) -> list[tuple[Array, float]]:
         """Arrays (..., length) of the scores' dtype, and their largest finite magnitude; -inf masks."""
 
-    def values(self, name: str, value: Any, dtype: np.dtype[Any]) -> tuple[Array, bool]:
-        """Right-hand sides of the scores' dtype, and whether they are known to be finite already."""
+    def values(
+        self, name: str, value: Any, dtype: np.dtype[Any], like: str = "the scores"
+    ) -> tuple[Array, bool]:
+        """Right-hand sides of this dtype, which is that of ``like``, and whether they are known to be finite
+        already."""
 
     def check_finite(self, name: str, array: Array) -> None:
         """Refuses NaN, infinities and empty axes."""
@@ -145,6 +148,29 @@ class Backend(Protocol):
     def joined(self, s: Scores, t: Scores) -> None:
         """Refuses scores of two places or two input dtypes."""
 
+    # ---- factors of low-rank kernels (_host_factors.py, _device/_factors.py) ----------------------------
+
+    most_experts: int | None
+    """how many experts a product through factors may have; None: any number"""
+
+    def factor(self, name: str, value: Any) -> Array:
+        """One factor (..., n, r) or (..., r, n) of finite numbers."""
+
+    def streamed(self, array: Array) -> Array:
+        """Components (..., r, n) whose points are contiguous: the array itself when they are."""
+
+    def factored_product(
+        self, left: tuple[Array, ...], right: tuple[Array, ...], z: Array, at: int
+    ) -> Array:
+        """z (..., k, M) times the transpose of prod_e left_e^T right_e: (..., k, N)."""
+
+    def converted(self, array: Array, dtype: np.dtype[Any]) -> Array:
+        """The numbers in another dtype; the array itself when it has it. From a device they cross to the host
+        and back."""
+
+    def smallest(self, array: Array) -> float:
+        """The smallest entry."""
+
     # ---- visits -------------------------------------------------------------------------------------
 
     def describe(self, s: Scores) -> tuple[Any, ...]:
@@ -193,6 +219,9 @@ class Backend(Protocol):
 
     def visited(self, s: Scores) -> Scores:
         """The same scores with NumPy's arrays, copied where they are not; visits run where they did."""
+
+    def returned(self, s: Scores) -> Scores:
+        """Scores of NumPy arrays that ``visited`` has made, or parts of them, as ones of this backend's."""
 
     def visiting(self, s: Scores) -> Scores:
         """Scores of NumPy arrays whose visits run where this backend computes."""

@@ -48,7 +48,7 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
     if p.balanced:
         f, g = _gauge_each(f, g, nu, s.terms.offsets)
     with np.errstate(over="ignore"):
-        f, g = f.astype(s.dtype), g.astype(s.dtype)
+        f, g = f.astype(kernel.potentials), g.astype(kernel.potentials)
     # Potentials that ran away have no plan to check.
     lost = _lost(s, f, g)
     for k in np.flatnonzero(lost).tolist():
@@ -70,7 +70,11 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
     for k in np.flatnonzero(~met | masked).tolist():
         here, there = problem_part(s, k, 0), problem_part(s, k, 1)
         one = p._replace(
-            kernel=ScoresKernel(s._problem(k), kernel.max_memory), mu=mu[here], nu=nu[there]
+            kernel=ScoresKernel(
+                s._problem(k), kernel.max_memory, potentials=kernel.potentials, name=kernel.name
+            ),
+            mu=mu[here],
+            nu=nu[there],
         )
         if names[k] == "converged" and met[k]:
             names[k] = verdict(one.s, one.mu, one.nu, f[here], g[there], names[k], error[k])

@@ -22,8 +22,9 @@ from .scores import distance
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from typing_extensions import Self
 
-__all__ = ["SchrodingerBridge", "SolvedBridge"]
+__all__ = ["SchrodingerBridge", "SolvedBatch", "SolvedBridge"]
 
 Value = Any  # a number, or for batches an array of them
 
@@ -101,7 +102,74 @@ class SolvedBridge(Ended, WarnsOnUse):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SchrodingerBridge(SolvedBridge):
+class SolvedBatch(SolvedBridge):
+    """A solved bridge that may be a batch of them: with batch axes every figure is an array over them."""
+
+    @property
+    def _is_batch(self) -> bool:
+        raise NotImplementedError
+
+    def _part(self, k: int) -> dict[str, Any]:
+        """The kernel and the vectors of problem k."""
+        raise NotImplementedError
+
+    def _figure(self, name: str, of: Callable[[Any], float]) -> Value:
+        """A figure of one problem, or an array of it over the batch; computed once."""
+        kept: dict[str, Any] = self.__dict__
+        key = f"_figure_{name}"
+        if key not in kept:
+            kept[key] = (
+                np.array([of(one) for one in self]).reshape(np.shape(self.converged))
+                if self._is_batch
+                else of(self)
+            )
+        found: Value = kept[key]
+        return found
+
+    def __bool__(self) -> bool:  # a result is one, however many problems it has
+        return True
+
+    def __len__(self) -> int:
+        if not self._is_batch:
+            raise TypeError("len: wanted a batch of bridges, got one bridge; see b.plan()")
+        return int(np.size(self.converged))
+
+    def __getitem__(self, index: int | tuple[int, ...]) -> Self:
+        if not self._is_batch:
+            raise TypeError("index: wanted a batch of bridges, got one bridge; see b.plan()")
+        shape = np.shape(self.converged)
+        flat = np.arange(len(self))
+        try:
+            k = flat.reshape(shape)[index] if isinstance(index, tuple) else flat[index]
+        except IndexError:
+            raise IndexError(
+                f"index: wanted a problem of the batch {shape}, got {index!r}"
+            ) from None
+        if np.ndim(k):
+            raise TypeError(
+                f"index: wanted one integer for a problem, or one for each of the batch axes {shape}, "
+                f"got {index!r}"
+            )
+        k = int(k)
+        figures = ("converged", "n_iter", "n_visits", "error", "worst", "method", "relaxation")
+        return replace(
+            self,
+            **self._part(k),
+            **{
+                name: np.ravel(np.broadcast_to(getattr(self, name), shape))[k].item()
+                for name in figures
+            },
+            status=str(np.ravel(self.status)[k]),
+            errors=np.ravel(self.errors)[k : k + 1],
+            on_fail="ignore" if self.__dict__.get("_warned") else self.on_fail,
+        )
+
+    def __iter__(self) -> Iterator[Self]:
+        return (self[k] for k in range(len(self)))
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SchrodingerBridge(SolvedBatch):
     """A solved bridge: log potentials, how the solve went, and everything that follows from them.
 
     The coupling is :math:`\\Pi_{ij} = e^{f_i + s_{ij} + g_j}`. With batch axes, every figure below is
@@ -188,7 +256,7 @@ class SchrodingerBridge(SolvedBridge):
         columns = self.scores.shape[-1]
         if s.shape[-1] != columns:
             raise ValueError(f"new: wanted scores against {columns} columns, got shape {s.shape}")
-        return softmax(s.shift(columns=self.g)).apply(Y)
+        return softmax(s.shift(columns=self.g))._applied("Y", Y)
 
     def _against_columns(self, points: Any) -> Scores:
         """Scores of other points as rows, for bridges of plain distances."""
@@ -304,70 +372,12 @@ class SchrodingerBridge(SolvedBridge):
     def _is_batch(self) -> bool:
         return bool(self.scores.batch) or self.scores.terms.offsets is not None
 
-    def _figure(self, name: str, of: Callable[[SchrodingerBridge], float]) -> Value:
-        """A figure of one problem, or an array of it over the batch; computed once."""
-        kept: dict[str, Any] = self.__dict__
-        key = f"_figure_{name}"
-        if key not in kept:
-            kept[key] = (
-                np.array([of(one) for one in self]).reshape(np.shape(self.converged))
-                if self._is_batch
-                else of(self)
-            )
-        found: Value = kept[key]
-        return found
-
-    def __bool__(self) -> bool:  # a result is one, however many problems it has
-        return True
-
-    def __len__(self) -> int:
-        if not self._is_batch:
-            raise TypeError("len: wanted a batch of bridges, got one bridge; see b.scores.shape")
-        return int(np.size(self.converged))
-
-    def __getitem__(self, index: int | tuple[int, ...]) -> SchrodingerBridge:
-        if not self._is_batch:
-            raise TypeError("index: wanted a batch of bridges, got one bridge; see b.plan()")
-        shape = np.shape(self.converged)
-        flat = np.arange(len(self))
-        try:
-            k = flat.reshape(shape)[index] if isinstance(index, tuple) else flat[index]
-        except IndexError:
-            raise IndexError(
-                f"index: wanted a problem of the batch {shape}, got {index!r}"
-            ) from None
-        if np.ndim(k):
-            raise TypeError(
-                f"index: wanted one integer for a problem, or one for each of the batch axes {shape}, "
-                f"got {index!r}"
-            )
-        k = int(k)
+    def _part(self, k: int) -> dict[str, Any]:
         part = self.scores.backend.part
         here, there = (problem_part(self.scores, k, side) for side in (0, 1))
-
-        def one(values: Any) -> Any:
-            return np.ravel(values)[k].item()
-
-        return replace(
-            self,
-            scores=self.scores._problem(k),
-            mu=part(self.mu, here),
-            nu=part(self.nu, there),
-            f=part(self.f, here),
-            g=part(self.g, there),
-            status=str(one(self.status)),
-            converged=one(self.converged),
-            n_iter=one(self.n_iter),
-            n_visits=one(self.n_visits),
-            errors=np.ravel(self.errors)[k : k + 1],
-            error=one(self.error),
-            worst=one(self.worst),
-            method=one(self.method),
-            on_fail="ignore" if self.__dict__.get("_warned") else self.on_fail,
-        )
-
-    def __iter__(self) -> Iterator[SchrodingerBridge]:
-        return (self[k] for k in range(len(self)))
+        rows = {name: part(getattr(self, name), here) for name in ("mu", "f")}
+        columns = {name: part(getattr(self, name), there) for name in ("nu", "g")}
+        return {"scores": self.scores._problem(k), **rows, **columns}
 
     def __str__(self) -> str:
         *batch, n, m = self.scores.shape

@@ -12,17 +12,21 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, scores
+from ._batch import each
 from ._bridge_check import Conditions, Residual, judge
+from ._bridge_fields import Vectors, each_solved, solved_fields
 from ._bridge_kernels import BridgeKernel
 from ._bridge_problem import Problem
 from ._bridge_report import Callback
-from ._bridge_result import SchrodingerBridge, SolvedBridge
+from ._bridge_result import SchrodingerBridge, SolvedBatch, observed_rate
 from ._bridge_solve import ask
 from ._config import resolve_threads
 from ._convergence import on_fail_option, settle
-from ._factors import BLOCK_ROWS, Factored, LowRank, NegativeEntries, ProductOfFactors
+from ._factors import BLOCK_ROWS, Factored, LowRank, NegativeEntries, _experts, _sizes
 from ._lazy_scores import Real, Scores
+from ._linear import LinearMap
 from ._native import cpu
+from .operators import right_hand_side
 
 __all__ = ["CompressionErrors", "FactoredBridge", "compression_errors", "solve_factored"]
 
@@ -35,98 +39,126 @@ _EXTENDED_TERMS = 200_000_000
 Init = Any  # an earlier result (anything with f and g), a pair (f, g), or None
 
 
-class FactoredConditional:
+class FactoredConditional(LinearMap):
     """Rows of a factored kernel, weighted and normalised: :math:`K_{ij} v_j / (K v)_i`.
 
-    They sum to 1; with negative entries in the kernel they are not probabilities.
+    They sum to 1; with negative entries in the kernel they are not probabilities. Weights and sums are
+    multiplied into the factors, in double.
     """
 
-    __array_ufunc__ = None
+    def __init__(self, scaled: Factored, dtype: np.dtype[Any]) -> None:
+        self._scaled, self._dtype = scaled, dtype
+        self.backend, self.batch = scaled.backend, scaled.batch
 
-    def __init__(self, kernel: Factored, weights: Real) -> None:
-        self._kernel = kernel
-        self._double = kernel._double()
-        self._weights = weights
+    @classmethod
+    def of(cls, kernel: Factored, weights: Real) -> FactoredConditional:
+        """The conditional law of the columns, for weights of the host (..., M)."""
+        sums = kernel._double._visit(weights, None)
+        inverse = np.divide(1.0, sums, out=np.zeros_like(sums), where=sums != 0)
+        return cls(kernel._scaled(inverse, weights), kernel.dtype)
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(N, M)."""
-        return self._kernel.shape
+    def shape(self) -> tuple[int, ...]:
+        """(..., N, M)."""
+        return self._scaled.shape
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """That of the kernel."""
-        return self._kernel.dtype
+        return self._dtype
 
-    @cached_property
-    def _inverse_sums(self) -> Real:
-        sums = self._double.apply(self._weights)
-        with np.errstate(divide="ignore"):
-            return np.where(sums == 0, 0.0, 1 / sums)
+    @property
+    def T(self) -> FactoredConditional:
+        """The transposed matrix, whose columns sum to 1."""
+        return FactoredConditional(self._scaled.T, self._dtype)
 
-    def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
-        """The product with V (M,) or (M, k)."""
-        values = _checks.real_array("V", V)
-        _checks.same_dtype("V", values, self.dtype, "the kernel")
-        n = self.shape[1]
-        _checks.shape("V", values.shape, (n,), (n, "k"))
-        across = (slice(None),) + (None,) * (values.ndim - 1)
-        out = self._double.apply(self._weights[across] * values, n_threads=n_threads)
-        out = out * self._inverse_sums[across]
-        return out.astype(self.dtype, copy=False)
+    def __getitem__(self, index: Any) -> FactoredConditional:
+        """Those of a batch, by integers and slices for its leading axes."""
+        return FactoredConditional(self._scaled[index], self._dtype)
 
-    def __matmul__(self, V: npt.ArrayLike) -> Real:
-        return self.apply(V)
+    def _applied(self, name: str, V: Any, n_threads: int | None = None) -> Any:
+        found, vector, at = self._moved(name, V, -2, self._scaled, n_threads)
+        return self._scaled._given(found, vector, at)
 
-    def to_numpy(self) -> Real:
-        """As an array (N, M)."""
-        out = self._inverse_sums[:, None] * self._double.to_numpy() * self._weights
-        return out.astype(self.dtype, copy=False)
+    def _applied_left(self, name: str, U: Any, n_threads: int | None = None) -> Any:
+        found, vector, at = self._moved(name, U, -1, self._scaled.T, n_threads)
+        return self._scaled._given(found, True, at) if vector else self.backend.give(found)
+
+    def _moved(
+        self, name: str, value: Any, at: int, K: Factored, n_threads: int | None
+    ) -> tuple[Any, bool, int]:
+        """The product (..., k, N), in double and then rounded to the dtype of the kernel."""
+        b, where = self.backend, self.backend.at(n_threads)
+        n = K.shape[-1]
+        values, vector = right_hand_side(name, value, self, n, at=at, like="the kernel")
+        found = K._product(b.converted(b.swap(values), np.dtype(np.float64)), where)
+        return b.converted(found, self._dtype), vector, where
+
+    def to_numpy(self, *, n_threads: int | None = None) -> Real:
+        """As an array (..., N, M)."""
+        return self._scaled.to_numpy(n_threads=n_threads).astype(self._dtype, copy=False)
 
     def __repr__(self) -> str:
         return f"FactoredConditional(shape={self.shape}, dtype={self.dtype})"
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class FactoredBridge(SolvedBridge):
+class FactoredBridge(SolvedBatch):
     """A bridge over a factored kernel: the names of :class:`SchrodingerBridge`, and its signs.
 
     The coupling is :math:`\\Pi_{ij} = u_i K_{ij} v_j`, with f = log |u| and g = log |v|. ``converged`` is
     True only for a coupling: the marginals met within ``tol`` and no entry negative by more than rounding.
     Otherwise the figures are those of the last scalings, and ``status`` tells why they are not a coupling.
-    A visit is a product with K and one with its transpose.
+    A visit is a product with K and one with its transpose. With batch axes every figure is an array over
+    the batch, and ``b[k]`` is problem k as a result of its own.
     """
 
     kernel: Factored = field(repr=False)
-    u: Real = field(repr=False)
+    u: Any = field(repr=False)
     """scaling of the rows, float64; negative entries only after ``on_negative="continue"``"""
-    v: Real = field(repr=False)
+    v: Any = field(repr=False)
     """scaling of the columns, float64"""
-    signs_checked: float = 1.0
+    signs_checked: Any = 1.0
     """the share of the entries whose signs were looked at; below 1, ``.negative`` looks at all of them"""
+
+    @cached_property
+    def _scalings(self) -> tuple[Real, Real]:
+        """u and v as NumPy arrays."""
+        b = self.kernel.backend
+        return b.here("u", self.u), b.here("v", self.v)
+
+    @cached_property
+    def _coupling(self) -> Factored:
+        return self.kernel._scaled(*self._scalings)
 
     @cached_property
     def negative(self) -> NegativeEntries:
         """The negative entries of the coupling: their number, fraction, the smallest entry, their sum.
 
-        Looks at all N M entries, whatever the solver looked at.
+        Looks at all N M entries, whatever the solver looked at. Of a batch, a :class:`qkcore.Batch`.
         """
-        K = self.kernel._double()
+        if self._is_batch:
+            out: NegativeEntries = each(self.kernel.batch, lambda k: self[k].negative)
+            return out
+        u, v = self._scalings
         # Signs that the scalings lost are counted in the kernel's entries all the same.
         eps = float(np.finfo(self.kernel.dtype).eps)
-        return K._negative(np.abs(self.u), np.abs(self.v), eps, resolve_threads(None))
+        return self.kernel._double._negative(np.abs(u), np.abs(v), eps, resolve_threads(None))
 
-    def plan(self) -> Real:
-        """The coupling as an array (N, M)."""
+    def plan(self) -> Any:
+        """The coupling as an array (..., N, M); its entries are multiplied out on the host."""
         self._used()
-        out = self.u[:, None] * self.kernel._double().to_numpy() * self.v
-        return out.astype(self.kernel.dtype, copy=False)
+        return self._result(self._coupling.to_numpy())
 
-    def marginals(self) -> tuple[Real, Real]:
+    def marginals(self) -> tuple[Any, Any]:
         """Row and column sums of the coupling."""
-        dtype = self.kernel.dtype
-        rows, cols = _sums(self.kernel._double(), self.u, self.v, resolve_threads(None))
-        return rows.astype(dtype, copy=False), cols.astype(dtype, copy=False)
+        rows, columns = _sums(self.kernel._double, *self._scalings, None)
+        return self._result(rows), self._result(columns)
+
+    def _result(self, array: Real) -> Any:
+        """A NumPy array in the dtype of the kernel, as the caller's library has it."""
+        b = self.kernel.backend
+        return b.give(b.from_host(array.astype(self.kernel.dtype, copy=False)))
 
     @property
     def forward(self) -> FactoredConditional:
@@ -136,43 +168,44 @@ class FactoredBridge(SolvedBridge):
 
     @cached_property
     def _forward(self) -> FactoredConditional:
-        return FactoredConditional(self.kernel, self.v)
+        return FactoredConditional.of(self.kernel, self._scalings[1])
 
     @cached_property
     def backward(self) -> FactoredConditional:
         """:math:`K_{ij} u_i / (K^\\top u)_j` as an M x N operator whose rows are the columns j."""
         self._used()
-        return FactoredConditional(self.kernel.T, self.u)
+        return FactoredConditional.of(self.kernel.T, self._scalings[0])
 
-    def project(self, V: npt.ArrayLike) -> Real:
+    def project(self, V: npt.ArrayLike) -> Any:
         """Barycentric projection: the mean of V (M, k) or (M,) under each row of the coupling."""
         self._used()
         return self._forward.apply(V)
 
-    @cached_property
-    def cost(self) -> float:
+    @property
+    def cost(self) -> Any:
         """:math:`-\\sum_{ij}\\Pi_{ij}\\log K_{ij}`, by blocks of rows; NaN when entries are negative."""
         self._used()
+        return self._figure("cost", FactoredBridge._cost)
+
+    def _cost(self) -> float:
         if self.status.startswith("negative") or (
             not self.kernel.nonnegative and self.negative.count > 0
         ):
             return math.nan
-        K = self.kernel._double()
+        K, (u, v) = self.kernel._double, self._scalings
         total = 0.0
         for start in range(0, K.shape[0], BLOCK_ROWS):
             stop = min(K.shape[0], start + BLOCK_ROWS)
             entries = K._rows(start, stop)
             logs = np.log(entries, out=np.zeros_like(entries), where=entries > 0)
-            total -= float(self.u[start:stop] @ (entries * logs) @ self.v)
+            total -= float(u[start:stop] @ (entries * logs) @ v)
         return total
 
     @property
-    def rate(self) -> float:
-        """The observed factor by which the last iterations reduced the error; NaN if there were few."""
-        tail = self.errors[-6:]
-        if len(tail) < 3 or not (tail > 0).all():
-            return math.nan
-        return float((tail[-1] / tail[0]) ** (1 / (len(tail) - 1)))
+    def rate(self) -> Any:
+        """The observed factor by which the last iterations reduced the error; NaN if there were few, and for
+        batches, whose errors are not kept."""
+        return self._figure("rate", lambda b: observed_rate(b.errors))
 
     def exact(self, **options: Any) -> SchrodingerBridge:
         """The bridge over the operators that were compressed: the way out of a negative kernel.
@@ -189,11 +222,26 @@ class FactoredBridge(SolvedBridge):
         assert total is not None
         return bridge(total, self.mu, self.nu, **options)
 
+    # ---- batches ------------------------------------------------------------------------------------
+
+    @property
+    def _is_batch(self) -> bool:
+        return bool(self.kernel.batch)
+
+    def _part(self, k: int) -> dict[str, Any]:
+        index = tuple(int(i) for i in np.unravel_index(k, self.kernel.batch))
+        part = self.kernel.backend.part
+        own = {name: part(getattr(self, name), index) for name in ("mu", "nu", "f", "g", "u", "v")}
+        share = float(np.ravel(self.signs_checked)[k])
+        return {**own, "kernel": self.kernel[index], "signs_checked": share}
+
     def __str__(self) -> str:
-        n, m = self.kernel.shape
-        signs = f"\n  signs of {self.signs_checked:.2%} of the entries checked"
-        return self._summary(f"Factored Schrödinger bridge {n} x {m}, {self.kernel.dtype}") + (
-            "" if self.signs_checked == 1 else signs
+        *batch, n, m = self.kernel.shape
+        size = f"{n} x {m}, " + (f"batch {tuple(batch)}, " if batch else "")
+        checked = np.min(self.signs_checked)
+        signs = f"\n  signs of {checked:.2%} of the entries checked"
+        return self._summary(f"Factored Schrödinger bridge {size}{self.kernel.dtype}") + (
+            "" if checked == 1 else signs
         )
 
 
@@ -214,7 +262,7 @@ def solve_factored(
     progress: bool = False,
     n_threads: int | None = None,
 ) -> FactoredBridge:
-    """The bridge from mu (N,) to nu (M,) over a factored kernel (DAC-10, D.1).
+    """The bridge from mu (..., N) to nu (..., M) over a factored kernel (DAC-10, D.1).
 
     Scalings :math:`u = \\mu / (K v)`, :math:`v = \\nu / (K^\\top u)`, in double for both types, through
     products with the factors: O((N + M) r_0 r_1) per visit. ``solver``, ``penalty``, ``init``, ``callback``
@@ -230,6 +278,9 @@ def solve_factored(
       entries up to 4e6, and beyond at whole rows and columns that are spread evenly over the kernel, as
       many as have 4e6 entries; ``signs_checked`` says which share that is. ``signs="all"`` looks at every
       entry whatever their number, which takes O(N M r).
+
+    The problems of a batch are solved one after another. Factors on a device are multiplied there, and the
+    scalings are on the host; ``on_negative="continue"`` is for the CPU.
 
     ``on_fail`` is that of :func:`qkcore.bridge`. Ways out: more rank, ``low_rank(A, r, nonnegative=True)``,
     ``positive_features``, or the exact operators, ``result.exact()``.
@@ -253,17 +304,36 @@ def solve_factored(
     _checks.one_of("on_negative", on_negative, ("stop", "continue"))
     fails = on_fail_option(on_fail)
     _checks.one_of("signs", signs, ("auto", "all"))
-    kernel = FactoredKernel(K, on_negative == "continue")
-    asked = ask(kernel, mu, nu, tol, max_iter, solver, penalty, init, n_threads)
-    fields = asked.solved(callback, progress)
-    return settle(_result(kernel, asked.problem, fields, signs), fails)
+    if on_negative == "continue" and not K.backend.host_arrays:
+        raise ValueError(
+            f'on_negative: wanted "stop" for a kernel on {K.device}, got "continue"; solve K.to_cpu()'
+        )
+    if K.batch and (callback is not None or progress):
+        raise ValueError("K: wanted one problem for a callback or a progress bar, got a batch")
+    b, follow = K.backend, on_negative == "continue"
+
+    def solved(one: Factored, mu: Any, nu: Any, init: Any) -> dict[str, Any]:
+        kernel = FactoredKernel(one, follow, mu)
+        asked = ask(kernel, mu, nu, tol, max_iter, solver, penalty, init, n_threads)
+        found = solved_fields(asked, not K.batch, callback, progress)
+        return _fields(kernel, asked.problem, found, signs)
+
+    if b.host_arrays and not K.batch:
+        return settle(FactoredBridge(kernel=K, **solved(K, mu, nu, init)), fails)
+    given = Vectors(K, mu, nu, init)
+    found = each_solved(K.batch, lambda k: solved(K[k] if K.batch else K, *given.of(k)))
+    for name in ("f", "g", "u", "v"):
+        found[name] = b.give(b.from_host(found[name]))
+    if not b.host_arrays:
+        found |= {"mu": mu, "nu": nu}
+    return settle(FactoredBridge(kernel=K, **found), fails)
 
 
 class FactoredKernel(BridgeKernel):
     """A factored kernel, in double precision whatever its dtype, and the signs of its scalings."""
 
-    def __init__(self, K: Factored, follow_signs: bool) -> None:
-        self.given, self.K = K, K._double()
+    def __init__(self, K: Factored, follow_signs: bool, mu: Any) -> None:
+        self.given, self.K, self.mu = K, K._double, mu
         self.shape, self.dtype = K.shape, K.dtype
         self.potentials = self.entries = np.dtype(np.float64)
         self.followed = follow_signs and not K.nonnegative
@@ -271,7 +341,13 @@ class FactoredKernel(BridgeKernel):
     @cached_property
     def native(self) -> Any:
         guard = 0 if self.given.nonnegative else 2 if self.followed else 1
-        return cpu.bridge_factors(self.K._left, self.K._right, guard)
+        if self.K.backend.host_arrays:
+            return cpu.bridge_factors(self.K._left, self.K._right, guard)
+        from ._device._factors import FactoredSweep
+
+        sweep = FactoredSweep(self.K, self.mu, guard > 0)
+        n, m = self.shape
+        return cpu.bridge_object(sweep, n, m, float(np.finfo(np.float64).eps))
 
     @property
     def kept(self) -> str:
@@ -298,10 +374,8 @@ class FactoredKernel(BridgeKernel):
         )
         sides = rows, columns
         sums = _sums(self.K, u, v, p.n_threads)
-        sizes = [
-            math.prod(np.sqrt(np.einsum("ci,ci->i", x, x)) for x in side)
-            for side in (self.K._left, self.K._right)
-        ]
+        here = self.K.to_cpu()
+        sizes = [_sizes(side) for side in (here._left, here._right)]
         terms = sum(r + 2 for r in self.K.ranks) + math.sqrt(max(self.K.shape))
         with np.errstate(over="ignore", invalid="ignore"):
             slack = float(np.abs(u) @ sizes[0] * (np.abs(v) @ sizes[1])) * terms
@@ -310,7 +384,7 @@ class FactoredKernel(BridgeKernel):
         small = math.prod(self.K.ranks) * sum(self.K.shape) <= _EXTENDED_TERMS
         if not (abs(found.error - p.tol) <= slack and small):
             return found
-        return judge(_extended_sums(self.K, u, v), sides, (f, g), 0.0, p.tol)
+        return judge(_extended_sums(here, u, v), sides, (f, g), 0.0, p.tol)
 
     def refuses(self, solver: str) -> str | None:
         if self.followed and solver not in ("auto", "alternating"):
@@ -322,26 +396,23 @@ class FactoredKernel(BridgeKernel):
         return super().automatic(symmetric) if self.given.nonnegative else "alternating"
 
 
-def _result(
+def _fields(
     kernel: FactoredKernel, p: Problem, fields: dict[str, Any], signs: str
-) -> FactoredBridge:
+) -> dict[str, Any]:
+    """The fields of the result of one problem, vectors of the host."""
     f, g, status = fields["f"], fields["g"], fields["status"]
     mass = _checks.total(p.mu) if p.balanced else 1.0
     u, v = kernel.scalings(f, g, mass)
     lost = bool((u[p.mu > 0] < 0).any() or (v[p.nu > 0] < 0).any())
-    negative: NegativeEntries | None = None
     checked = 1.0
     if status != "infeasible" and lost:
         status = "negative kernel"
     elif fields["converged"] and not kernel.given.nonnegative:
-        some, checked, negative = _signs(kernel, u, v, signs, p.n_threads)
+        some, checked = _signs(kernel, u, v, signs, p.n_threads)
         status = "negative entries" if some else status
     fields |= {name: fields[name].astype(kernel.dtype, copy=False) for name in ("f", "g")}
     fields |= {"status": status, "converged": status == "converged"}
-    result = FactoredBridge(kernel=kernel.given, u=u * mass, v=v, signs_checked=checked, **fields)
-    if negative is not None:
-        result.__dict__["negative"] = negative  # the cached property
-    return result
+    return fields | {"u": u * mass, "v": v, "signs_checked": checked}
 
 
 def _extended_sums(K: Factored, u: Real, v: Real) -> tuple[Any, Any]:
@@ -358,19 +429,18 @@ def _extended_sums(K: Factored, u: Real, v: Real) -> tuple[Any, Any]:
 
 def _signs(
     kernel: FactoredKernel, u: Real, v: Real, signs: str, n_threads: int
-) -> tuple[bool, float, NegativeEntries | None]:
-    """Whether negative entries were found, in which share of all entries, and their figures if in all."""
+) -> tuple[bool, float]:
+    """Whether negative entries were found, and in which share of all entries."""
     n, m = kernel.K.shape
     eps = float(np.finfo(kernel.dtype).eps)
     if signs == "all" or n * m <= _LOOKED_AT:
-        negative = kernel.K._negative(u, v, eps, n_threads)
-        return negative.count > 0, 1.0, negative
+        return kernel.K._negative(u, v, eps, n_threads).count > 0, 1.0
     count = max(1, _LOOKED_AT // (n + m))  # rows, and as many columns
     for K, scales in ((kernel.K, (u, v)), (kernel.K.T, (v, u))):
         chosen = np.unique(np.linspace(0, K.shape[0] - 1, count).round().astype(np.int64))
         if K._negative(*scales, eps, n_threads, rows=chosen).count:
-            return True, _share_of(count, n, m), None
-    return False, _share_of(count, n, m), None
+            return True, _share_of(count, n, m)
+    return False, _share_of(count, n, m)
 
 
 def _share_of(count: int, n: int, m: int) -> float:
@@ -379,8 +449,9 @@ def _share_of(count: int, n: int, m: int) -> float:
     return rows + cols - rows * cols
 
 
-def _sums(K: Factored, u: Real, v: Real, n_threads: int) -> tuple[Real, Real]:
-    return u * K._product(v, n_threads), v * K.T._product(u, n_threads)
+def _sums(K: Factored, u: Real, v: Real, n_threads: int | None) -> tuple[Real, Real]:
+    at = n_threads if K.backend.host_arrays else None  # a device takes no number of threads
+    return u * K._visit(v, at), v * K.T._visit(u, at)
 
 
 # ---- D.1's measures -----------------------------------------------------------------------------
@@ -426,16 +497,18 @@ def compression_errors(
     >>> compression_errors(b, qk.bridge(qk.scores.dense(np.log(A)), half, half)).coupling_rel_err < 1e-8
     True
     """
-    b = _checks.instance("b", b, FactoredBridge, "a FactoredBridge")
-    exact = _checks.instance("exact", exact, SchrodingerBridge, "a SchrodingerBridge")
+    exact = _checks.instance(
+        "exact", exact, SchrodingerBridge, "a SchrodingerBridge (qk.bridge of scores)"
+    )
     _checks.instance("b", b, FactoredBridge, "a FactoredBridge (qk.bridge of factors)")
+    _checks.one_problem("b", b.kernel.batch)
     n, m = b.kernel.shape
     _checks.shape("exact", exact.scores.shape, (n, m))
     latent = np.arange(m) / m if t is None else _checks.real_array("t", t)
     _checks.shape("t", latent.shape, (m,))
     _checks.finite("t", latent)
     latent = latent.astype(np.float64)
-    K = b.kernel._double()
+    K, (u, v) = b.kernel._double, b._scalings
     f, g = exact.f.astype(np.float64), exact.g.astype(np.float64)
     sums = np.zeros(4)  # squares of the kernel, its error, the coupling, its error
     maps = np.zeros((2, n))
@@ -446,7 +519,7 @@ def compression_errors(
         logits = exact.scores.rows(start, stop).to_numpy().astype(np.float64)
         true, ours = np.exp(logits), K._rows(start, stop)
         true_plan = np.exp(logits + f[start:stop, None] + g)
-        plan = b.u[start:stop, None] * ours * b.v
+        plan = u[start:stop, None] * ours * v
         sums += [np.square(x).sum() for x in (true, ours - true, true_plan, plan - true_plan)]
         rows[start:stop], cols = plan.sum(axis=1), cols + plan.sum(axis=0)
         smallest = [min(a, float(x.min())) for a, x in zip(smallest, (ours, plan), strict=True)]
@@ -454,7 +527,7 @@ def compression_errors(
         weights = np.exp(logits + g - (logits + g).max(axis=1, keepdims=True))
         maps[0, start:stop] = weights @ latent / weights.sum(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
-            maps[1, start:stop] = (ours @ (b.v * latent)) / (ours @ b.v)
+            maps[1, start:stop] = (ours @ (v * latent)) / (ours @ v)
     gaps = [e.cut_gap for e in _experts(b.kernel)]
     return CompressionErrors(
         kernel_rel_err=math.sqrt(sums[1] / sums[0]),
@@ -470,13 +543,6 @@ def compression_errors(
 
 
 # ---- arguments ----------------------------------------------------------------------------------
-
-
-def _experts(K: Factored) -> tuple[LowRank, ...]:
-    if isinstance(K, ProductOfFactors):
-        return K.experts
-    assert isinstance(K, LowRank)
-    return (K,)
 
 
 def _logits(expert: LowRank) -> Scores:

@@ -12,12 +12,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _device
+from . import _checks
+from ._backend import Backend, backend_of
+from ._batch import each
 from ._config import resolve_threads
+from ._host import HOST
 from ._lazy_scores import Real, Scores
 from ._linear import LinearMap
 from ._native import cpu
-from .operators import KernelOperator, MarkovOperator, kernel
+from .operators import KernelOperator, MarkovOperator, kernel, right_hand_side
 
 __all__ = ["Factored", "LowRank", "NegativeEntries", "ProductOfFactors"]
 
@@ -42,84 +45,185 @@ class NegativeEntries:
 
 
 class Factored(LinearMap):
-    """:math:`K_{ij} = \\prod_e \\sum_c L^e_{ic} R^e_{cj}`: applied through its factors, never formed."""
+    """:math:`K_{ij} = \\prod_e \\sum_c L^e_{ic} R^e_{cj}`: applied through its factors, never formed.
 
-    # Components first, points contiguous: what the engine streams.
-    _left: tuple[Real, ...]
-    _right: tuple[Real, ...]
+    Batch axes of the factors are those of the kernel, ``K[k]`` is one of them. Factors on a device are
+    applied there; entries are looked at through a copy of the factors on the host.
+    """
+
+    backend: Backend
+    # Components first, points contiguous: what the engines stream.
+    _left: tuple[Any, ...]
+    _right: tuple[Any, ...]
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """(N, M)."""
-        return self._left[0].shape[1], self._right[0].shape[1]
+    def batch(self) -> tuple[int, ...]:
+        """The lengths of the batch axes."""
+        return np.broadcast_shapes(*(f.shape[:-2] for f in (*self._left, *self._right)))
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(..., N, M)."""
+        return *self.batch, self._left[0].shape[-1], self._right[0].shape[-1]
 
     @property
     def dtype(self) -> np.dtype[Any]:
         """float32 or float64, as the factors came."""
-        return self._left[0].dtype
+        out: np.dtype[Any] = np.dtype(self._left[0].dtype)
+        return out
+
+    @property
+    def device(self) -> str:
+        """Where the factors are: "cpu", or e.g. "cuda:0"."""
+        return self.backend.place
 
     @property
     def ranks(self) -> tuple[int, ...]:
         """The rank of each expert."""
-        return tuple(f.shape[0] for f in self._left)
+        return tuple(f.shape[-2] for f in self._left)
 
     @property
     def T(self) -> Factored:
+        """The transposed kernel."""
+        return self._map(lambda e: e.T)
+
+    def _map(self, change: Callable[[LowRank], LowRank]) -> Factored:
+        """The same product of changed experts."""
         raise NotImplementedError
 
-    def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
-        """``K @ V`` for V of shape (M,) or (M, k): O((N + M) r_0 r_1 ... k) work."""
-        threads = resolve_threads(n_threads)
-        values = _right_hand_sides("V", V, self, axis=0)
-        return self._product(values, threads)
+    def __getitem__(self, index: Any) -> Factored:
+        """Kernels of a batch, by integers and slices for its leading axes."""
+        batch = self.batch
+        at = _index(index, batch)
+        return self._map(lambda e: e._part(at, batch))
 
-    def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
-        """``U @ K`` for U of shape (N,) or (k, N)."""
-        threads = resolve_threads(n_threads)
-        values = _right_hand_sides("U", U, self, axis=1)
-        return self.T._product(values.T, threads).T
+    def __len__(self) -> int:
+        """The length of the first batch axis."""
+        if not self.batch:
+            raise TypeError("len: wanted a batch of kernels, got one kernel; see K.shape")
+        return self.batch[0]
 
-    def _product(self, values: Real, n_threads: int) -> Real:
-        if len(self._left) == 1:  # a plain matrix: two products by BLAS
-            out: Real = self._left[0].T @ (self._right[0] @ values)
-            return out
-        vector = values.ndim == 1
-        z = np.ascontiguousarray(values[None, :] if vector else values.T)
-        found = cpu.factored_product(self._left, self._right, z, n_threads)
-        return found[0] if vector else found.T
+    def __bool__(self) -> bool:
+        return True
+
+    def __iter__(self) -> Iterator[Factored]:
+        return (self[k] for k in range(len(self)))
+
+    def apply(self, V: Any, *, n_threads: int | None = None, stream: Any = None) -> Any:
+        """``K @ V`` for V of shape (..., M) or (..., M, k): O((N + M) r_0 r_1 ... k) work."""
+        return self._applied("V", V, n_threads, stream)
+
+    def apply_left(self, U: Any, *, n_threads: int | None = None, stream: Any = None) -> Any:
+        """``U @ K`` for U of shape (..., N) or (..., k, N)."""
+        return self._applied_left("U", U, n_threads, stream)
+
+    def _applied(self, name: str, V: Any, n_threads: int | None = None, stream: Any = None) -> Any:
+        b = self.backend
+        at = b.at(n_threads, stream)
+        n = self.shape[-1]
+        values, vector = right_hand_side(name, V, self, n, at=-2, like="the factors")
+        return self._given(self._product(b.swap(values), at), vector, at)
+
+    def _applied_left(
+        self, name: str, U: Any, n_threads: int | None = None, stream: Any = None
+    ) -> Any:
+        b = self.backend
+        at = b.at(n_threads, stream)
+        n = self.shape[-2]
+        values, vector = right_hand_side(name, U, self, n, at=-1, like="the factors")
+        found = self.T._product(b.swap(values), at)
+        return self._given(found, True, at) if vector else b.give(found, None, at)
+
+    def _given(self, product: Any, vector: bool, at: int) -> Any:
+        """A product (..., k, N) as the caller has right-hand sides: vectors, or columns."""
+        b = self.backend
+        if vector:
+            return b.give(b.squeeze(b.swap(product)), None, at)
+        return b.turned(b.give(product, None, at))
+
+    def _product(self, z: Any, at: int) -> Any:
+        return self.backend.factored_product(self._left, self._right, z, at)
+
+    def _visit(self, x: Real, n_threads: int | None) -> Real:
+        """The product with a vector of the host (..., M), as one of the host."""
+        b = self.backend
+        out: Real = b.to_host(self._product(b.from_host(x[..., None, :]), b.at(n_threads)))
+        return out[..., 0, :]
 
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
-        """The kernel as an array (N, M), by BLAS, which has its own threads."""
-        resolve_threads(n_threads)
-        return self._rows(0, self.shape[0])
+        """The kernel as an array (..., N, M), by BLAS on the host, which has its own threads."""
+        self.backend.at(n_threads)
+        return self._rows(0, self.shape[-2])
 
     def _rows(self, start: int, stop: int) -> Real:
         """Rows start to stop as an array."""
-        out: Real = self._left[0][:, start:stop].T @ self._right[0]
-        for left, right in zip(self._left[1:], self._right[1:], strict=True):
-            out *= left[:, start:stop].T @ right
+        here = self.to_cpu()
+        out: Real | None = None
+        for left, right in zip(here._left, here._right, strict=True):
+            entries = left[..., start:stop].swapaxes(-1, -2) @ right
+            out = entries if out is None else out * entries
+        assert out is not None
         return out
+
+    def to_cpu(self) -> Factored:
+        """The same kernel with NumPy factors: itself where they are, else a copy that is kept."""
+        return self if self.backend.host_arrays else self._copy
+
+    @cached_property
+    def _copy(self) -> Factored:
+        return self._map(lambda e: e._moved(e.backend.to_host, HOST))
+
+    @cached_property
+    def _double(self) -> Factored:
+        """The same kernel with factors in double; the kernel itself when they are."""
+        if self.dtype == np.float64:
+            return self
+        wide = np.dtype(np.float64)
+        return self._map(lambda e: e._moved(lambda x: e.backend.converted(x, wide), e.backend))
+
+    def _scaled(self, rows: Real, columns: Real) -> Factored:
+        """rows_i K_ij columns_j in double, by the factors of one expert; NumPy vectors (..., N), (..., M)."""
+        expert, *others = (e for e in _experts(self._double))
+
+        def times(factor: Any, scale: Real) -> Any:
+            b = self.backend
+            return b.from_host(b.to_host(factor) * scale[..., None, :])
+
+        first = expert._of(
+            times(expert._left[0], rows), times(expert._right[0], columns), expert.backend
+        )
+        return ProductOfFactors(first, *others) if others else first
 
     @cached_property
     def nonnegative(self) -> bool:
         """Whether no factor has a negative entry, so that the kernel cannot have one."""
-        return all(float(f.min()) >= 0 for f in (*self._left, *self._right))
+        return all(self.backend.smallest(f) >= 0 for f in (*self._left, *self._right))
 
     def count_negative(self, *, n_threads: int | None = None) -> NegativeEntries:
-        """Counts the negative entries, tile by tile: O(N M r) work, O(N + M) memory.
+        """Counts the negative entries, tile by tile: O(N M r) work, O(N + M) memory, on the host.
 
         An entry counts when it is below 0 by more than the rounding of its own computation,
-        :math:`\\epsilon \\sum_e (r_e + 2) \\prod_e \\|L^e_i\\| \\|R^e_j\\|`.
+        :math:`\\epsilon \\sum_e (r_e + 2) \\prod_e \\|L^e_i\\| \\|R^e_j\\|`. Of a batch, a
+        :class:`qkcore.Batch` of them, whose fields are arrays.
 
         >>> import numpy as np, qkcore as qk
         >>> from qkcore.low_rank import LowRank
         >>> LowRank(np.array([[1.0], [2.0]]), np.array([[3.0, -1.0]])).count_negative()
         NegativeEntries(count=2, fraction=0.5, smallest=-2.0, mass=-3.0)
         """
-        n, m = self.shape
+        if batch := self.batch:
+            out: NegativeEntries = each(
+                batch, lambda k: self[k].count_negative(n_threads=n_threads)
+            )
+            return out
         one = self.dtype.type(1)
-        u, v = (np.full(k, one) for k in (n, m))
-        return self._negative(u, v, float(np.finfo(self.dtype).eps), resolve_threads(n_threads))
+        u, v = (np.full(k, one) for k in self.shape)
+        return self._negative(u, v, float(np.finfo(self.dtype).eps), self._threads(n_threads))
+
+    def _threads(self, n_threads: int | None) -> int:
+        """For what the host does with the factors."""
+        self.backend.at(n_threads)  # a device takes no number of threads
+        return resolve_threads(n_threads)
 
     def _negative(
         self,
@@ -130,15 +234,13 @@ class Factored(LinearMap):
         rows: npt.NDArray[np.int64] | None = None,
     ) -> NegativeEntries:
         """Of u_i K_ij v_j, for u, v >= 0 of the kernel's dtype; in all rows, or in those given."""
-        left = self._left if rows is None else tuple(f[:, rows] for f in self._left)
+        here = self.to_cpu()
+        left = here._left if rows is None else tuple(f[:, rows] for f in here._left)
         slack = eps * sum(r + 2 for r in self.ranks)
-        row_sizes, col_sizes = (
-            np.prod([np.sqrt(np.einsum("ci,ci->i", f, f)) for f in side], axis=0)
-            for side in (left, self._right)
-        )
+        row_sizes, col_sizes = _sizes(left), _sizes(here._right)
         count, smallest, mass = cpu.negative_entries(
             left,
-            self._right,
+            here._right,
             np.ascontiguousarray(u if rows is None else u[rows]),
             np.ascontiguousarray(v),
             row_sizes.astype(self.dtype, copy=False),
@@ -151,13 +253,21 @@ class Factored(LinearMap):
     def relative_error(self, exact: object) -> float:
         """:math:`\\|K - A\\|_F / \\|A\\|_F` (D.1), by blocks of rows: O(M) memory, O(N M r) work.
 
-        ``exact`` is an operator, an array, or scores (for their exponential, e.g. of ``qk.poe``).
+        ``exact`` is an operator, an array, or scores (for their exponential, e.g. of ``qk.poe``). Of a
+        batch, an array over it.
 
         >>> import numpy as np, qkcore as qk
         >>> from qkcore.low_rank import low_rank
         >>> low_rank(np.diag([4.0, 3.0]), 1).relative_error(np.diag([4.0, 3.0]))
         0.6
         """
+        if batch := self.batch:
+            got = _checks.array_shape("exact", exact)
+            if got != self.shape:
+                raise ValueError(f"exact: wanted shape {self.shape} like the factors, got {got}")
+            given: Any = exact
+            out: float = each(batch, lambda k: self[k].relative_error(given[k]))
+            return out
         blocks = _blocks("exact", exact, self.shape)
         off = size = 0.0
         for start, stop, block in blocks:
@@ -165,13 +275,16 @@ class Factored(LinearMap):
             size += float(np.square(block).sum())
         return math.sqrt(off / size) if size > 0 else math.inf if off > 0 else 0.0
 
-    def _double(self) -> Factored:
-        """The same kernel with factors in double; the kernel itself when they are."""
-        raise NotImplementedError
+    def _place(self) -> str:
+        return "" if self.device == "cpu" else f", device={self.device!r}"
+
+
+# What a kernel keeps of its factors, and a changed one must find anew.
+_KEPT = ("nonnegative", "_copy", "_double")
 
 
 class LowRank(Factored):
-    """A matrix left @ right of rank r, for left (N, r) and right (r, M) (DAC-10, D.1).
+    """A matrix left @ right of rank r, for left (..., N, r) and right (..., r, M) (DAC-10, D.1).
 
     The factors are kept with the points contiguous in memory; arrays that come otherwise are
     copied once. :func:`low_rank` makes one from an operator. Factors on a device give a kernel there.
@@ -185,82 +298,100 @@ class LowRank(Factored):
     array([4., 8.])
     """
 
-    def __new__(cls, left: Any = None, right: Any = None, **_: Any) -> Any:
-        if _device.on_device(left, right):
-            from ._device._factored import DeviceLowRank
-
-            return DeviceLowRank(left, right)
-        return super().__new__(cls)
-
     def __init__(
         self,
-        left: npt.ArrayLike,
-        right: npt.ArrayLike,
+        left: Any,
+        right: Any,
         *,
         method: str = "given",
         singular_values: Real | None = None,
-        cut_gap: float = math.nan,
-        error: float = math.nan,
+        cut_gap: Any = math.nan,
+        error: Any = math.nan,
         source: object = None,
     ) -> None:
-        l = _factor("left", left)
-        r = _factor("right", right)
+        b = self.backend = backend_of(left, right)
+        l, r = b.factor("left", left), b.factor("right", right)
         _checks.same_dtype("right", r, l.dtype, "left")
-        hint = "left is (N, r) and right (r, M)"
+        hint = "left is (..., N, r) and right (..., r, M)"
         _checks.shape(
-            "right", r.shape, (l.shape[1], "M"), why=f"after left of shape {l.shape}", do=hint
+            "right", r.shape[-2:], (l.shape[-1], "M"), why=f"after left of shape {l.shape}", do=hint
         )
-        self._left = (_points_contiguous(l.T),)
-        self._right = (_points_contiguous(r),)
+        _checks.broadcast("right", l.shape[:-2], r.shape[:-2])
+        self._left, self._right = (b.streamed(b.swap(l)),), (b.streamed(r),)
         self.method = method
         """how the factors were found: "given", "dense", "svds", "randomised", "nonnegative", ..."""
         self.singular_values = singular_values
-        """those that were kept, largest first; None for factors that are not of an SVD"""
+        """those that were kept (..., r), largest first; None for factors that are not of an SVD"""
         self.cut_gap = cut_gap
         """1 - s_{r+1} / s_r, the gap at which the truncation cuts; NaN when it is not known.
         Near 0 it cuts through a pair of equal singular values, and the result is one of many
-        equally good ones (erratum 11)."""
+        equally good ones (erratum 11). Of a batch, an array."""
         self.error = error
         """relative Frobenius error against the source where the method gives it, else NaN"""
         self.source = source
         """what was approximated: an operator, an array, or None"""
 
-    @property
-    def left(self) -> Real:
-        """The left factor, of shape (N, r)."""
-        return self._left[0].T
+    def _of(self, left: Any, right: Any, backend: Backend) -> LowRank:
+        """The same with other factors, which are checked and streamed already."""
+        out = copy.copy(self)
+        for name in _KEPT:
+            out.__dict__.pop(name, None)
+        out._left, out._right, out.backend = (left,), (right,), backend
+        return out
+
+    def _moved(self, move: Callable[[Any], Any], backend: Backend) -> LowRank:
+        return self._of(move(self._left[0]), move(self._right[0]), backend)
+
+    def _map(self, change: Callable[[LowRank], LowRank]) -> LowRank:
+        return change(self)
+
+    def __getitem__(self, index: Any) -> LowRank:
+        """Kernels of a batch, by integers and slices for its leading axes."""
+        return self._part(_index(index, self.batch), self.batch)
+
+    def _part(self, index: tuple[Any, ...], batch: tuple[int, ...]) -> LowRank:
+        out = self._moved(lambda x: self.backend.indexed(x, index, 2), self.backend)
+        own = index[len(batch) - len(self.batch) :]
+        for name in ("singular_values", "cut_gap", "error", "source"):
+            value = getattr(self, name)
+            if np.ndim(value) or len(getattr(value, "shape", ())) > 2:
+                found = value[own]
+                setattr(out, name, found.item() if np.ndim(found) == 0 else found)
+        return out
 
     @property
-    def right(self) -> Real:
-        """The right factor, of shape (r, M)."""
-        return self._right[0]
+    def left(self) -> Any:
+        """The left factor, of shape (..., N, r)."""
+        return self.backend.turned(self.backend.give(self._left[0]))
+
+    @property
+    def right(self) -> Any:
+        """The right factor, of shape (..., r, M)."""
+        return self.backend.give(self._right[0])
 
     @property
     def rank(self) -> int:
         """The number r of components."""
-        return len(self._left[0])
+        return self.ranks[0]
 
     @property
     def T(self) -> LowRank:
         """The transposed matrix."""
-        out = copy.copy(self)  # checked already
-        out._left, out._right = self._right, self._left
-        out.source = getattr(self.source, "T", None)
+        out = self._of(self._right[0], self._left[0], self.backend)
+        out.source = _turned(self.source)
         return out
 
     @property
-    def cuts_pair(self) -> bool:
+    def cuts_pair(self) -> Any:
         """Whether the truncation goes through nearly equal singular values (erratum 11)."""
         return self.cut_gap < PAIR
 
-    def _double(self) -> LowRank:
-        if self.dtype == np.float64:
-            return self
-        return LowRank(self.left.astype(np.float64), self.right.astype(np.float64))
-
     def __repr__(self) -> str:
-        text = f"LowRank(shape={self.shape}, rank={self.rank}, dtype={self.dtype}, {self.method}"
-        return text + (", cuts a pair of singular values)" if self.cuts_pair else ")")
+        text = (
+            f"LowRank(shape={self.shape}, rank={self.rank}, dtype={self.dtype}{self._place()}, "
+            f"{self.method}"
+        )
+        return text + (", cuts a pair of singular values)" if np.any(self.cuts_pair) else ")")
 
 
 # Singular values closer than this, relatively, count as equal.
@@ -273,7 +404,7 @@ class ProductOfFactors(Factored):
     :math:`(K z)_i = (L^0_i \\otimes L^1_i)\\cdot H` with
     :math:`H = \\sum_j z_j\\, R^0_j \\otimes R^1_j`, an array of :math:`r_0 \\times r_1` numbers: one visit
     of the right factors, one of the left ones, O((N + M) r_0 r_1) work and no N x M array. More than
-    two experts multiply their ranks likewise.
+    two experts multiply their ranks likewise; a device takes up to four.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore.low_rank import LowRank, ProductOfFactors
@@ -287,13 +418,6 @@ class ProductOfFactors(Factored):
 
     experts: tuple[LowRank, ...]
 
-    def __new__(cls, *factors: Any) -> Any:
-        if any(map(_device.is_factored, factors)):
-            from ._device._factored import DeviceProductOfFactors
-
-            return DeviceProductOfFactors(*factors)
-        return super().__new__(cls)
-
     def __init__(self, *factors: LowRank | ProductOfFactors) -> None:
         _checks.some("experts", len(factors), 1, "low-rank matrix")
         experts = tuple(
@@ -306,85 +430,91 @@ class ProductOfFactors(Factored):
                     "compress it with qk.low_rank(operator, rank), or take the product of exact "
                     "operators only"
                 )
-            if expert.shape != experts[0].shape or expert.dtype != experts[0].dtype:
+            first = experts[0]
+            if expert.device != first.device:
+                raise TypeError(
+                    f"experts[{k}]: wanted low-rank factors on {first.device} like the others, got some "
+                    f"on {expert.device}; move the factors to one place: LowRank(left, right) of arrays "
+                    "there, or to_cpu()"
+                )
+            if expert.shape[-2:] != first.shape[-2:] or expert.dtype != first.dtype:
                 raise ValueError(
-                    f"experts[{k}]: wanted shape {experts[0].shape} and {experts[0].dtype} like "
+                    f"experts[{k}]: wanted shape {first.shape} and {first.dtype} like "
                     f"experts[0], got {expert.shape} and {expert.dtype}; experts score the same pairs"
                 )
+            _checks.broadcast(f"experts[{k}]", first.batch, expert.batch)
+        most = experts[0].backend.most_experts
+        if most is not None and len(experts) > most:
+            raise ValueError(
+                f"experts: wanted at most {most} on a device, got {len(experts)}; "
+                "the CPU takes any number: use to_cpu() of them"
+            )
         if math.prod(e.rank for e in experts) > MOST_COMBINATIONS and len(experts) > 1:
             ranks = " x ".join(str(e.rank) for e in experts)
             raise ValueError(
                 f"experts: wanted ranks whose product is at most {MOST_COMBINATIONS}, got {ranks}; "
                 "the work per point is that product: lower the ranks, or use the exact operators"
             )
-        self.experts = experts
+        self._take(experts)
+
+    def _take(self, experts: tuple[LowRank, ...]) -> None:
+        self.experts, self.backend = experts, experts[0].backend
         self._left = tuple(e._left[0] for e in experts)
         self._right = tuple(e._right[0] for e in experts)
 
-    @property
-    def T(self) -> ProductOfFactors:
-        """The transposed kernel."""
+    def _map(self, change: Callable[[LowRank], LowRank]) -> ProductOfFactors:
         out = copy.copy(self)  # checked already
-        out.experts = tuple(e.T for e in self.experts)
-        out._left, out._right = self._right, self._left
+        for name in _KEPT:
+            out.__dict__.pop(name, None)
+        out._take(tuple(map(change, self.experts)))
         return out
-
-    def _double(self) -> ProductOfFactors:
-        if self.dtype == np.float64:
-            return self
-        return ProductOfFactors(*(e._double() for e in self.experts))
 
     def __repr__(self) -> str:
         ranks = " x ".join(map(str, self.ranks))
-        return f"ProductOfFactors(shape={self.shape}, ranks {ranks}, dtype={self.dtype})"
+        return f"ProductOfFactors(shape={self.shape}, ranks {ranks}, dtype={self.dtype}{self._place()})"
+
+
+def _experts(K: Factored) -> tuple[LowRank, ...]:
+    if isinstance(K, ProductOfFactors):
+        return K.experts
+    assert isinstance(K, LowRank)
+    return (K,)
+
+
+def _index(index: Any, batch: tuple[int, ...]) -> tuple[Any, ...]:
+    """One index for every batch axis."""
+    given = index if isinstance(index, tuple) else (index,)
+    if len(given) > len(batch):
+        raise IndexError(
+            f"index: wanted integers or slices for the batch axes {batch}, got {index!r}"
+        )
+    return (*given, *(slice(None),) * (len(batch) - len(given)))
+
+
+def _turned(source: Any) -> Any:
+    """The transpose of what was approximated."""
+    if isinstance(source, np.ndarray):
+        return source.swapaxes(-1, -2)
+    return getattr(source, "T", None)
+
+
+def _sizes(side: tuple[Real, ...]) -> Real:
+    """prod_e |L^e_i|, which bounds the terms that an entry is summed from."""
+    sizes = [np.sqrt(np.einsum("ci,ci->i", f, f)) for f in side]
+    out: Real = np.prod(sizes, axis=0)
+    return out
 
 
 # ---- arguments ----------------------------------------------------------------------------------
 
 
-def _factor(name: str, value: npt.ArrayLike) -> Real:
-    array = _checks.real_array(name, value)
-    if array.ndim != 2:
-        raise ValueError(
-            f"{name}: wanted a matrix, got shape {array.shape}; left is (N, r), right is (r, M)"
-        )
-    _checks.not_empty(name, array)
-    _checks.finite(name, array)
-    return array
-
-
-def _points_contiguous(array: Real) -> Real:
-    """(r, n) whose rows are contiguous: the array itself when they are."""
-    if array.shape[1] == 1 or array.strides[1] == array.itemsize:
-        return array if array.shape[1] > 1 else np.ascontiguousarray(array)
-    return np.ascontiguousarray(array)
-
-
-def _right_hand_sides(name: str, value: npt.ArrayLike, K: Factored, *, axis: int) -> Real:
-    array = _checks.real_array(name, value)
-    _checks.same_dtype(name, array, K.dtype, "the factors")
-    length = K.shape[1 - axis]
-    if array.ndim not in (1, 2) or array.shape[0 if axis == 0 else -1] != length:
-        wanted = f"({length}, k)" if axis == 0 else f"(k, {length})"
-        raise ValueError(
-            f"{name}: wanted shape ({length},) or {wanted} for a kernel of shape {K.shape}, got "
-            f"{array.shape}; " + ("did you mean U @ K?" if axis == 0 else "did you mean K @ V?")
-        )
-    _checks.not_empty(name, array)
-    _checks.finite(name, array)
-    return array
-
-
 def entries_of(name: str, operator: object) -> tuple[Callable[[int, int], Real], tuple[int, int]]:
     """A function that gives rows start to stop of an operator or array, and the shape."""
     if isinstance(operator, Factored):
-        return operator._rows, operator.shape
+        _checks.one_problem(name, operator.batch)
+        return operator._rows, (operator.shape[-2], operator.shape[-1])
     if isinstance(operator, (Scores, MarkovOperator, KernelOperator)):
-        if len(operator.shape) != 2:
-            raise ValueError(
-                f"{name}: wanted one matrix, got batch axes, shape {operator.shape}; "
-                "take the problems one by one"
-            )
+        _checks.one_problem(name, operator.shape[:-2])
         weight = "exp"
         if isinstance(operator, Scores):
             logits = operator
@@ -394,11 +524,12 @@ def entries_of(name: str, operator: object) -> tuple[Callable[[int, int], Real],
             logits, weight = operator.scores, operator.weight
         n, m = logits.shape
         return lambda a, b: kernel(logits.rows(a, b), weight).to_numpy(), (n, m)
-    array = _factor(name, operator)  # type: ignore[arg-type]  # whatever NumPy takes, or an error
+    array = HOST.factor(name, backend_of(operator).here(name, operator))
+    _checks.one_problem(name, array.shape[:-2])
     return lambda a, b: array[a:b], (array.shape[0], array.shape[1])
 
 
-def _blocks(name: str, exact: object, shape: tuple[int, int]) -> Iterator[tuple[int, int, Real]]:
+def _blocks(name: str, exact: object, shape: tuple[int, ...]) -> Iterator[tuple[int, int, Real]]:
     rows, got = entries_of(name, exact)
     if got != shape:
         raise ValueError(f"{name}: wanted shape {shape} like the factors, got {got}")

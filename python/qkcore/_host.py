@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from . import _checks
 from ._config import get_num_threads, resolve_threads
+from ._host_factors import HostFactors
 from ._native import cpu
 from ._rounding import PLAIN
 
@@ -57,7 +58,7 @@ class _Normalizer:
         return -self._parts[1], np.exp(-self._parts[2])[..., None]
 
 
-class Host:
+class Host(HostFactors):
     """The one instance is ``HOST``."""
 
     host_arrays = True
@@ -107,12 +108,14 @@ class Host:
             found.append((array, _checks.finite(name, array, minus_inf=True)))
         return found
 
-    def values(self, name: str, value: Any, dtype: np.dtype[Any]) -> tuple[Real, bool]:
+    def values(
+        self, name: str, value: Any, dtype: np.dtype[Any], like: str = "the scores"
+    ) -> tuple[Real, bool]:
         if type(value) is np.ndarray and cpu.plain_magnitude(value) >= 0:
             array, checked = value, True
         else:
             array, checked = _checks.real_array(name, value), False
-        _checks.same_dtype(name, array, dtype, "the scores")
+        _checks.same_dtype(name, array, dtype, like)
         return array, checked
 
     def check_finite(self, name: str, array: Real) -> None:
@@ -340,6 +343,9 @@ class Host:
         return array
 
     def visited(self, s: Scores) -> Scores:
+        return s
+
+    def returned(self, s: Scores) -> Scores:
         return s
 
     def visiting(self, s: Scores) -> Scores:

@@ -15,7 +15,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["LinearMap", "OperatorSum"]
+__all__ = ["LEFT", "RIGHT", "LinearMap", "OperatorSum"]
+
+# What errors call the arrays beside the operator, which have no other name there.
+LEFT, RIGHT = "left operand of @", "right operand of @"
 
 
 class LinearMap:
@@ -47,10 +50,20 @@ class LinearMap:
 
     def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
         """The product with V of shape (..., M, k) or (..., M)."""
-        raise NotImplementedError
+        out: Real = self._applied("V", V, n_threads)
+        return out
 
     def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
         """The product from the left with U of shape (..., N) or (..., k, N)."""
+        out: Real = self._applied_left("U", U, n_threads)
+        return out
+
+    def _applied(self, name: str, V: Any, n_threads: int | None = None) -> Any:
+        """The product with V, which the caller knows by this name."""
+        raise NotImplementedError
+
+    def _applied_left(self, name: str, U: Any, n_threads: int | None = None) -> Any:
+        """The product from the left with U, which the caller knows by this name."""
         raise NotImplementedError
 
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
@@ -58,10 +71,11 @@ class LinearMap:
         raise NotImplementedError
 
     def __matmul__(self, V: Any) -> Any:
-        return self.apply(V)
+        return self._applied(RIGHT, V)
 
     def __rmatmul__(self, U: npt.ArrayLike) -> Real:
-        return self.apply_left(U)
+        out: Real = self._applied_left(LEFT, U)
+        return out
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> npt.NDArray[Any]:
         return computed("operator", self.to_numpy(), dtype, copy)
@@ -84,19 +98,23 @@ class LinearMap:
 
     def matvec(self, x: npt.ArrayLike) -> Real:
         """``A @ x``, under SciPy's name."""
-        return self.apply(x)
+        out: Real = self._applied("x", x)
+        return out
 
     def rmatvec(self, x: npt.ArrayLike) -> Real:
         """``A.T @ x``, under SciPy's name."""
-        return self.T.apply(x)
+        out: Real = self.T._applied("x", x)
+        return out
 
     def matmat(self, X: npt.ArrayLike) -> Real:
         """``A @ X``, under SciPy's name."""
-        return self.apply(X)
+        out: Real = self._applied("X", X)
+        return out
 
     def rmatmat(self, X: npt.ArrayLike) -> Real:
         """``A.T @ X``, under SciPy's name."""
-        return self.T.apply(X)
+        out: Real = self.T._applied("X", X)
+        return out
 
     # ---- sums and multiples -------------------------------------------------------------------------
 
@@ -178,13 +196,11 @@ class OperatorSum(LinearMap):
         """The sum of the transposed operators."""
         return OperatorSum(tuple([(c, A.T) for c, A in self.parts]))
 
-    def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
-        """``(a A + b B + ...) @ V``."""
-        return self._sum(lambda A: A.apply(V, n_threads=n_threads))
+    def _applied(self, name: str, V: Any, n_threads: int | None = None) -> Any:
+        return self._sum(lambda A: A._applied(name, V, n_threads))
 
-    def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
-        """``U @ (a A + b B + ...)``."""
-        return self._sum(lambda A: A.apply_left(U, n_threads=n_threads))
+    def _applied_left(self, name: str, U: Any, n_threads: int | None = None) -> Any:
+        return self._sum(lambda A: A._applied_left(name, U, n_threads))
 
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
         """The sum as an array."""

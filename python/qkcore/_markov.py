@@ -12,7 +12,7 @@ from . import _checks, _dynamics
 from ._batch import each
 from ._dynamics import CurrentNorms, Regime
 from ._lazy_scores import Real
-from ._linear import LinearMap
+from ._linear import RIGHT, LinearMap
 
 __all__ = ["Composition", "Markov"]
 
@@ -53,7 +53,8 @@ class Markov(LinearMap):
     def __matmul__(self, V: Markov | npt.ArrayLike) -> Composition | Real:
         if isinstance(V, Markov):
             return _compose(self, V)
-        return self.apply(V)
+        out: Real = self._applied(RIGHT, V)
+        return out
 
     def __pow__(self, t: int) -> Composition:
         """t steps of the chain, as t products: never a power of the array."""
@@ -362,20 +363,20 @@ class Composition(Markov):
             return super()._current_norms(rho, n_threads)
         return self._in_float64()._current_norms(rho.astype(np.float64), n_threads)
 
-    def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
-        """``(A B ...) @ V``, from the right."""
+    def _applied(self, name: str, V: Any, n_threads: int | None = None) -> Any:
+        """From the right."""
         if not self.factors:
-            return _checks.real_array("V", V).copy()
-        out = self.factors[-1].apply(V, n_threads=n_threads)
+            return _checks.real_array(name, V).copy()
+        out = self.factors[-1]._applied(name, V, n_threads)
         for factor in reversed(self.factors[:-1]):
             out = factor.apply(out, n_threads=n_threads)
         return out
 
-    def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
-        """``U @ (A B ...)``, from the left."""
+    def _applied_left(self, name: str, U: Any, n_threads: int | None = None) -> Any:
+        """From the left."""
         if not self.factors:
-            return _checks.real_array("U", U).copy()
-        out = self.factors[0].apply_left(U, n_threads=n_threads)
+            return _checks.real_array(name, U).copy()
+        out = self.factors[0]._applied_left(name, U, n_threads)
         for factor in self.factors[1:]:
             out = factor.apply_left(out, n_threads=n_threads)
         return out

@@ -185,11 +185,6 @@ def bridge(
     weights: tuple[Any, Any] = mu, nu
     if isinstance(kernel, Factored):
         return solve_factored(kernel, weights[0], weights[1], on_fail=fails, **options, **shown)
-    if _device.is_factored(kernel):
-        raise TypeError(
-            f"kernel: wanted scores for a bridge on a device, got {kernel!r}; factored kernels are "
-            "solved on the CPU: pass kernel.to_cpu() and NumPy marginals"
-        )
     there = _device.is_scores(kernel)
     if not there and not isinstance(kernel, (Scores, MarkovOperator)) and is_given(kernel):
         fields = ask(GivenKernel(kernel), *weights, **options).solved(**shown)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _device, scores
+from . import _checks, scores
 from ._config import resolve_threads
 from ._factors import Factored, LowRank, ProductOfFactors
 from ._lazy_scores import Real, Scores
@@ -45,7 +45,7 @@ def poe(*experts: Any) -> Any:
            [0.12, 0.32]])
     """
     _checks.some("experts", len(experts), 1, "operator")
-    if any(isinstance(expert, Factored) or _device.is_factored(expert) for expert in experts):
+    if any(isinstance(expert, Factored) for expert in experts):
         return ProductOfFactors(*experts)
     from .magnetic import MagneticOperator, hadamard
 

@@ -7,12 +7,13 @@ it. Everything here counts and reports that; see ``solve_factored``.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _device
+from . import _checks
+from ._backend import Backend, backend_of
 from ._config import resolve_threads
 from ._factored_bridge import (
     CompressionErrors,
@@ -20,10 +21,11 @@ from ._factored_bridge import (
     compression_errors,
     solve_factored,
 )
-from ._factors import PAIR, Factored, LowRank, NegativeEntries, ProductOfFactors, entries_of
+from ._factors import PAIR, Factored, LowRank, NegativeEntries, ProductOfFactors
 from ._features import nystrom, positive_features
-from ._lazy_scores import Real
-from .operators import KernelOperator, MarkovOperator
+from ._host import HOST
+from ._lazy_scores import Real, Scores
+from .operators import KernelOperator, MarkovOperator, kernel
 
 __all__ = [
     "CompressionErrors",
@@ -80,6 +82,10 @@ def low_rank(
     operators without negative entries. The error is larger (``error`` gives it), and no entry can
     become negative: a bridge exists.
 
+    Of a batch, factors with the batch's axes, each problem's for itself, and figures that are arrays. Of an
+    operator on a device, factors there: its products are computed on the device, and the decompositions of
+    small matrices on the host.
+
     >>> import numpy as np, qkcore as qk
     >>> from qkcore.low_rank import low_rank
     >>> t = np.linspace(0, 2 * np.pi, 100, endpoint=False)
@@ -93,25 +99,76 @@ def low_rank(
     >>> float(round(low_rank(A, 7).relative_error(A), 6))
     0.021747
     """
-    if _device.on_device(A) or _device.is_scores(getattr(A, "scores", None)):
-        raise TypeError(
-            "A: wanted an operator or array on the CPU, where decompositions are computed, got "
-            f"{type(A).__name__} on a device; decompose it there, then move the factors: "
-            "LowRank(left, right) of device arrays"
-        )
-    rows, shape = entries_of("A", A)
     if isinstance(A, Factored):
         raise TypeError("A: wanted an exact operator or array, got one that is factored already")
+    shape = _checks.array_shape("A", A)
     r = _checks.integer("rank", rank)
-    if not 1 <= r <= min(shape):
-        raise ValueError(f"rank: wanted an integer from 1 to {min(shape)}, got {rank}")
+    if len(shape) > 1 and not 1 <= r <= min(shape[-2:]):
+        raise ValueError(f"rank: wanted an integer from 1 to {min(shape[-2:])}, got {rank}")
     _checks.one_of("method", method, _METHODS)
     if max_iter is not None:
         _checks.count("max_iter", max_iter)
     extra = _checks.count("n_oversamples", n_oversamples)
-    threads = resolve_threads(n_threads)
-    source = A if isinstance(A, (MarkovOperator, KernelOperator)) else rows(0, shape[0])
-    products = _Products(source, threads)
+    settings = _Settings(
+        r, method, nonnegative, keep_pairs, seed, extra, max_iter, resolve_threads(n_threads)
+    )
+    b = A.scores.backend if isinstance(A, (MarkovOperator, KernelOperator)) else backend_of(A)
+    given, source = _with_host_vectors(A, b)
+    batch = given.shape[:-2]
+    _checks.not_empty("A", np.broadcast_to(np.int8(0), shape))
+    found = [_one(given[k] if batch else given, settings) for k in np.ndindex(batch)]
+    gave = found[0] if not batch else _joined(found, batch)
+    left, right = (b.give(b.streamed(b.from_host(x))) for x in (gave.left, gave.right))
+    return LowRank(
+        b.turned(left),
+        right,
+        method=gave.method,
+        singular_values=gave.singular_values,
+        cut_gap=gave.cut_gap,
+        error=gave.error,
+        source=source,
+    )
+
+
+class _Settings(NamedTuple):
+    rank: int
+    method: str
+    nonnegative: bool
+    keep_pairs: bool
+    seed: int
+    extra: int
+    max_iter: int | None
+    n_threads: int
+
+
+class _Found(NamedTuple):
+    """The factors of one problem, points first on the left: (r, N) and (r, M)."""
+
+    left: Real
+    right: Real
+    method: str
+    singular_values: Real | None
+    cut_gap: Any
+    error: Any = math.nan
+
+
+def _with_host_vectors(A: Any, b: Backend) -> tuple[Any, Any]:
+    """The operator or array as it takes NumPy vectors, with its visits where it is; and the source as the
+    factors remember it."""
+    if isinstance(A, (MarkovOperator, KernelOperator)):
+        return A._with_host_vectors(), A
+    if isinstance(A, Scores):
+        array = kernel(A).to_numpy()
+    else:
+        array = HOST.factor("A", b.here("A", A))
+    return array, array
+
+
+def _one(A: Any, settings: _Settings) -> _Found:
+    """The factors of one operator or array."""
+    r, method = settings.rank, settings.method
+    products = _Products(A, settings.n_threads)
+    shape = products.shape
     if method == "auto":
         method = "dense" if min(shape) <= DENSE_UP_TO else "randomised"
     # One more than wanted, to see what the truncation cuts.
@@ -119,51 +176,62 @@ def low_rank(
     if method == "dense":
         array = products.array().astype(np.float64)
         U, s, Vt = np.linalg.svd(array, full_matrices=False)
-        dtype, products = products.dtype, _Products(array, threads)
+        dtype, products = products.dtype, _Products(array, settings.n_threads)
         products.dtype = dtype
         U, Vt = _same_basis_everywhere(U, s, Vt, k)
         U, s, Vt = U[:, :k], s[:k], Vt[:k]
     elif method == "svds":
         U, s, Vt = _svds(products, k)
     else:
-        size = min(r + extra, *shape)
-        start = np.random.default_rng(seed).standard_normal((shape[1], size))
-        U, s, Vt = _randomised(products, start, k, 30 if max_iter is None else max_iter)
+        size = min(r + settings.extra, *shape)
+        start = np.random.default_rng(settings.seed).standard_normal((shape[1], size))
+        most = 30 if settings.max_iter is None else settings.max_iter
+        U, s, Vt = _randomised(products, start, k, most)
     signs = np.sign(
         U[np.argmax(np.abs(U) > (1 - 1e-6) * np.abs(U).max(axis=0), axis=0), np.arange(len(s))]
     )
     signs[signs == 0] = 1
     U, Vt = U * signs, Vt * signs[:, None]
-    if keep_pairs:
+    if settings.keep_pairs:
         while r < len(s) and r >= 1 and _gap(s, r) < PAIR:
             r -= 1
         if r == 0:
             raise ValueError(
-                f"keep_pairs: wanted a gap among the first {rank} singular values, got all of them "
-                "equal; raise the rank, or pass keep_pairs=False"
+                f"keep_pairs: wanted a gap among the first {settings.rank} singular values, got all of "
+                "them equal; raise the rank, or pass keep_pairs=False"
             )
     gap = _gap(s, r)
     root = np.sqrt(s[:r])
     left, right = U[:, :r] * root, root[:, None] * Vt[:r]
-    values = s[:r].astype(products.dtype)
-    if nonnegative:
-        sweeps = 500 if max_iter is None else max_iter
-        left, right = _hals(products, left, right, sweeps)
-        found = LowRank(
-            left.astype(products.dtype),
-            right.astype(products.dtype),
-            method="nonnegative",
-            source=source,
+    dtype = products.dtype
+    if settings.nonnegative:
+        left, right = _hals(
+            products, left, right, 500 if settings.max_iter is None else settings.max_iter
         )
-        found.error = found.relative_error(source)
-        return found
-    return LowRank(
-        np.asfortranarray(left.astype(products.dtype)),
-        right.astype(products.dtype),
-        method=method,
-        singular_values=values,
-        cut_gap=gap,
-        source=source,
+        left, right = left.T.astype(dtype), right.astype(dtype)
+        error = LowRank(left.T, right).relative_error(A)
+        return _Found(left, right, "nonnegative", None, math.nan, error)
+    return _Found(left.T.astype(dtype), right.astype(dtype), method, s[:r].astype(dtype), gap)
+
+
+def _joined(found: list[_Found], batch: tuple[int, ...]) -> _Found:
+    """The factors of a batch. Ranks that ``keep_pairs`` has lowered are made equal by components of 0."""
+    rank = max(len(one.left) for one in found)
+
+    def padded(parts: list[Real]) -> Real:
+        out = np.zeros((len(parts), rank, *parts[0].shape[1:]), parts[0].dtype)
+        for to, part in zip(out, parts, strict=True):
+            to[: len(part)] = part
+        return out.reshape(*batch, *out.shape[1:])
+
+    values = [one.singular_values for one in found if one.singular_values is not None]
+    return _Found(
+        padded([one.left for one in found]),
+        padded([one.right for one in found]),
+        found[0].method,
+        padded(values) if values else None,
+        np.array([one.cut_gap for one in found]).reshape(batch),
+        np.array([one.error for one in found]).reshape(batch),
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, _device, _dynamics
-from ._backend import Normalizer
+from ._backend import Backend, Normalizer
 from ._bridge_check import widened
 from ._dynamics import CurrentNorms
 from ._host import WEIGHTS
@@ -65,8 +65,18 @@ class _Operator(LinearMap):
         ``out``: an array to write to. ``stream``: where to compute on a device (an integer handle, or a
         stream object of CuPy, PyTorch or CUDA Python); by default where the caller's library works now.
         """
+        return self._applied("V", V, n_threads, out, stream)
+
+    def _applied(
+        self,
+        name: str,
+        V: Any,
+        n_threads: int | None = None,
+        out: Any = None,
+        stream: Any = None,
+    ) -> Real:
         s, b = self._scores, self._scores.backend
-        values, vector = right_hand_side("V", V, s, s.n_cols, at=-2)
+        values, vector = right_hand_side(name, V, s, s.n_cols, at=-2)
         at = b.at(n_threads, stream)
         if out is None and b.host_arrays:
             here: Real = self._product(values, None, at)
@@ -81,8 +91,13 @@ class _Operator(LinearMap):
         self, U: npt.ArrayLike, *, n_threads: int | None = None, stream: Any = None
     ) -> Real:
         """The product from the left with U of shape (..., N) or (..., k, N): ``U @ A``."""
+        return self._applied_left("U", U, n_threads, stream)
+
+    def _applied_left(
+        self, name: str, U: Any, n_threads: int | None = None, stream: Any = None
+    ) -> Real:
         s, b = self._scores, self._scores.backend
-        values, vector = right_hand_side("U", U, s, s.n_rows, at=-1)
+        values, vector = right_hand_side(name, U, s, s.n_rows, at=-1)
         at = b.at(n_threads, stream)
         product = self.T._product(values, None, at)
         found: Real = (
@@ -285,7 +300,7 @@ class MarkovOperator(_Operator, Markov):
         if weights is None:
             n, b = self.shape[-2], self._scores.backend
             weights = b.give(b.from_host(np.full(n, 1 / n, self.dtype)))
-        return self.apply_left(weights, n_threads=n_threads)
+        return self._applied_left("weights", weights, n_threads)
 
     def sinks(self, factor: float = 10.0, *, n_threads: int | None = None) -> npt.NDArray[np.bool_]:
         """True for columns that receive more than ``factor`` times the average mass, (..., M); NumPy."""
@@ -435,6 +450,10 @@ class KernelOperator(_Operator):
         """Kernels of a batch, by integers and slices for its leading axes."""
         return type(self)(self._scores[index], self.weight)
 
+    def _with_host_vectors(self) -> KernelOperator:
+        here = self._scores.backend.visited(self._scores)
+        return self if here is self._scores else KernelOperator(here, self.weight)
+
     def _product(self, values: Any, target: Any, at: int) -> Any:
         return self._scores.backend.product(self._scores, self.weight, values, target, at)
 
@@ -508,11 +527,11 @@ def _log_relative(weights: Real) -> Real:
 
 
 def right_hand_side(
-    name: str, value: npt.ArrayLike, s: Scores, length: int, *, at: int
+    name: str, value: npt.ArrayLike, s: Any, length: int, *, at: int, like: str = "the scores"
 ) -> tuple[Any, bool]:
-    """The right-hand sides as (..., length, k), and whether they were one vector."""
-    b = s.backend
-    given, checked = b.values(name, value, s.dtype)
+    """The right-hand sides of scores or factors as (..., length, k), and whether they were one vector."""
+    b: Backend = s.backend
+    given, checked = b.values(name, value, s.dtype, like)
     n_batch = len(s.batch)
     # One vector for every problem of the batch, or one each.
     vector = given.ndim in (1, n_batch + 1)

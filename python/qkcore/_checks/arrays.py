@@ -40,7 +40,8 @@ def real_array(name: str, value: npt.ArrayLike) -> Real:
         array = _from_elsewhere(name, value)
     dtype = array.dtype
     if dtype is not _FLOAT64 and dtype is not _FLOAT32 and dtype not in (_FLOAT32, _FLOAT64):
-        hint = f"{name}.real" if dtype.kind == "c" else f"{name}.astype(np.float64)"
+        it = code(name)
+        hint = f"{it}.real" if dtype.kind == "c" else f"{it}.astype(np.float64)"
         raise TypeError(
             f"{name}: wanted float32 or float64 in native byte order, got {dtype}; pass {hint}"
         )
@@ -49,13 +50,18 @@ def real_array(name: str, value: npt.ArrayLike) -> Real:
         if stride % itemsize:
             raise ValueError(
                 f"{name}: wanted strides that are multiples of the item size, got {array.strides} "
-                f"for {dtype}; pass np.ascontiguousarray({name})"
+                f"for {dtype}; pass np.ascontiguousarray({code(name)})"
             )
     if not array.flags.aligned:
         raise ValueError(
-            f"{name}: wanted an aligned array, got an unaligned one; pass {name}.copy()"
+            f"{name}: wanted an aligned array, got an unaligned one; pass {code(name)}.copy()"
         )
     return array
+
+
+def code(name: str) -> str:
+    """How a piece of code in a message refers to the argument: operands of @ have no name."""
+    return "it" if " " in name else name
 
 
 def converted(name: str, value: npt.ArrayLike, dtype: np.dtype[Any], other: str) -> Real:
@@ -148,7 +154,7 @@ def same_dtype(name: str, array: Real, dtype: np.dtype[Any], other: str) -> None
     if array.dtype != dtype:
         raise TypeError(
             f"{name}: wanted {dtype} like {other}, got {array.dtype}; "
-            f"convert one of them, e.g. {name}.astype(np.{dtype})"
+            f"convert one of them, e.g. {code(name)}.astype(np.{dtype})"
         )
 
 
@@ -165,7 +171,7 @@ def finite_or_masked(name: str, array: Real, *, minus_inf: bool = True) -> tuple
         wanted = "numbers below +inf (-inf masks an entry)" if minus_inf else "finite numbers"
         raise ValueError(
             f"{name}: wanted {wanted}, got {' and '.join(kinds)}; "
-            f"find them with ~np.isfinite({name}) and remove or replace them"
+            f"find them with ~np.isfinite({code(name)}) and remove or replace them"
         )
     return largest, bool(found & 4)
 
@@ -241,6 +247,29 @@ def matrix_w(
             f"got {shape}; check which of X and Y it multiplies"
         )
     return left, right
+
+
+def square_matrices(name: str, shape: tuple[int, ...]) -> None:
+    """Refuses what is no square matrix, nor one for each problem of a batch."""
+    if len(shape) < 2 or shape[-1] != shape[-2]:
+        raise ValueError(f"{name}: wanted a square matrix, got shape {shape}")
+
+
+def array_shape(name: str, value: object) -> tuple[int, ...]:
+    """The shape of an operator or of an array."""
+    shape = getattr(value, "shape", None)
+    if not isinstance(shape, tuple):
+        raise TypeError(f"{name}: wanted an operator or an array, got {type(value).__name__}")
+    return shape
+
+
+def factor_shape(name: str, shape: tuple[int, ...]) -> None:
+    """Refuses a factor of a low-rank kernel that is no matrix, nor one for each problem."""
+    if len(shape) < 2:
+        raise ValueError(
+            f"{name}: wanted a matrix, or one for each problem of a batch, got shape {shape}; left is "
+            "(..., N, r), right is (..., r, M)"
+        )
 
 
 def _small_matrix(name: str, value: npt.ArrayLike, dtype: np.dtype[Any]) -> Real:

@@ -7,7 +7,7 @@ from typing import Any, TypeGuard
 
 from ._where import on_device, place
 
-__all__ = ["is_factored", "is_scores", "on_device", "place", "to_host"]
+__all__ = ["is_scores", "on_device", "place", "to_host"]
 
 
 def is_scores(s: object) -> TypeGuard[Any]:
@@ -21,12 +21,3 @@ def to_host(name: str, array: object) -> Any:
 
     c = Context(array)
     return c.download(c.take(name, array))
-
-
-def is_factored(K: object) -> TypeGuard[Any]:
-    """Whether this is a low-rank kernel of device arrays."""
-    if not hasattr(K, "_context"):
-        return False
-    from ._factored import DeviceFactored
-
-    return isinstance(K, DeviceFactored)

@@ -45,9 +45,10 @@ class Context:
         where = device_of(x)
         if where is None or where[0] not in CUDA:
             got = "NumPy array" if isinstance(x, np.ndarray) else type(x).__name__
+            move = self.library.hint(_checks.code(name), self.device)
             raise TypeError(
                 f"{name}: wanted an array on cuda:{self.device} like the others, got a {got} on the CPU; "
-                f"move it there, e.g. {self.library.hint(name, self.device)}, or use CPU arrays only"
+                f"move it there, e.g. {move}, or use CPU arrays only"
             )
         if where[1] != self.device:
             raise ValueError(
@@ -123,7 +124,7 @@ class Context:
             wanted = "numbers below +inf (-inf masks an entry)" if minus_inf else "finite numbers"
             raise ValueError(
                 f"{name}: wanted {wanted}, got {' and '.join(kinds)}; "
-                f"find them with ~isfinite({name}) and remove or replace them"
+                f"find them with ~isfinite({_checks.code(name)}) and remove or replace them"
             )
         return figures["largest"]
 

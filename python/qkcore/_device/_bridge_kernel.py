@@ -41,12 +41,16 @@ class DeviceKernel(ScoresKernel):
         mu: Real,
         penalty: float = math.inf,
         max_memory: float | None = None,
+        *,
+        potentials: Any = None,
+        name: str = "kernel",
     ) -> None:
-        self.there, self.max_memory, self.name = s, max_memory, "kernel"
+        self.there, self.max_memory, self.name = s, max_memory, name
         self.shape, self.batch = s.shape, s.batch
-        self.dtype = self.entries = self.potentials = s.dtype
+        self.dtype = self.entries = s.dtype
+        self.potentials = np.dtype(s.dtype if potentials is None else potentials)
         self.cuda: Any = s.backend
-        full_precision("kernel", s)
+        full_precision(name, s)
         self.stored = keeps_weights(s, max_memory)
         self._masses = mu, penalty
 

@@ -11,7 +11,8 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._host import WEIGHTS
-from ._arrays import Context, largest_score
+from ._arrays import largest_score
+from ._factors import DeviceFactors
 
 if TYPE_CHECKING:
     from .._lazy_scores import Scores
@@ -38,7 +39,7 @@ class _Normalizer:
         return None
 
 
-class Cuda(Context):
+class Cuda(DeviceFactors):
     """One device, and the array library of the first device array of a call."""
 
     host_arrays = False
@@ -106,8 +107,11 @@ class Cuda(Context):
             for (name, x), found in zip(arrays, figures, strict=True)
         ]
 
-    def values(self, name: str, value: Any, dtype: np.dtype[Any]) -> tuple[Any, bool]:
-        return self.take(name, value, dtype=self.inputs, like="the scores"), False
+    def values(
+        self, name: str, value: Any, dtype: np.dtype[Any], like: str = "the scores"
+    ) -> tuple[Any, bool]:
+        short = self.inputs not in ("float32", "float64")
+        return self.take(name, value, dtype=self.inputs if short else str(dtype), like=like), False
 
     def check_finite(self, name: str, array: Any) -> None:
         self.finite(name, self.figures((name, array, None))[0])
@@ -330,6 +334,11 @@ class Cuda(Context):
         from ._visits import visited
 
         return visited(s)
+
+    def returned(self, s: Scores) -> Scores:
+        from ._visits import visits
+
+        return visits(s).on_device(s)
 
     def visiting(self, s: Scores) -> Scores:
         from ._visits import visiting

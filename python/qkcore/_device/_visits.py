@@ -167,6 +167,7 @@ def full_precision(name: str, s: Scores) -> None:
 
 def visiting(s: Scores, cuda: Cuda) -> Scores:
     """The same scores of NumPy arrays, which are uploaded when they are visited first."""
+    cuda.inputs = cuda.inputs or str(s.dtype)
     backend = _Visits(cuda)
     return Scores(s.dtype, s.batch, s.n_rows, s.n_cols, s.terms, bound=s.bound, backend=backend)
 

@@ -129,7 +129,7 @@ def _map_figures(t: Array, mu: Array, full: Array, short: Array) -> dict[str, fl
     """How flat a latent map is where the source has its mass, and what truncation does to it.
 
     ``slope`` is that of the regression of t' on t under mu: 1 for the identity, 0 for a plateau.
-    ``change``: the root mean square of what truncation changes, over all t; ``change_under_source``: under mu.
+    ``change``: the root mean square of what truncation changes, over t; ``change_under_source``: under mu.
     """
     mean, image = float(mu @ t), float(mu @ full)
     slope = float(mu @ ((t - mean) * (full - image)) / (mu @ np.square(t - mean)))

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from .._bridge_kernels import ScoresKernel
+from .._backend import Backend, backend_of
+from .._bridge_batch import solve_batch
+from .._bridge_fields import each_solved, solved_fields
+from .._bridge_kernels import BridgeKernel, ScoresKernel
 from .._bridge_problem import TOLERANCES, Problem, memory_limit
-from .._bridge_solve import solve_one
+from .._bridge_solve import Asked, solve_one
 from .._config import resolve_threads
 from .._convergence import WarnsOnUse, on_fail_option, settle
-from .._lazy_scores import Real, Scores
+from .._host import HOST
+from .._lazy_scores import Real
 from .._native import cpu
 from .._words import Ended
 from ..operators import MarkovOperator, softmax
@@ -24,86 +29,140 @@ from ..scores import distance
 
 __all__ = ["BarycentricMap", "barycentric"]
 
-_SOFTMAX = cpu.WEIGHTS.index("softmax")
-
 
 @dataclass(frozen=True, eq=False)
 class BarycentricMap(Ended, WarnsOnUse):
-    """:math:`B_{\\rho,\\varepsilon}` of a weighted cloud: its values, and how the solve went."""
+    """:math:`B_{\\rho,\\varepsilon}` of a weighted cloud: its values, and how the solve went.
 
-    X: Real = field(repr=False)
-    """the support (N, d)"""
+    Of a batch of clouds every field has the batch axes in front, and ``B[k]`` is the map of one cloud. Of a
+    cloud on a device, ``X`` and ``values`` are there; the weights and potentials are NumPy's.
+    """
+
+    X: Any = field(repr=False)
+    """the support (..., N, d)"""
     weights: npt.NDArray[np.float64] = field(repr=False)
-    """masses of the support (N,), of sum 1"""
+    """masses of the support (..., N), of sum 1"""
     epsilon: float
-    values: Real = field(repr=False)
-    """B at the support (N, d): the mean of Y given X = x_i"""
+    values: Any = field(repr=False)
+    """B at the support (..., N, d): the mean of Y given X = x_i"""
     potential: npt.NDArray[np.float64] = field(repr=False)
     """g with :math:`\\Pi_{ij} = e^{g_i + g_j - |x_i-x_j|^2/2\\varepsilon}`; -inf where the weight is 0"""
-    status: str
+    status: Any
     """"converged", or why not: "iteration limit", "stagnated" (at the precision of the dtype)"""
-    converged: bool
+    converged: Any
     """the marginal was met within ``tol`` at a final check from the points"""
-    n_iter: int
+    n_iter: Any
     """visits of all entries that the solve took"""
     errors: npt.NDArray[np.float64] = field(repr=False)
-    """L1 error of the marginal at each visit"""
-    error: float
+    """L1 error of the marginal at each visit; of a batch, the last one of each cloud"""
+    error: Any
     """L1 error of the marginal at the final check"""
     tol: float
-    method: str
+    method: Any
     """how the entries were kept: "stored" (the upper triangle) or "on the fly"."""
     n_threads: int = field(repr=False, default=1)
     on_fail: str = field(default="ignore", repr=False)
     """what :func:`barycentric` was told to do when the solve did not converge"""
 
     @property
-    def n_visits(self) -> int:
+    def n_visits(self) -> Any:
         """As ``n_iter``."""
         return self.n_iter
 
     @cached_property
     def operator(self) -> MarkovOperator:
         """The conditional law of Y given X = x_i as a Markov operator (N x N), nothing formed."""
-        return softmax(_scores(self.X, self.epsilon).shift(columns=self._columns))
+        return softmax(distance(self.X, beta=_beta(self.epsilon)).shift(columns=self._columns))
 
     @property
-    def self_weight(self) -> float:
+    def self_weight(self) -> Any:
         """:math:`\\sum_i\\Pi_{ii}`: the mass that stays on its own point, 1 when no point sees another.
 
         For particles drawn from a law it tells how far their map is from the law's: the displacement
         :math:`B - x` falls short by about this fraction.
         """
-        return float(np.exp(2 * self.potential).sum())
+        found = np.exp(2 * self.potential).sum(axis=-1)
+        return found if found.ndim else float(found)
 
-    def __call__(self, Y: npt.ArrayLike) -> Real:
-        """B at new points (M, d): the mean of the support under :math:`e^{g_j-|y-x_j|^2/2\\varepsilon}`."""
-        points, _ = _checks.points("Y", Y)
-        _checks.one_problem("Y", points.shape[:-2])
-        _checks.same_dtype("Y", points, self.X.dtype, "the support")
-        _checks.same_space("Y", points.shape[1], self.X.shape[1], "the support")
-        s = distance(points, self.X, beta=_beta(self.epsilon)).shift(columns=self._columns)
-        values: Real = softmax(s).apply(self.X, n_threads=self.n_threads)
-        return values
+    def __getitem__(self, index: Any) -> BarycentricMap:
+        """The map of one cloud of a batch, or of some."""
+        if not np.ndim(self.converged):
+            raise TypeError("index: wanted a batch of maps, got the map of one cloud; see B.values")
+        names = (
+            "status",
+            "converged",
+            "n_iter",
+            "error",
+            "method",
+            "weights",
+            "potential",
+            "errors",
+        )
+        parts = {name: getattr(self, name)[index] for name in names}
+        if not np.ndim(parts["converged"]):
+            parts |= {"status": str(parts["status"]), "method": str(parts["method"])}
+            parts |= {name: parts[name].item() for name in ("converged", "n_iter", "error")}
+            parts["errors"] = np.atleast_1d(parts["errors"])
+        b = backend_of(self.X)
+        at = index if isinstance(index, tuple) else (index,)
+        at = (*at, *(slice(None),) * (np.ndim(self.converged) - len(at)))
+        for name in ("X", "values"):
+            whole = b.points((name, name), getattr(self, name), None)[0]
+            parts[name] = b.give(b.indexed(whole, at, 2))
+        return replace(self, **parts)
 
-    def score(self, Y: npt.ArrayLike | None = None) -> Real:
+    def __call__(self, Y: npt.ArrayLike) -> Any:
+        """B at new points (..., M, d): the mean of the support under
+        :math:`e^{g_j-|y-x_j|^2/2\\varepsilon}`."""
+        b = backend_of(self.X, Y)
+        points = b.points(("Y", "Y"), Y, None)[0]
+        _checks.same_dtype("Y", points, self._dtype, "the support")
+        _checks.same_space("Y", points.shape[-1], self.X.shape[-1], "the support")
+        if points.ndim > 2 and not np.ndim(
+            self.converged
+        ):  # many clouds under one map are one cloud
+            here = b.here("Y", Y)
+            flat = self(b.give(b.from_host(here.reshape(-1, here.shape[-1]))))
+            return b.give(b.from_host(b.here("values", flat).reshape(here.shape)))
+        s = distance(Y, self.X, beta=_beta(self.epsilon)).shift(columns=self._columns)
+        threads = self.n_threads if s.backend.host_arrays else None
+        return softmax(s).apply(self.X, n_threads=threads)
+
+    def score(self, Y: npt.ArrayLike | None = None) -> Any:
         """:math:`2(B(x) - x)/\\varepsilon`, near :math:`\\nabla\\log\\rho(x)` for small epsilon."""
-        at = self.X if Y is None else _checks.points("Y", Y)[0]
-        values = self.values if Y is None else self(Y)
-        found: Real = (values - at) * self.X.dtype.type(2 / self.epsilon)
-        return found
+        b = backend_of(self.X)
+        at = b.here("X", self.X) if Y is None else _checks.points("Y", b.here("Y", Y))[0]
+        values = b.here("values", self.values if Y is None else self(Y))
+        return b.give(b.from_host((values - at) * at.dtype.type(2 / self.epsilon)))
 
     @cached_property
-    def _columns(self) -> Real:
-        return self.potential.astype(self.X.dtype)
+    def _columns(self) -> Any:
+        b = backend_of(self.X)
+        return b.give(b.from_host(self.potential.astype(str(self._dtype))))
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        """float32 or float64, that of the points."""
+        return np.dtype(str(self.X.dtype).rpartition(".")[2])
+
+    def _given(self, where: Backend) -> BarycentricMap:
+        """The map of a cloud of the host, as one of the place that it came from."""
+        if where.host_arrays:
+            return self
+        X, values = (where.give(where.from_host(x)) for x in (self.X, self.values))
+        return replace(self, X=X, values=values)
 
     def __str__(self) -> str:
-        n, d = self.X.shape
-        state = "converged" if self.converged else f"not converged ({self.status})"
+        *batch, n, d = self.X.shape
+        state = "converged" if np.all(self.converged) else f"not converged ({self.status})"
+        if batch:
+            state = f"{int(np.sum(self.converged))} of {np.size(self.converged)} converged"
+        clouds = f", batch {tuple(batch)}" if batch else ""
+        methods = ", or ".join(sorted(set(np.ravel(self.method).tolist())))
         return (
-            f"Barycentric projection of {n} points in dimension {d}, epsilon {self.epsilon:g}: {state}\n"
-            f"  {self.n_iter} visits ({self.method}), marginal error {self.error:.3g} "
-            f"(tolerance {self.tol:.3g})"
+            f"Barycentric projection of {n} points in dimension {d}{clouds}, epsilon {self.epsilon:g}: "
+            f"{state}\n  {np.max(self.n_iter)} visits ({methods}), marginal error "
+            f"{np.max(self.error):.3g} (tolerance {self.tol:.3g})"
         )
 
 
@@ -122,7 +181,7 @@ def barycentric(
     on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> BarycentricMap:
-    """The barycentric projection of the bridge from a cloud X (N, d) to itself (ISB-1).
+    """The barycentric projection of the bridge from a cloud X (..., N, d) to itself (ISB-1).
 
     .. math:: B_{\\rho,\\varepsilon}(x) = E[Y | X = x], \\qquad
        \\Pi_{ij} = e^{g_i + g_j - |x_i - x_j|^2/2\\varepsilon},\\quad
@@ -136,7 +195,8 @@ def barycentric(
     definite kernel, where that is safe, else the averaged symmetric update. ``tol`` bounds the L1 error
     of the marginal (default 1e-9, in float32 1e-5). ``init``: an earlier result on as many points, or a
     potential. ``max_memory``: bytes for the upper triangle of the kernel (default 256 MB; 0: entries are
-    computed at every visit, in O(N) memory).
+    computed at every visit, in O(N) memory). The clouds of a batch are solved in one call, each for itself;
+    ``weights`` are then (..., N). Clouds on a device are solved there.
 
     The values are computed at once, so a solve that did not converge leads to a
     :class:`qkcore.ConvergenceWarning` here; ``on_fail="raise"`` or ``"ignore"`` as in :func:`qkcore.bridge`.
@@ -152,10 +212,12 @@ def barycentric(
     array([[0.]])
     """
     fails = on_fail_option(on_fail)
+    where = backend_of(X)
     x, epsilon = cloud(X, epsilon)
-    options = solver_options(x, tol, max_iter, max_memory, n_threads)
-    w = masses("weights", weights, x)
-    found = settle(solve(x, epsilon, w, start(init, w), options), fails)
+    options = solver_options(x, tol, max_iter, max_memory, n_threads, where)
+    w = masses("weights", weights, x, where)
+    found = solve(x, epsilon, w, start(init, w), options)
+    found = settle(found._given(where), fails)
     found._used()
     return found
 
@@ -168,6 +230,9 @@ class Options(NamedTuple):
     max_iter: int
     scratch: Real | None
     n_threads: int
+    max_memory: float | None = None
+    where: Backend = HOST
+    """where visits run; points are arrays of the host all along, O(N d) numbers beside N^2 entries"""
 
 
 def solver_options(
@@ -176,22 +241,26 @@ def solver_options(
     max_iter: int,
     max_memory: float | None,
     n_threads: int | None,
+    where: Backend = HOST,
 ) -> Options:
     """Checked options; the room for the triangle is made here, once for all steps of a flow."""
     tol = TOLERANCES[x.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
     _checks.count("max_iter", max_iter)
     limit = memory_limit(max_memory)
+    where.at(n_threads)  # a device takes no number of threads
+    threads = resolve_threads(n_threads)
+    if x.ndim > 2 or not where.host_arrays:
+        return Options(tol, int(max_iter), None, threads, limit, where)
     size = cpu.triangle_scratch(len(x), x.dtype.itemsize == 4, -1.0 if limit is None else limit)
     scratch = np.empty(size, x.dtype) if size else None
-    return Options(tol, int(max_iter), scratch, resolve_threads(n_threads))
+    return Options(tol, int(max_iter), scratch, threads)
 
 
 def cloud(X: npt.ArrayLike, epsilon: float) -> tuple[Real, float]:
-    """One cloud of points (N, d), and the temperature."""
-    x, largest = _checks.points("X", X)
-    _checks.one_problem("X", x.shape[:-2])
+    """Points (..., N, d) as arrays of the host, and the temperature."""
+    x, largest = _checks.points("X", backend_of(X).here("X", X))
     epsilon = _checks.representable("epsilon", _checks.positive("epsilon", epsilon), x.dtype)
-    top = 2 * x.shape[1] * largest * largest / epsilon  # of |x - y|² / 2 epsilon
+    top = 2 * x.shape[-1] * largest * largest / epsilon  # of |x - y|² / 2 epsilon
     if not top <= float(np.finfo(x.dtype).max):
         raise OverflowError(
             f"epsilon: |x - y|²/2 epsilon can reach {top:.1e}, which overflows {x.dtype}; raise epsilon "
@@ -200,17 +269,24 @@ def cloud(X: npt.ArrayLike, epsilon: float) -> tuple[Real, float]:
     return x, epsilon
 
 
-def masses(name: str, weights: npt.ArrayLike | None, x: Real) -> npt.NDArray[np.float64]:
-    """Weights of the points, of sum 1."""
-    n = len(x)
+def masses(
+    name: str, weights: npt.ArrayLike | None, x: Real, where: Backend = HOST
+) -> npt.NDArray[np.float64]:
+    """Weights of the points (..., N), of sum 1 in every cloud."""
+    n = x.shape[-2]
     if weights is None:
-        return np.full(n, 1 / n)
-    w = _checks.real_array(name, weights)
+        return np.full(x.shape[:-1], 1 / n)
+    w = _checks.real_array(name, where.here(name, weights))
     _checks.same_dtype(name, w, x.dtype, "the points")
-    _checks.shape(name, w.shape, (n,), why="with one weight per point")
+    _checks.shape(name, w.shape[-1:], (n,), why="with one weight per point")
+    _checks.into_batch(name, w.shape, w.shape[:-1], x.shape[:-2])
     _checks.masses(name, w)
-    w = w.astype(np.float64) / w.max()
-    normalised: npt.NDArray[np.float64] = w / w.sum()
+    w = np.broadcast_to(w, x.shape[:-1]).astype(np.float64)
+    top = w.max(axis=-1, keepdims=True)
+    if not top.all():
+        _checks.refuse(name, "some mass in every cloud", "all zeros in one")
+    w /= top
+    normalised: npt.NDArray[np.float64] = w / w.sum(axis=-1, keepdims=True)
     return normalised
 
 
@@ -242,21 +318,42 @@ def solve(
     options: Options,
 ) -> BarycentricMap:
     """Solves from checked arguments; the final check is made in more precision than the dtype's."""
-    s = _scores(x, epsilon)
-    kernel = ScoresKernel(
-        s,
-        0 if options.scratch is None else math.inf,
-        potentials=np.float64,
-        scratch=options.scratch,
-        name="X",
-    )
-    problem = Problem(kernel, w, w, options.tol, options.max_iter, n_threads=options.n_threads)
-    found = solve_one(problem, "symmetric", g, g, None)
+    where, n_threads = options.where, options.n_threads
+    s = where.visiting(distance(x, beta=_beta(epsilon)))
+
+    def asked(kernel: BridgeKernel, w: Any, g: Any) -> Asked:
+        p = Problem(kernel, w, w, options.tol, options.max_iter, n_threads=n_threads)
+        return Asked(p, "symmetric", (g, g))
+
+    kernel: Any
+    kept: Any = "on the fly" if options.scratch is None else "stored"
+    if not where.host_arrays:
+        from .._device._bridge_kernel import DeviceKernel
+
+        def one(index: tuple[int, ...]) -> dict[str, Any]:
+            there = where.returned(s[index] if s.batch else s)
+            limit = options.max_memory
+            kernel = DeviceKernel(
+                there, w[index], max_memory=limit, potentials=np.float64, name="X"
+            )
+            return solved_fields(asked(kernel, w[index], g[index]), not s.batch, None, False)
+
+        found: Any = SimpleNamespace(**each_solved(s.batch, one))
+    elif s.batch:
+        kernel = ScoresKernel(s, options.max_memory, potentials=np.float64, name="X")
+        found = solve_batch(asked(kernel, w, g))
+        kept = np.array([text.rpartition(", ")[2] for text in np.ravel(found.method)]).reshape(
+            s.batch
+        )
+    else:
+        limit = 0 if options.scratch is None else math.inf
+        kernel = ScoresKernel(s, limit, potentials=np.float64, scratch=options.scratch, name="X")
+        found = solve_one(asked(kernel, w, g).problem, "symmetric", g, g, None)
+    if s.batch and np.ndim(kept) == 0:
+        kept = np.full(s.batch, kept)
     g = (found.f + found.g) / 2
     columns = s.shift(columns=g.astype(x.dtype))
-    _, means, _, _ = cpu.reduce_rows(columns._spec, _SOFTMAX, x, False, False, options.n_threads)
-    assert means is not None
-    values: Real = means
+    values: Real = s.backend.product(columns, "softmax", x, None, n_threads)
     return BarycentricMap(
         X=x,
         weights=w,
@@ -269,14 +366,10 @@ def solve(
         errors=found.errors,
         error=found.error,
         tol=options.tol,
-        method="on the fly" if options.scratch is None else "stored",
-        n_threads=options.n_threads,
+        method=kept,
+        n_threads=n_threads,
     )
 
 
 def _beta(epsilon: float) -> float:
     return 1 / (2 * epsilon)
-
-
-def _scores(x: Real, epsilon: float) -> Scores:
-    return distance(x, beta=_beta(epsilon))

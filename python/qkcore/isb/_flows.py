@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._backend import backend_of
+from .._batch import each
 from .._lazy_scores import Real
-from ._barycentric import BarycentricMap, Options, cloud, masses, solver_options, start
-from ._result import BridgeFlow, Recorder
+from ._barycentric import BarycentricMap, Options, cloud, masses, solve, solver_options, start
+from ._result import BridgeFlow, FlowEnds, Recorder
 from ._steps import Velocity, bridge_of, field_values, moved
 from ._surrogate import LogDensity, SurrogateDensity, SurrogateSteps, per_point
 
@@ -47,7 +49,7 @@ def heat_flow(
     progress: bool = False,
     n_threads: int | None = None,
 ) -> BridgeFlow:
-    """The heat flow of particles X (N, d): :math:`x \\leftarrow 2x - B_{\\rho,\\varepsilon}(x)` (ISB-3).
+    """The heat flow of particles X (..., N, d): :math:`x \\leftarrow 2x - B_{\\rho,\\varepsilon}(x)` (ISB-3).
 
     Approximates :math:`\\partial_t\\rho = \\tfrac12\\Delta\\rho`, the law of :math:`X_0` plus Brownian
     motion; each step advances the time by ``epsilon`` (erratum 6): after t the covariance has grown by
@@ -57,7 +59,9 @@ def heat_flow(
     ``save_every``: particles are kept after every so many steps (0: the first and last only).
     The flow stops at a bridge that does not converge or whose particles leave the range of the dtype:
     ``status`` says so, with the step and the time, and the last state is the last good one. The
-    particles are those of X: they spread, but draw no noise.
+    particles are those of X: they spread, but draw no noise. Of a batch of clouds, a :class:`qkcore.Batch` of
+    flows, whose fields are arrays; their bridges are solved in one call per step, and one that ends does not
+    stop the others. Clouds on a device have their bridges there.
 
     >>> import numpy as np, qkcore as qk
     >>> law = qk.isb.Mixture([0.5, 0.5], [-2.0, 2.0], [1.0, 1.0])
@@ -68,20 +72,13 @@ def heat_flow(
     >>> bool(abs(w @ flow.X[:, 0] ** 2 - 5.5) < 1e-3)  # variance 5 + t
     True
     """
+    where = backend_of(X)
     x, epsilon = cloud(X, epsilon)
     n = _n_steps(n_steps, T, epsilon)
-    w = masses("weights", weights, x)
-    options = solver_options(x, tol, max_iter, max_memory, n_threads)
-    record = Recorder("heat flow", x, w, epsilon, n, save_every, progress)
-    warm = _WarmStart(w)
-    with record:
-        for _ in range(n):
-            found = bridge_of(x, epsilon, w, warm.guess(), options)
-            x = record.step(found, -1.0, moved(x, found.values, -1.0))
-            if record.ended:
-                break
-            warm.keep(found)
-    return record.result()
+    w = masses("weights", weights, x, where)
+    options = solver_options(x, tol, max_iter, max_memory, n_threads, where)
+    flow: BridgeFlow = _iterated("heat flow", x, epsilon, n, w, None, options, save_every, progress)
+    return flow
 
 
 def kl_flow(
@@ -134,7 +131,8 @@ def kl_flow(
 
     What goes wrong after the first step (particles that run away, a bridge that does not converge, a
     score that is not finite, particles that draw together) ends the flow: ``status`` says what, at
-    which step and time, and the states so far are kept.
+    which step and time, and the states so far are kept. Batches and clouds on a device, whose score is a
+    function of device arrays, are for "split"; see :func:`heat_flow`.
 
     >>> import numpy as np, qkcore as qk
     >>> x, w = qk.isb.Mixture.gaussian(0.0, 4.0).grid(300)
@@ -143,19 +141,27 @@ def kl_flow(
     >>> bool(abs(w @ flow.X[:, 0] ** 2 - exact) < 0.01)
     True
     """
+    where = backend_of(X)
     x, epsilon = cloud(X, epsilon)
     n = _n_steps(n_steps, T, epsilon)
-    w = masses("weights", weights, x)
+    w = masses("weights", weights, x, where)
     score = _checked_target(method, score, potential)
     _no_idle_options(method, theta, support, log_density, bandwidth)
-    record = Recorder(f"KL flow ({method})", x, w, epsilon, n, save_every, progress)
+    kind = f"KL flow ({method})"
     if method == "split":
-        options = solver_options(x, tol, max_iter, max_memory, n_threads)
-        return _split(x, epsilon, n, w, score, options, record)
+        options = solver_options(x, tol, max_iter, max_memory, n_threads, where)
+        flow: BridgeFlow = _iterated(kind, x, epsilon, n, w, score, options, save_every, progress)
+        return flow
     assert potential is not None
+    if x.ndim > 2 or not where.host_arrays:
+        got = f"a batch {x.shape[:-2]}" if x.ndim > 2 else f"one on {where.place}"
+        raise ValueError(
+            f'X: wanted one cloud on the CPU for method="surrogate", got {got}; pass method="split"'
+        )
+    record = Recorder(kind, x, w, epsilon, n, save_every, progress)
     density = SurrogateDensity(x, w, log_density, bandwidth, support)
-    where = x if density.support is None else density.support
-    options = solver_options(where, tol, max_iter, max_memory, n_threads)
+    at = x if density.support is None else density.support
+    options = solver_options(at, tol, max_iter, max_memory, n_threads)
     surrogate = SurrogateSteps(epsilon, potential, density, theta, max_unevenness, options)
     with record:
         for k in range(n):
@@ -199,8 +205,8 @@ def ornstein_uhlenbeck(
         X,
         epsilon,
         n_steps,
-        score=lambda x: (centre - x) / x.dtype.type(v),
-        potential=lambda x: ((x - centre) ** 2).sum(axis=1) / (2 * v),
+        score=_on_host(lambda x: (centre - x) / x.dtype.type(v)),
+        potential=_on_host(lambda x: ((x - centre) ** 2).sum(axis=1) / (2 * v)),
         method=method,
         **options,
     )
@@ -209,28 +215,99 @@ def ornstein_uhlenbeck(
 # ---- pieces -------------------------------------------------------------------------------------
 
 
-def _split(
+def _iterated(
+    kind: str,
     x: Real,
     epsilon: float,
     n: int,
     w: Float64,
-    score: Velocity,
+    score: Velocity | None,
     options: Options,
-    record: Recorder,
-) -> BridgeFlow:
-    half = x.dtype.type(epsilon / 2)
+    save_every: int,
+    progress: bool,
+) -> Any:
+    """Steps by the bridges of the particles themselves, and by the target's score if there is one."""
+    where = options.where
+
+    def new(x: Real, found: BarycentricMap) -> Real:
+        out = moved(x, found.values, -1.0)
+        if score is None:
+            return out
+        drift = field_values("score", score, x, where)
+        with np.errstate(over="ignore", invalid="ignore"):  # the record looks at what came out
+            return out + x.dtype.type(epsilon / 2) * drift
+
+    if x.ndim > 2:
+        if progress:
+            raise ValueError("X: wanted one cloud for a progress bar, got a batch")
+        records = [
+            Recorder(kind, x[k], w[k], epsilon, n, save_every, False, where)
+            for k in np.ndindex(x.shape[:-2])
+        ]
+        return _together(x, epsilon, n, w, new, options, records)
+    record = Recorder(kind, x, w, epsilon, n, save_every, progress, where)
     warm = _WarmStart(w)
     with record:
         for _ in range(n):
             found = bridge_of(x, epsilon, w, warm.guess(), options)
-            drift = field_values("score", score, x)
-            with np.errstate(over="ignore", invalid="ignore"):  # the record looks at what came out
-                new = moved(x, found.values, -1.0) + half * drift
-            x = record.step(found, -1.0, new)
+            x = record.step(found, -1.0, new(x, found))
             if record.ended:
                 break
             warm.keep(found)
     return record.result()
+
+
+def _together(
+    x: Real,
+    epsilon: float,
+    n: int,
+    w: Float64,
+    new: Callable[[Real, BarycentricMap], Real],
+    options: Options,
+    records: list[Recorder],
+) -> Any:
+    """The clouds of a batch step by step, the bridges of those that have not ended in one call."""
+    batch = x.shape[:-2]
+    _checks.not_empty("X", x)
+    clouds, masses = x.reshape(-1, *x.shape[-2:]).copy(), w.reshape(-1, w.shape[-1])
+    warm = [_WarmStart(one) for one in masses]
+    for _ in range(n):
+        live = [k for k, record in enumerate(records) if not record.ended]
+        if not live:
+            break
+        guesses = np.stack([warm[k].guess() for k in live])
+        found = _bridges_of(clouds[live], epsilon, masses[live], guesses, options)
+        for k, one in zip(live, found, strict=True):
+            record = records[k]
+            try:
+                if isinstance(one, FlowEnds):
+                    raise one
+                moved_to = new(clouds[k], one)
+            except FlowEnds as end:
+                record.end(str(end))
+                continue
+            clouds[k] = record.step(one, -1.0, moved_to)
+            if not record.ended:
+                warm[k].keep(one)
+    flows = iter(records)
+    return each(batch, lambda _: next(flows).result())
+
+
+def _bridges_of(
+    x: Real, epsilon: float, w: Float64, g: Float64, options: Options
+) -> list[BarycentricMap | FlowEnds]:
+    """The bridges of clouds (k, N, d); in place of one whose particles have run away, what ends its flow."""
+    try:
+        found = solve(x, epsilon, w, g, options)
+        return [found[k] for k in range(len(x))]
+    except OverflowError:  # of one of them: each by itself
+        out: list[BarycentricMap | FlowEnds] = []
+        for k in range(len(x)):
+            try:
+                out.append(bridge_of(x[k], epsilon, w[k], g[k], options))
+            except FlowEnds as end:
+                out.append(end)
+        return out
 
 
 class _WarmStart:
@@ -314,8 +391,19 @@ def _no_idle_options(
         )
 
 
-def _minus_gradient(potential: Callable[[Any], npt.ArrayLike], x: Real) -> Float64:
-    at = x.astype(np.float64)
+def _on_host(function: Callable[[Real], Real]) -> Callable[[Any], Any]:
+    """A function of NumPy arrays as one of arrays wherever they are."""
+
+    def of(x: Any) -> Any:
+        b = backend_of(x)
+        return b.give(b.from_host(function(b.here("x", x))))
+
+    return of
+
+
+def _minus_gradient(potential: Callable[[Any], npt.ArrayLike], x: Any) -> Any:
+    b = backend_of(x)
+    at = b.here("x", x).astype(np.float64)
     out = np.empty_like(at)
     for k in range(at.shape[1]):
         h = 6e-6 * np.maximum(1.0, np.abs(at[:, k]))  # the cube root of the rounding error
@@ -323,6 +411,6 @@ def _minus_gradient(potential: Callable[[Any], npt.ArrayLike], x: Real) -> Float
         for sign in (1, -1):
             shifted = at.copy()
             shifted[:, k] += sign * h
-            ends.append((shifted[:, k], per_point("potential", potential, shifted)))
+            ends.append((shifted[:, k], per_point("potential", potential, shifted, b)))
         out[:, k] = (ends[1][1] - ends[0][1]) / (ends[0][0] - ends[1][0])
-    return out
+    return b.give(b.from_host(out))

@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._backend import Backend, backend_of
+from .._host import HOST
 from .._lazy_scores import Real
 from ._barycentric import BarycentricMap
 
@@ -37,8 +39,8 @@ class BridgeFlow:
     kind: str
     t: npt.NDArray[np.float64] = field(repr=False)
     """times of the states kept; a step advances by epsilon"""
-    x: Real = field(repr=False)
-    """states kept (times, N, d), the first being the start"""
+    x: Any = field(repr=False)
+    """states kept (times, N, d), the first being the start; where the particles came from"""
     weights: npt.NDArray[np.float64] = field(repr=False)
     """masses of the particles (N,), the same all along"""
     epsilon: float
@@ -66,17 +68,24 @@ class BridgeFlow:
     @property
     def X(self) -> Real:
         """The last good state (N, d)."""
-        last: Real = self.x[-1]
+        b = backend_of(self.x)
+        states = b.points(("x", "x"), self.x, None)[0]
+        last: Real = b.give(b.indexed(states, (len(self.t) - 1,), 2))
         return last
 
     def mean(self) -> Real:
-        """Means of the states kept (times, d)."""
-        means: Real = np.einsum("n,tnd->td", self.weights, self.x)
+        """Means of the states kept (times, d); NumPy."""
+        means: Real = np.einsum("n,tnd->td", self.weights, self._states)
         return means
 
+    @property
+    def _states(self) -> Real:
+        states: Real = backend_of(self.x).here("x", self.x)
+        return states
+
     def covariance(self) -> Real:
-        """Covariances of the states kept (times, d, d)."""
-        centred = self.x - self.mean()[:, None]
+        """Covariances of the states kept (times, d, d); NumPy."""
+        centred = self._states - self.mean()[:, None]
         weighted = centred * self.weights[:, None]
         covariances: Real = np.swapaxes(weighted, 1, 2) @ centred
         return covariances
@@ -123,7 +132,9 @@ class Recorder:
         n_steps: int,
         save_every: int,
         progress: bool,
+        where: Backend = HOST,
     ) -> None:
+        self._where = where
         self.ended = False
         self._kind, self._w, self._epsilon, self._n = kind, w, epsilon, n_steps
         self._every = _checks.integer("save_every", save_every)
@@ -215,7 +226,7 @@ class Recorder:
         return BridgeFlow(
             kind=self._kind,
             t=np.array(self._t),
-            x=np.stack(self._x),
+            x=self._where.give(self._where.from_host(np.stack(self._x))),
             weights=self._w,
             epsilon=self._epsilon,
             status=self._status,
@@ -226,5 +237,5 @@ class Recorder:
             self_weight=np.array(self._alone),
             theta=np.array(self._theta),
             unevenness=np.array(self._uneven),
-            map=self._map,
+            map=None if self._map is None else self._map._given(self._where),
         )

@@ -10,6 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._backend import Backend, backend_of
+from .._convergence import failure
+from .._host import HOST
 from .._lazy_scores import Real
 from ._barycentric import BarycentricMap, Init, Options, cloud, masses, solve, solver_options, start
 from ._density import nonzero_theta
@@ -25,8 +28,8 @@ Velocity = npt.ArrayLike | Callable[[Any], npt.ArrayLike]
 class Step:
     """Particles after one step, and the map that moved them."""
 
-    X: Real = field(repr=False)
-    """the particles (N, d) after the step"""
+    X: Any = field(repr=False)
+    """the particles (..., N, d) after the step"""
     time: float
     """the time that the step advances: epsilon"""
     theta: float
@@ -34,10 +37,12 @@ class Step:
     """:math:`B_{\\sigma,\\varepsilon}`, always converged; ``init=step.map`` starts the next from it"""
 
     def __str__(self) -> str:
-        n, d = self.X.shape
+        *batch, n, d = self.X.shape
+        clouds = f", batch {tuple(batch)}" if batch else ""
         return (
-            f"Bridge step of {n} particles in dimension {d}: time {self.time:g}, theta {self.theta:g}\n"
-            f"  {self.map.n_iter} visits, marginal error {self.map.error:.3g}"
+            f"Bridge step of {n} particles in dimension {d}{clouds}: time {self.time:g}, theta "
+            f"{self.theta:g}\n  {np.max(self.map.n_iter)} visits, marginal error "
+            f"{np.max(self.map.error):.3g}"
         )
 
 
@@ -54,7 +59,7 @@ def step(
     max_memory: float | None = None,
     n_threads: int | None = None,
 ) -> Step:
-    """The Schrödinger-bridge step of particles X (N, d) (ISB-2).
+    """The Schrödinger-bridge step of particles X (..., N, d) (ISB-2).
 
     .. math:: x \\leftarrow (1 - \\theta^{-1})\\,x + \\theta^{-1} B_{\\sigma,\\varepsilon}(x)
        = x + \\varepsilon\\nabla\\psi(x) + o(\\varepsilon), \\qquad \\sigma \\propto e^{2\\theta\\psi}.
@@ -71,6 +76,7 @@ def step(
     >>> bool(np.isclose(w @ moved.X[:, 0] ** 2, 1.1, atol=1e-3))  # variance grows by the time
     True
     """
+    where = backend_of(X)
     x, epsilon = cloud(X, epsilon)
     theta = nonzero_theta(theta)
     if isinstance(surrogate, BarycentricMap):
@@ -78,33 +84,31 @@ def step(
             raise ValueError(
                 f"surrogate: wanted a map for epsilon {epsilon:g}, got one for {surrogate.epsilon:g}"
             )
-        found, own = surrogate, surrogate.X is x
+        found, own = surrogate, False
     else:
         support, w, own = x, None, True
         if isinstance(surrogate, tuple):
             if len(surrogate) != 2:
                 raise ValueError(f"surrogate: wanted a pair (Z, w), got {len(surrogate)} things")
-            support, own = _checks.points("surrogate[0]", surrogate[0])[0], False
-            _checks.one_problem("surrogate[0]", support.shape[:-2])
+            here = where.here("surrogate[0]", surrogate[0])
+            support, own = _checks.points("surrogate[0]", here)[0], False
             _checks.same_dtype("surrogate[0]", support, x.dtype, "X")
-            w = masses("surrogate[1]", surrogate[1], support)
+            w = masses("surrogate[1]", surrogate[1], support, where)
         elif surrogate is not None:
-            w = masses("surrogate", surrogate, x)
+            w = masses("surrogate", surrogate, x, where)
         if w is None:
-            w = masses("weights", weights, x)
-        options = solver_options(support, tol, max_iter, max_memory, n_threads)
-        found = solve(support, epsilon, w, start(init, w), options)
-    if not found.converged:
-        raise RuntimeError(
-            f"step: the bridge did not converge ({found.status}, marginal error {found.error:.3g}, "
-            f"wanted {found.tol:.3g}); raise max_iter or tol, or use float64"
-        )
-    new = moved(x, found.values if own else found(x), theta)
+            w = masses("weights", weights, x, where)
+        options = solver_options(support, tol, max_iter, max_memory, n_threads, where)
+        found = solve(support, epsilon, w, start(init, w), options)._given(where)
+    if not np.all(found.converged):
+        raise RuntimeError(f"step: bridge {failure(found)}; raise max_iter or tol, or use float64")
+    values = where.here("values", found.values if own else found(X))
+    new = moved(x, values, theta)
     if not np.isfinite(new).all():
         raise OverflowError(
             f"X: particles leave the range of {x.dtype}; scale them, or use float64"
         )
-    return Step(new, epsilon, theta, found)
+    return Step(where.give(where.from_host(new)), epsilon, theta, found)
 
 
 def bridge_of(
@@ -134,38 +138,48 @@ def moved(x: Real, values: Real, theta: float) -> Real:
 def euler_step(X: npt.ArrayLike, epsilon: float, velocity: Velocity) -> Real:
     """The explicit Euler step :math:`x + \\varepsilon v(x)` (ISB-2), which the bridge step approximates.
 
-    ``velocity``: an array (N, d), or a function of the particles. For the heat flow
+    ``velocity``: an array (..., N, d) as X, or a function of the particles. For the heat flow
     :math:`v = -\\tfrac12\\nabla\\log\\rho`, for the KL flow :math:`v = -\\tfrac12\\nabla\\log(\\rho/\\nu)`.
 
     >>> import numpy as np, qkcore as qk
     >>> qk.isb.euler_step(np.array([[2.0]]), 0.1, lambda x: x / 2)  # heat flow at N(0, 1)
     array([[2.1]])
     """
+    where = backend_of(X)
     x, epsilon = cloud(X, epsilon)
     try:
-        v = field_values("velocity", velocity, x)
+        v = field_values("velocity", velocity, x, where)
     except FlowEnds as end:
         raise end.error from None
-    return x + x.dtype.type(epsilon) * v
+    out: Real = where.give(where.from_host(x + x.dtype.type(epsilon) * v))
+    return out
 
 
-def field_values(name: str, field_: Velocity, x: Real) -> Real:
+def field_values(name: str, field_: Velocity, x: Real, where: Backend = HOST) -> Real:
     """A vector field at the particles, from an array or a function, checked.
 
     Values that are not finite raise :class:`FlowEnds`, which a flow turns into its status.
     """
-    return at_particles(name, field_, x, x.shape, x.dtype)
+    return at_particles(name, field_, x, x.shape, x.dtype, where)
 
 
 def at_particles(
-    name: str, given: Any, x: Real, shape: tuple[int, ...], dtype: npt.DTypeLike
+    name: str,
+    given: Any,
+    x: Real,
+    shape: tuple[int, ...],
+    dtype: npt.DTypeLike,
+    where: Backend = HOST,
 ) -> Real:
-    """Values at the particles, from an array or a function of them: the shape checked, all finite."""
+    """Values at the particles, from an array or a function of them: the shape checked, all finite.
+
+    Functions are given the particles where the caller has them, and so are their values.
+    """
     if callable(given):
         with np.errstate(all="ignore"):  # what came out is looked at below
-            given = given(x)
+            given = given(where.give(where.from_host(x)))
     try:
-        values = np.asarray(given)
+        values = np.asarray(where.here(name, given))
     except ValueError as error:
         raise ValueError(f"{name}: wanted real numbers, got a ragged list ({error})") from None
     if values.dtype.kind not in "biuf":
@@ -177,12 +191,12 @@ def at_particles(
         )
     with np.errstate(over="ignore"):
         out: Real = values.astype(dtype, copy=False)
-    fine = np.isfinite(out).reshape(len(out), -1).all(axis=1)
+    fine = np.isfinite(out).reshape(*x.shape[:-1], -1).all(axis=-1)
     if not fine.all():
-        lost = f"{int((~fine).sum())} of {len(out)} points"
-        where = float(np.abs(x[~fine]).max())
+        lost = f"{int((~fine).sum())} of {fine.size} points"
+        far = float(np.abs(x[~fine]).max())
         raise FlowEnds(
-            f"{name} is not a finite number at {lost}, the farthest of them at {where:.3g}; shorten "
+            f"{name} is not a finite number at {lost}, the farthest of them at {far:.3g}; shorten "
             "epsilon if the particles ran away",
             ValueError(f"{name}: wanted finite numbers, got NaN or infinities at {lost}"),
         )

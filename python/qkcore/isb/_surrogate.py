@@ -10,6 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._backend import Backend
+from .._host import HOST
 from .._lazy_scores import Real
 from ..operators import softmax
 from ..scores import distance
@@ -215,7 +217,7 @@ def _log_jacobian(found: BarycentricMap, theta: float) -> Float64:
     return out
 
 
-def per_point(name: str, given: Any, x: Real) -> Float64:
+def per_point(name: str, given: Any, x: Real, where: Backend = HOST) -> Float64:
     """One number for each point, from an array or a function of the points."""
-    values: Float64 = at_particles(name, given, x, (len(x),), np.float64).astype(np.float64)
-    return values
+    values = at_particles(name, given, x, (len(x),), np.float64, where)
+    return values.astype(np.float64)

@@ -58,7 +58,8 @@ def density_normalized(s: Scores, alpha: float) -> tuple[Scores, Real | None]:
     power = _checks.at_least("alpha", alpha, 0, "e.g. 0, 0.5 or 1")
     if power == 0:
         return s, None
-    shift: Real = s.logsumexp() * s.dtype.type(-power)
+    b = s.backend
+    shift: Real = b.give(b.scaled(b.logsumexp(s, None, b.at(None)), -power))
     return s.shift(rows=shift, columns=shift), shift
 
 
@@ -123,7 +124,7 @@ def hadamard(*operators: MagneticOperator | MarkovOperator | KernelOperator) -> 
 
 
 def gauge_transform(E: npt.ArrayLike, phi: npt.ArrayLike, weight: float = 1.0) -> Complex:
-    """:math:`E'_{ij} = e^{i\\alpha(\\phi_i-\\phi_j)}E_{ij}` of an array E (N, N) (DAC-6, theorem C.8).
+    """:math:`E'_{ij} = e^{i\\alpha(\\phi_i-\\phi_j)}E_{ij}` of an array E (..., N, N) (DAC-6, theorem C.8).
 
     alpha is ``weight``. :meth:`MagneticOperator.gauge` does the same without forming the array.
 
@@ -134,9 +135,9 @@ def gauge_transform(E: npt.ArrayLike, phi: npt.ArrayLike, weight: float = 1.0) -
            [0.-1.j, 1.+0.j]])
     """
     edges = _checks.complex_array("E", E)
-    if edges.ndim != 2 or edges.shape[0] != edges.shape[1]:
-        raise ValueError(f"E: wanted a square matrix, got shape {edges.shape}")
-    angles = one_angle_per_state(phi, len(edges), edges.real.dtype).astype(np.float64)
+    _checks.square_matrices("E", edges.shape)
+    batch, n = edges.shape[:-2], edges.shape[-1]
+    angles = one_angle_per_state(phi, n, batch, edges.real.dtype).astype(np.float64)
     turn = np.exp(1j * _checks.number("weight", weight) * angles).astype(edges.dtype)
-    out: Complex = turn[:, None] * edges * turn.conj()[None, :]
+    out: Complex = turn[..., :, None] * edges * turn.conj()[..., None, :]
     return out

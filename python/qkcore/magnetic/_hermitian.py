@@ -37,12 +37,14 @@ def find_reversal(op: MagneticOperator) -> Reversal | None:
     s = op.log_weights
     n = square("operator", s)
     row, col = total(s.terms.row_bias, n), total(s.terms.col_bias, n)
+    row, col = (np.broadcast_to(x, (*s.batch, n)).copy() for x in (row, col))
     gone = np.isneginf(row)
     if (gone != np.isneginf(col)).any():
         return None
     row[gone] = col[gone] = 0
     halves, rounding = _halves(s, n)
-    top = s.bound + 2 * sum(float(np.abs(half[~gone]).max(initial=0.0)) for half in halves)
+    live = [np.where(gone, 0, half) for half in halves]
+    top = s.bound + 2 * sum(float(np.abs(half).max(initial=0.0)) for half in live)
     terms = s.terms._replace(row_bias=halves, col_bias=halves, rounding=rounding)
     weights = s._with(terms, bound=top)
     if not is_hermitian(op._with(kernel(weights))):
@@ -52,10 +54,10 @@ def find_reversal(op: MagneticOperator) -> Reversal | None:
     if isinstance(P, MarkovOperator):
         gone = gone | P.empty
     log_law[gone] = -np.inf
-    if not gone.all():
-        log_law -= log_law.max()
-        log_law -= np.log(np.exp(log_law).sum())
-    return Reversal(weights, log_law)
+    some = ~gone.all(axis=-1, keepdims=True)  # of a chain without any weight nothing is known
+    log_law -= np.where(some, log_law.max(axis=-1, keepdims=True), 0)
+    mass = np.exp(log_law).sum(axis=-1, keepdims=True)
+    return Reversal(weights, log_law - np.log(np.where(some, mass, 1)))
 
 
 def _halves(s: Scores, n: int) -> tuple[tuple[Real, ...], Rounding]:
@@ -74,7 +76,7 @@ def _halves(s: Scores, n: int) -> tuple[tuple[Real, ...], Rounding]:
 
 def is_hermitian(op: MagneticOperator) -> bool:
     """Whether E v = E* v, to rounding, for one vector v."""
-    n = op.shape[0]
+    n = op.shape[-1]
     real = op.magnitude.dtype
     probe = _spectral.probe(n, op.dtype)
     difference = np.abs(op @ probe - op.H @ probe)

@@ -10,8 +10,9 @@ import numpy.typing as npt
 from .. import _checks
 from .._config import resolve_threads
 from .._lazy_scores import Real
+from .._linear import RIGHT
 from ._hermitian import Complex, is_hermitian, leading, right_vectors
-from ._operator import MagneticOperator
+from ._operator import MagneticOperator, each_pair
 from ._phases import square
 
 
@@ -31,7 +32,7 @@ class MagneticLaplacian:
     ) -> None:
         self._operator = operator
         self.degree = degree
-        """what is on the diagonal before the operator is subtracted, (N,)"""
+        """what is on the diagonal before the operator is subtracted, (..., N); a NumPy array"""
         self.kind = kind
         # A Hermitian operator with the same spectrum, and the law that relates the two.
         self._symmetric = symmetric
@@ -39,7 +40,7 @@ class MagneticLaplacian:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, N)."""
+        """(..., N, N)."""
         return self._operator.shape
 
     @property
@@ -48,22 +49,32 @@ class MagneticLaplacian:
         return self._operator.dtype
 
     def __matmul__(self, V: npt.ArrayLike) -> Complex:
-        return self.apply(V)
+        return self._applied(RIGHT, V, None)
+
+    def __getitem__(self, index: Any) -> MagneticLaplacian:
+        """Laplacians of a batch, by integers and slices for its leading axes."""
+        op, symmetric = self._operator[index], self._symmetric[index]
+        degree, log_law = self.degree[index], self._log_law[index]
+        return MagneticLaplacian(op, degree, self.kind, symmetric, log_law)
 
     def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Complex:
-        """The product with a real or complex V of shape (N, k) or (N,)."""
-        values, vector = self._operator._columns("V", V, at=-2)
+        """The product with a real or complex V of shape (..., N, k) or (..., N)."""
+        return self._applied("V", V, n_threads)
+
+    def _applied(self, name: str, V: npt.ArrayLike, n_threads: int | None) -> Complex:
+        values, vector = self._operator._columns(name, V, at=-2)
         out = self._product(self._operator, values, resolve_threads(n_threads))
-        return out[:, 0] if vector else out
+        return out[..., 0] if vector else out
 
     def _product(self, operator: MagneticOperator, values: Complex, n_threads: int) -> Complex:
-        out: Complex = self.degree[:, None] * values - operator._product(values, n_threads)
+        out: Complex = self.degree[..., None] * values - operator._product(values, n_threads)
         return out
 
     def to_numpy(self, *, n_threads: int | None = None) -> Complex:
-        """The Laplacian as a complex array (N, N)."""
+        """The Laplacian as a complex array (..., N, N)."""
         out: Complex = -self._operator.to_numpy(n_threads=n_threads)
-        out[np.diag_indices(len(out))] += self.degree
+        states = np.arange(out.shape[-1])
+        out[..., states, states] += self.degree
         return out
 
     def spectrum(
@@ -73,8 +84,11 @@ class MagneticLaplacian:
 
         They are real and not negative, and a gauge leaves them (corollary C.9). If all states hang
         together, the smallest is 0 exactly when phases add up to multiples of 2 pi around every cycle.
-        "random_walk" vectors are orthonormal in the stationary law, the others in the usual sense.
+        "random_walk" vectors are orthonormal in the stationary law, the others in the usual sense. Of a
+        batch, values (..., k) and vectors (..., N, k).
         """
+        if self.shape[:-2]:
+            return each_pair(self, lambda one: one.spectrum(k, n_threads=n_threads))
         threads = resolve_threads(n_threads)
         # No eigenvalue is above twice the largest degree (Gershgorin): the smallest come first.
         top = 2 * self.degree.max()
@@ -111,7 +125,7 @@ def laplacian(op: MagneticOperator, kind: str = "combinatorial") -> MagneticLapl
     """
     op = _checks.instance("op", op, MagneticOperator, "a magnetic operator")
     _checks.one_of("kind", kind, ("combinatorial", "symmetric", "random_walk"))
-    n = square("op", op.phases)
+    n, op = square("op", op.phases), op._here
     real = op.magnitude.dtype
     if kind == "combinatorial":
         K = op.kernel
@@ -121,7 +135,7 @@ def laplacian(op: MagneticOperator, kind: str = "combinatorial") -> MagneticLapl
                 "op: wanted symmetric scores and antisymmetric phases for D - K, got others; for "
                 'scores that are symmetric up to shifts take kind="symmetric"'
             )
-        return MagneticLaplacian(K, degree, kind, K, np.zeros(n))
+        return MagneticLaplacian(K, degree, kind, K, np.zeros((*K.shape[:-2], n)))
     P = op.normalized()
     chain = P._chain()
     H = P.hermitian()

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks, scores
+from .._backend import backend_of
 from .._bandwidth import median_rule
 from .._estimator import Transformer
 from .._points import WLike
@@ -43,6 +44,9 @@ class MagneticMap(Transformer):
     ``fit`` warns with :class:`qkcore.diffusion.DisconnectedWarning` where points fall into parts that do not
     see each other, or where a coordinate lives on a few points only.
 
+    Points may be on a device: the sums of weights are found there, complex products by the CPU engine from
+    a copy of the points, and all results are NumPy arrays.
+
     >>> import numpy as np
     >>> from qkcore import magnetic
     >>> X = np.random.default_rng(0).normal(size=(200, 2))
@@ -78,6 +82,8 @@ class MagneticMap(Transformer):
         return self._fit(X, 3)
 
     def _fit(self, X: npt.ArrayLike, stacklevel: int) -> MagneticMap:
+        where = backend_of(X)
+        X = where.here("X", X)
         points = self._points(X).copy()  # new points are compared with these
         k = _checks.integer_within(
             "n_components", self.n_components, 1, len(points), "at most one per point"
@@ -85,12 +91,13 @@ class MagneticMap(Transformer):
         steps = _checks.integer("t", self.t)
         if steps < 0:
             raise ValueError(f"t: wanted a number of steps, 0 or more, got {steps}")
-        angles = phases(points, self.W, self.gamma)
+        angles = where.visiting(phases(points, self.W, self.gamma))
         W = metric_of(self.W, self.metric)
         beta = self.beta
         if beta is None:
             beta = median_rule(points, W).beta or 1.0  # any will do for points that are all equal
-        s, shift = density_normalized(scores.distance(points, W=W, beta=beta), self.alpha)
+        plain = where.visiting(scores.distance(points, W=W, beta=beta))
+        s, shift = density_normalized(plain, self.alpha)
         P = MagneticOperator(softmax(s), angles)
         values, vectors = P.spectrum(k)
         self.beta_ = float(beta)
@@ -129,14 +136,17 @@ class MagneticMap(Transformer):
         :math:`\\psi_k(x) = \\lambda_k^{-1}\\sum_j P(x, x_j)e^{i\\Theta(x, x_j)}\\psi_{jk}`.
         """
         self._require_fitted("embedding_")
+        where = backend_of(X)
+        X = where.here("X", X)
         points = self._points(X)
         old, shift, W, turn = self._fitted
         self._same_features(X, points)
         points = points.astype(old.dtype, copy=False)
-        s = scores.distance(points, old, W=W, beta=self.beta_)
+        s = where.visiting(scores.distance(points, old, W=W, beta=self.beta_))
         if shift is not None:  # the factor of a new point falls out with its row
             s = s.shift(columns=shift)
-        P = MagneticOperator(softmax(s), phases(points, *turn, Y=old))
+        angles = where.visiting(phases(points, *turn, Y=old))
+        P = MagneticOperator(softmax(s), angles)
         values, steps = self.eigenvalues_, _checks.integer("t", self.t)
         if steps == 0:
             lost = np.abs(values) <= 100 * np.finfo(values.dtype).eps

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks, _dynamics
+from .. import _checks, _device, _dynamics
 from .._config import resolve_threads
 from .._lazy_scores import Real, Scores
+from .._linear import LEFT, RIGHT
 from .._native import cpu
 from ..operators import KernelOperator, MarkovOperator, kernel, right_hand_side, softmax
 from ._hermitian import Complex, Reversal, find_reversal, leading, right_vectors
@@ -37,7 +39,7 @@ class MagneticOperator:
     array([0.5+1.j , 1. -0.5j])
     """
 
-    __slots__ = ("_magnitude", "_phases", "_reversal_cell", "gauge_weight")
+    __slots__ = ("_here_cell", "_magnitude", "_phases", "_reversal_cell", "gauge_weight")
     # So that `array @ operator` comes to us and not to NumPy's loops.
     __array_ufunc__ = None
 
@@ -57,26 +59,36 @@ class MagneticOperator:
                 f'magnitude: wanted weights exp(s), got {magnitude.weight!r}; pass qk.kernel(s, "exp")'
             )
         s = magnitude.scores
-        _checks.one_problem("magnitude", s.batch, s.terms.offsets is not None)
+        _checks.one_problem("magnitude", (), s.terms.offsets is not None)
         hint = "wrap an array with qk.scores.dense(array)"
         _checks.instance("phases", phases, Scores, "angles as scores", hint)
-        _checks.one_problem("phases", phases.batch, phases.terms.offsets is not None)
+        _checks.one_problem("phases", (), phases.terms.offsets is not None)
+        if phases.backend.place != s.backend.place:
+            raise TypeError(
+                f"phases: wanted scores on {s.backend.place} like the magnitude, got some on "
+                f"{phases.backend.place}; move the arrays to one place"
+            )
         if phases.dtype != magnitude.dtype:
             raise TypeError(
                 f"phases: wanted {magnitude.dtype} like the magnitude, got {phases.dtype}; "
                 "convert the data of one of them"
             )
-        hint = "every pair has one weight and one angle"
-        _checks.shape("phases", phases.shape, magnitude.shape, why="like the magnitude", do=hint)
+        _checks.into_batch("phases", phases.shape, phases.batch, s.batch)
+        if phases.shape[-2:] != magnitude.shape[-2:]:
+            raise ValueError(
+                f"phases: wanted shape {magnitude.shape} like the magnitude, got {phases.shape}; "
+                "every pair has one weight and one angle"
+            )
         if masked(phases):
             raise ValueError(
                 "phases: wanted an angle for every pair, got masked ones; "
                 "mask the scores of the magnitude instead"
             )
         self._magnitude = magnitude
-        self._phases = phases
+        self._phases = phases._with(phases.terms, batch=s.batch)
         self.gauge_weight = _checks.number("gauge_weight", gauge_weight)
         self._reversal_cell: list[Reversal | None] = []
+        self._here_cell: list[MagneticOperator] = []
 
     @property
     def magnitude(self) -> MarkovOperator | KernelOperator:
@@ -96,7 +108,7 @@ class MagneticOperator:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(N, M): rows, columns."""
+        """(..., N, M): batch axes, rows, columns."""
         return self._magnitude.shape
 
     @property
@@ -136,40 +148,85 @@ class MagneticOperator:
         out._magnitude = self._magnitude if magnitude is None else magnitude
         out._phases = self._phases if phases is None else phases
         out.gauge_weight = self.gauge_weight if weight is None else weight
-        out._reversal_cell = []
+        out._reversal_cell, out._here_cell = [], []
         return out
+
+    @property
+    def device(self) -> str:
+        """Where the scores are: "cpu", or e.g. "cuda:0"."""
+        return self._magnitude.device
+
+    @property
+    def _here(self) -> MagneticOperator:
+        """The same operator over NumPy arrays: a copy of points, masks and shifts where these are on a
+        device. Sums of weights are then found there, and complex products by the CPU engine."""
+        b = self._phases.backend
+        if b.host_arrays:
+            return self
+        if not self._here_cell:
+            P, phases = self._magnitude._with_host_vectors(), b.visited(self._phases)
+            self._here_cell.append(self._with(P, phases))
+        return self._here_cell[0]
+
+    def _given(self, array: Real) -> Real:
+        """Real numbers of the host as the caller's library has them."""
+        b = self._phases.backend
+        out: Real = b.give(b.from_host(array))
+        return out
+
+    def __len__(self) -> int:
+        """The length of the first batch axis."""
+        return len(self._phases)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getitem__(self, index: Any) -> MagneticOperator:
+        """Operators of a batch, by integers and slices for its leading axes."""
+        return self._with(self._magnitude[index], self._phases[index])
+
+    def __iter__(self) -> Iterator[MagneticOperator]:
+        return (self[k] for k in range(len(self)))
 
     # ---- products ---------------------------------------------------------------------------
 
     def __matmul__(self, V: npt.ArrayLike) -> Complex:
-        return self.apply(V)
+        return self._applied(RIGHT, V, None)
 
     def __rmatmul__(self, U: npt.ArrayLike) -> Complex:
-        return self.apply_left(U)
+        return self._applied_left(LEFT, U, None)
 
     def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Complex:
-        """The product with a real or complex V of shape (M, k) or (M,): ``P @ V`` on given threads."""
-        values, vector = self._columns("V", V, at=-2)
-        out = self._product(values, resolve_threads(n_threads))
-        return out[:, 0] if vector else out
+        """The product with a real or complex V of shape (..., M, k) or (..., M): ``P @ V``, a NumPy array."""
+        return self._applied("V", V, n_threads)
 
     def apply_left(self, U: npt.ArrayLike, *, n_threads: int | None = None) -> Complex:
-        """The product from the left with U of shape (N,) or (k, N): ``U @ P`` (no conjugation)."""
-        values, vector = self._columns("U", U, at=-1)
-        out = self.T._product(values, resolve_threads(n_threads))
-        return out[:, 0] if vector else out.T
+        """The product from the left with U of shape (..., N) or (..., k, N): ``U @ P`` (no conjugation)."""
+        return self._applied_left("U", U, n_threads)
 
-    def _columns(self, name: str, value: npt.ArrayLike, *, at: int) -> tuple[Complex, bool]:
-        """The right-hand sides as contiguous (length, k), and whether they were one vector."""
+    def _applied(self, name: str, V: npt.ArrayLike, n_threads: int | None) -> Complex:
+        values, vector = self._columns(name, V, at=-2)
+        out = self._here._product(values, resolve_threads(n_threads))
+        return out[..., 0] if vector else out
+
+    def _applied_left(self, name: str, U: npt.ArrayLike, n_threads: int | None) -> Complex:
+        values, vector = self._columns(name, U, at=-1)
+        out = self._here.T._product(values, resolve_threads(n_threads))
+        return out[..., 0] if vector else out.swapaxes(-1, -2)
+
+    def _columns(self, name: str, value: Any, *, at: int) -> tuple[Complex, bool]:
+        """The right-hand sides as contiguous (..., length, k), and whether they were one vector."""
+        if _device.on_device(value):
+            value = self._phases.backend.here(name, value)
         array = _checks.complex_array(name, value)
         if array.dtype != self.dtype:
             raise TypeError(
                 f"{name}: wanted {self.dtype} or {self._magnitude.dtype} like the operator, got "
-                f"{np.asarray(value).dtype}; convert it, e.g. {name}.astype(np.{self.dtype})"
+                f"{np.asarray(value).dtype}; convert it, e.g. {_checks.code(name)}.astype(np.{self.dtype})"
             )
-        length = self.shape[1 if at == -2 else 0]
-        _, vector = right_hand_side(name, array.real, self._phases, length, at=at)
-        columns = array[:, None] if vector else (array if at == -2 else array.T)
+        length = self.shape[-1 if at == -2 else -2]
+        _, vector = right_hand_side(name, array.real, self._here._phases, length, at=at)
+        columns = array[..., None] if vector else (array if at == -2 else array.swapaxes(-1, -2))
         return np.ascontiguousarray(columns), vector
 
     def _product(self, values: Complex, n_threads: int) -> Complex:
@@ -185,10 +242,11 @@ class MagneticOperator:
         return out.view(self.dtype)
 
     def to_numpy(self, *, n_threads: int | None = None) -> Complex:
-        """The operator as a complex array (N, M)."""
+        """The operator as a complex array (..., N, M)."""
+        here = self._here
         return _polar(
-            self._magnitude.to_numpy(n_threads=n_threads),
-            self._phases.to_numpy(n_threads=n_threads),
+            here._magnitude.to_numpy(n_threads=n_threads),
+            here._phases.to_numpy(n_threads=n_threads),
         )
 
     # ---- Hermitian form ---------------------------------------------------------------------
@@ -200,7 +258,8 @@ class MagneticOperator:
         \\frac12\\log Z_j + i\\Theta_{ij}}`. Row and column shifts of symmetric scores are allowed, so
         Hadamard products of magnetic operators have one too; others raise.
         """
-        return self._with(kernel(self._reversed().weights))
+        here = self._here
+        return here._with(kernel(here._reversed().weights))
 
     def _reversed(self) -> Reversal:
         found = self._reversal()
@@ -225,7 +284,7 @@ class MagneticOperator:
         :math:`\\tilde P\\psi = \\lambda\\psi` by way of :meth:`hermitian`. The vectors are orthonormal in
         the stationary law (a kernel's: uniform), :math:`\\sum_i\\pi_i\\bar\\psi_{ik}\\psi_{il} =
         \\delta_{kl}`, each turned so that its largest entry is positive. A gauge turns the vectors
-        and leaves the values (C.8).
+        and leaves the values (C.8). Of a batch, values (..., k) and vectors (..., N, k). NumPy arrays.
 
         >>> import numpy as np, qkcore as qk
         >>> from qkcore import magnetic
@@ -236,15 +295,21 @@ class MagneticOperator:
         >>> np.abs(values.round(12))
         array([1., 0.])
         """
-        H = self.hermitian()
+        here = self._here
+        if here.shape[:-2]:
+            return each_pair(here, lambda one: one.spectrum(k, n_threads=n_threads))
+        H = here.hermitian()
         threads = resolve_threads(n_threads)
-        values, vectors = leading(lambda x: H._product(x, threads), self, k)
-        return values, right_vectors(self, values, vectors, self._reversed().log_law, threads)
+        values, vectors = leading(lambda x: H._product(x, threads), here, k)
+        return values, right_vectors(here, values, vectors, here._reversed().log_law, threads)
 
     # ---- flux and currents ------------------------------------------------------------------
 
     def stationary(self) -> Real:
         """The law :math:`\\pi \\propto Z` of the magnitudes (DAC-6, eq 19): phases do not change it."""
+        return self._given(self._here._law())
+
+    def _law(self) -> Real:
         P = self._chain()
         found = self._reversal()
         if found is None:
@@ -253,22 +318,30 @@ class MagneticOperator:
         return law
 
     def flux(self, rho: npt.ArrayLike | None = None, *, n_threads: int | None = None) -> Complex:
-        """The array :math:`F_{ij} = \\pi_i P_{ij} e^{i\\Theta_{ij}}` (DAC-6, eqs 41, 80), N x N.
+        """The array :math:`F_{ij} = \\pi_i P_{ij} e^{i\\Theta_{ij}}` (DAC-6, eqs 41, 80), (..., N, N).
 
-        At the stationary law, where it is Hermitian, unless ``rho`` is given.
+        At the stationary law, where it is Hermitian, unless ``rho`` is given: one law (N,), or one each. A
+        NumPy array.
         """
-        P = self._chain()
-        law = self.stationary() if rho is None else _dynamics.law("rho", rho, P)
-        flow: Real = law[:, None] * P.to_numpy(n_threads=n_threads)
-        return _polar(flow, self._phases.to_numpy(n_threads=n_threads))
+        here = self._here
+        P = here._chain()
+        if rho is None:
+            law = here._law()
+        elif P._many:
+            rho = _device.to_host("rho", rho) if _device.on_device(rho) else rho
+            law = P._each(lambda one, r: _dynamics.law("rho", r, one), rho)
+        else:
+            law = _dynamics.law("rho", rho, P)
+        flow: Real = law[..., :, None] * P.to_numpy(n_threads=n_threads)
+        return _polar(flow, here._phases.to_numpy(n_threads=n_threads))
 
     def current(self, rho: npt.ArrayLike | None = None, *, n_threads: int | None = None) -> Real:
-        """The magnetic current :math:`J_{ij} = \\pi_i P_{ij}\\sin\\Theta_{ij}` (DAC-6, eqs 42, 81), N x N.
+        """The magnetic current :math:`J_{ij} = \\pi_i P_{ij}\\sin\\Theta_{ij}` (DAC-6, eqs 42, 81).
 
-        Antisymmetric at the stationary law (eq 43), the default. With phases gamma F it is
-        :math:`\\gamma\\pi_iP_{ij}F_{ij}` to second order in gamma (DAC-11, eq 83).
+        An array (..., N, N), antisymmetric at the stationary law (eq 43), the default. With phases gamma F
+        it is :math:`\\gamma\\pi_iP_{ij}F_{ij}` to second order in gamma (DAC-11, eq 83).
         """
-        return self.flux(rho, n_threads=n_threads).imag.copy()
+        return self._given(self.flux(rho, n_threads=n_threads).imag.copy())
 
     def _chain(self) -> MarkovOperator:
         P = self._magnitude
@@ -290,12 +363,16 @@ class MagneticOperator:
     def gauge(self, phi: npt.ArrayLike) -> MagneticOperator:
         """:math:`E'_{ij} = e^{i\\alpha(\\phi_i - \\phi_j)}E_{ij}`, alpha = ``gauge_weight`` (DAC-6, C.8).
 
-        phi has shape (N,), in radians. Flux magnitudes, cycles and the spectrum stay what they are.
+        phi has shape (N,), or (..., N) for a batch, in radians. Flux magnitudes, cycles and the spectrum stay
+        what they are.
         """
-        square("operator", self._phases)
-        angles = one_angle_per_state(phi, self.shape[0], self._magnitude.dtype)
+        n = square("operator", self._phases)
+        if _device.on_device(phi):
+            phi = self._phases.backend.here("phi", phi)
+        angles = one_angle_per_state(phi, n, self._phases.batch, self._magnitude.dtype)
         turn = angles * angles.dtype.type(self.gauge_weight)
-        return self._with(phases=self._phases.shift(rows=turn, columns=-turn))
+        rows, columns = self._given(turn), self._given(-turn)
+        return self._with(phases=self._phases.shift(rows=rows, columns=columns))
 
     def __repr__(self) -> str:
         kind = "kernel"
@@ -303,17 +380,29 @@ class MagneticOperator:
             kind = "row-stochastic" if self._magnitude.axis == 1 else "column-stochastic"
             kind = "bistochastic" if self._magnitude.bistochastic else kind
         return (
-            f"MagneticOperator(shape={self.shape}, dtype={self.dtype}, {kind} magnitude, "
-            f"gauge weight {self.gauge_weight:g})"
+            f"MagneticOperator(shape={self.shape}, dtype={self.dtype}{self._magnitude._place()}, "
+            f"{kind} magnitude, gauge weight {self.gauge_weight:g})"
         )
 
 
-def one_angle_per_state(phi: npt.ArrayLike, n: int, dtype: np.dtype[Any]) -> Real:
+def one_angle_per_state(
+    phi: npt.ArrayLike, n: int, batch: tuple[int, ...], dtype: np.dtype[Any]
+) -> Real:
     angles = _checks.real_array("phi", phi)
-    _checks.shape("phi", angles.shape, (n,), why="with one angle per state")
+    if angles.shape[-1:] != (n,):
+        raise ValueError(f"phi: wanted shape {(n,)}, one angle per state, got {angles.shape}")
+    _checks.into_batch("phi", angles.shape, angles.shape[:-1], batch)
     _checks.same_dtype("phi", angles, dtype, "the operator")
     _checks.finite("phi", angles)
     return angles
+
+
+def each_pair(ops: Any, call: Callable[[Any], tuple[Real, Complex]]) -> tuple[Real, Complex]:
+    """A pair of arrays for every problem of a batch, as two arrays with the batch axes in front."""
+    batch = ops.shape[:-2]
+    found = [call(ops[k]) for k in np.ndindex(batch)]
+    values, vectors = (np.stack(parts) for parts in zip(*found, strict=True))
+    return values.reshape(*batch, *values.shape[1:]), vectors.reshape(*batch, *vectors.shape[1:])
 
 
 def _polar(size: Real, angle: Real) -> Complex:

@@ -7,11 +7,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks, _dynamics
+from .. import _checks, _device, _dynamics
 from .._lazy_scores import Scores
 from .._points import WLike, pair
 from .._terms import Terms
-from ..divergence import hermitian_partition
 from ..operators import MarkovOperator
 
 
@@ -20,7 +19,7 @@ def phases(
 ) -> Scores:
     """:math:`\\Theta_{ij} = \\gamma\\, x_i^\\top A\\, y_j`, A = (W - W^T)/2, lazily (DAC-6, eqs 4, 37).
 
-    X is (N, d), W (d, d) or a pair ``(W_Q (d, r), W_K (r, d))``; low-rank factors are never multiplied
+    X is (..., N, d), W (d, d) or a pair ``(W_Q (d, r), W_K (r, d))``; low-rank factors are never multiplied
     out. gamma is any number, in radians per unit of :math:`x^\\top A y`. Without Y (then x_j stands for
     y_j) the phases are antisymmetric, to rounding. ``W=None`` has no antisymmetric part: all are 0.
 
@@ -33,26 +32,24 @@ def phases(
     """
     p = pair(X, Y, W, 1.0)
     x, y = p.x, p.y
-    _checks.one_problem("X", x.shape[:-2])
-    _checks.one_problem("Y", y.shape[:-2])
     p.same_dimension()
-    angle = scale("gamma", gamma, x.dtype)
+    angle = scale("gamma", gamma, p.dtype)
     if W is None:
         return p.scores(Terms(), 0.0)
-    d = x.shape[1]
-    left, right = _checks.matrix_w(W, d, d, x.dtype)
-    if right is not None and 2 * right.shape[0] < d:
+    d = x.shape[-1]
+    left, right = _checks.matrix_w(p.W, d, d, p.dtype)
+    if right is not None and 2 * right.shape[-2] < d:
         x_q, x_k, y_q, y_k = (
             p.backend.project(name, points, w)
             for name, points in (("X", x), ("Y", y))
-            for w in (left, right.T)
+            for w in (left, right.swapaxes(-1, -2))
         )
-        bound = 0.5 * right.shape[0] * (x_q[1] * y_k[1] + x_k[1] * y_q[1])
+        bound = 0.5 * right.shape[-2] * (x_q[1] * y_k[1] + x_k[1] * y_q[1])
         dots = ((x_q[0], y_k[0], angle / 2), (x_k[0], y_q[0], -angle / 2))
         return p.scores(Terms(dots=dots), abs(angle) * bound)
     with np.errstate(over="ignore", invalid="ignore"):  # what overflows is refused below
         full = left.astype(np.float64) if right is None else left.astype(np.float64) @ right
-        antisymmetric = hermitian_partition(full).antisymmetric.astype(x.dtype)
+        antisymmetric = (full / 2 - full.swapaxes(-1, -2) / 2).astype(p.dtype)
     turned, largest = p.backend.project("X", x, antisymmetric)
     return p.scores(Terms(dots=((turned, y, angle),)), abs(angle) * d * largest * p.y_largest)
 
@@ -62,7 +59,7 @@ def log_flux(A: MarkovOperator, rho: npt.ArrayLike | None = None) -> Scores:
 
     At the stationary law of A unless ``rho`` is given; it vanishes exactly where detailed balance holds.
     What is symmetric in the scores cancels and is not computed. Every weight must be positive: masked
-    operators are refused.
+    operators are refused. Of a batch, those of every chain at its own law; ``rho`` is one law or one each.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore import magnetic
@@ -73,7 +70,8 @@ def log_flux(A: MarkovOperator, rho: npt.ArrayLike | None = None) -> Scores:
            [ 1.0986, -1.0986,  0.    ]])
     """
     _checks.instance("A", A, MarkovOperator, "an attention operator", "make one with qk.softmax(s)")
-    P = A if A.axis == 1 else A.T
+    there = A.scores.backend
+    P = (A if A.axis == 1 else A.T)._with_host_vectors()
     s = P.scores
     square("A", s)
     if masked(s):
@@ -83,7 +81,20 @@ def log_flux(A: MarkovOperator, rho: npt.ArrayLike | None = None) -> Scores:
         )
     if rho is None:
         if s._with(s.terms.with_shifts((), ())).symmetric:  # then pi_i A_ij is symmetric (eq 19)
-            return s._with(Terms(), bound=0.0)
+            return A.scores._with(Terms(), bound=0.0)
+    elif _device.on_device(rho):
+        rho = _device.to_host("rho", rho)
+    if s.batch:
+        log_law: Any = P._each(_log_law, rho)
+    else:
+        log_law = _log_law(P, rho)
+    log_weights = P.log_weights.shift(rows=log_law.astype(P.dtype))
+    return there.returned(_antisymmetrized(log_weights))
+
+
+def _log_law(P: Any, rho: Any) -> npt.NDArray[np.float64]:
+    """The logarithm of the law of one chain: of the stationary one, if none is given."""
+    if rho is None:
         # In logarithms: probabilities that underflow have a finite flux.
         log_law = _dynamics.law_of(P, None, _dynamics.MAX_ITER, "warn", None).log_law
     else:
@@ -94,30 +105,30 @@ def log_flux(A: MarkovOperator, rho: npt.ArrayLike | None = None) -> Scores:
             f"rho: wanted positive probabilities, got 0 for state {int(np.argmin(log_law))}; the log-flux "
             "is infinite there"
         )
-    return _antisymmetrized(P.log_weights.shift(rows=log_law.astype(P.dtype)))
+    return log_law
 
 
 def _antisymmetrized(s: Scores) -> Scores:
     """s_ij - s_ji for unmasked scores; terms that are symmetric by construction are dropped."""
     dots = [(x, y, c) for x, y, c in s.terms.dots if x is not y]
-    tilt = total(s.terms.row_bias, s.shape[0]) - total(
-        s.terms.col_bias, s.shape[0]
-    )  # tilt_i - tilt_j is left
+    n = s.n_rows
+    tilt = total(s.terms.row_bias, n) - total(s.terms.col_bias, n)  # tilt_i - tilt_j is left
     for x, y, c, n_negative in s.terms.distances:
         if x is y:
             continue
         # -c |x - y|^2 = 2c <x, y> - c |x|^2 - c |y|^2; around a common centre, to keep the digits.
-        centre = 0.5 * (x.mean(axis=0, dtype=np.float64) + y.mean(axis=0, dtype=np.float64))
-        sign = np.ones(x.shape[1])
-        sign[x.shape[1] - n_negative :] = -1
+        means = [z.mean(axis=-2, dtype=np.float64, keepdims=True) for z in (x, y)]
+        centre = 0.5 * (means[0] + means[1])
+        sign = np.ones(x.shape[-1])
+        sign[x.shape[-1] - n_negative :] = -1
         xc, yc = x - centre, y - centre
-        tilt += c * ((yc * yc - xc * xc) @ sign)
+        tilt = tilt + c * ((yc * yc - xc * xc) @ sign)
         dots.append(((xc * sign).astype(s.dtype), yc.astype(s.dtype), 2 * c))
-    tilt -= tilt.mean()
+    tilt = tilt - tilt.mean(axis=-1, keepdims=True)
     row = tilt.astype(s.dtype)
     terms = Terms(
         dots=tuple(dots) + tuple((y, x, -c) for x, y, c in dots),
-        dense=s.terms.dense + tuple((z.T, -c) for z, c in s.terms.dense),
+        dense=s.terms.dense + tuple((z.swapaxes(-1, -2), -c) for z, c in s.terms.dense),
         row_bias=(row,),
         col_bias=(-row,),
     )
@@ -149,8 +160,8 @@ def scale(name: str, value: object, dtype: np.dtype[Any]) -> float:
 
 
 def square(name: str, s: Scores) -> int:
-    """The number of states."""
-    _checks.one_problem(name, s.batch, s.terms.offsets is not None)
+    """The number of states of scores, or of each problem of a batch."""
+    _checks.one_problem(name, (), s.terms.offsets is not None)
     if s.n_rows != s.n_cols:
         raise ValueError(
             f"{name}: wanted as many columns as rows, got shape {s.shape}; "
@@ -161,6 +172,7 @@ def square(name: str, s: Scores) -> int:
 
 def masked(s: Scores) -> bool:
     """Whether any entry is -inf."""
-    if s.terms.hides(s.n_rows, s.n_cols) or any(not m.all() for m in s.terms.masks):
+    if s.terms.hides(s.n_rows, s.n_cols):
         return True
-    return s.holed
+    to_host = s.backend.to_host
+    return s.holed or any(not to_host(mask).all() for mask in s.terms.masks)
