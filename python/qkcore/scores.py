@@ -157,7 +157,7 @@ def distance(
     _checks.no_overflow("beta (x - y)^T W (x - y)", top, p.dtype)
     centred = p.backend.centred(p.x, p.y)
     if centred is None:
-        return p.scores(Terms(distances=((p.x, p.y, p.beta, n_negative),)), top)
+        return p.scores(Terms(distances=((p.x, p.y, p.beta, n_negative, 2),)), top)
     x, y = centred
     signed = p.backend.negated(x, n_negative)
     y_signed = signed if y is x else p.backend.negated(y, n_negative)

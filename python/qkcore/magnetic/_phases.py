@@ -106,8 +106,12 @@ def _antisymmetrized(s: Scores) -> Scores:
     tilt = total(s.terms.row_bias, s.shape[0]) - total(
         s.terms.col_bias, s.shape[0]
     )  # tilt_i - tilt_j is left
-    for x, y, c, n_negative in s.terms.distances:
+    distances = []
+    for x, y, c, n_negative, power in s.terms.distances:
         if x is y:
+            continue
+        if power != 2:
+            distances += [(x, y, c, n_negative, power), (y, x, -c, n_negative, power)]
             continue
         # -c |x - y|^2 = 2c <x, y> - c |x|^2 - c |y|^2; around a common centre, to keep the digits.
         centre = 0.5 * (x.mean(axis=0, dtype=np.float64) + y.mean(axis=0, dtype=np.float64))
@@ -120,6 +124,7 @@ def _antisymmetrized(s: Scores) -> Scores:
     row = tilt.astype(s.dtype)
     terms = Terms(
         dots=tuple(dots) + tuple((y, x, -c) for x, y, c in dots),
+        distances=tuple(distances),
         dense=s.terms.dense + tuple((z.T, -c) for z, c in s.terms.dense),
         row_bias=(row,),
         col_bias=(-row,),
