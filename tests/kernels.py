@@ -39,7 +39,7 @@ FIGURES = (
 MAPS = ("affine", "minus_or_zero", "log", "log_minus", "tilt", "relative")
 UNBOUNDED = 1 << 60
 MAX_TERMS = 4
-FEATURE_KINDS = {"dot": 0, "distance": 2}
+FEATURE_KINDS = {"dot": 0, "l1": 1, "distance": 2}
 SHIPPED, SMALL32, SMALL64 = 0, 1, 2
 
 

@@ -154,7 +154,8 @@ class Terms(NamedTuple):
         """How many terms of each kind there are, for ``repr``."""
         named = (
             ("dot", self.dots),
-            ("distance", self.distances),
+            ("distance", tuple(term for term in self.distances if term[4] == 2)),
+            ("l1", tuple(term for term in self.distances if term[4] == 1)),
             ("dense", self.dense),
             ("row shift", self.row_bias),
             ("column shift", self.col_bias),

@@ -56,12 +56,38 @@ struct AntiDistanceStep : DistanceStep {
     }
 };
 
+// -|x - y|
+struct L1Step {
+    static constexpr FeatureKind kind = FeatureKind::l1;
+    static constexpr int sign = 1;
+
+    template <class T>
+    static T point_factor(T c) {
+        return c;
+    }
+
+    template <class V>
+    QK_HD QK_INLINE static V step(V acc, V x, V y) {
+        return acc - abs(x - y);
+    }
+};
+
+// +|x - y|: terms that are subtracted.
+struct AntiL1Step : L1Step {
+    static constexpr int sign = -1;
+
+    template <class V>
+    QK_HD QK_INLINE static V step(V acc, V x, V y) {
+        return acc + abs(x - y);
+    }
+};
+
 template <class... Step>
 struct Steps {};
 
 // All there are, in the order in which the CPU packs features: differences before dot products, which are added to them.
 // A new kind of term is a kind, its two steps, and their place here.
-using FeatureSteps = Steps<DistanceStep, AntiDistanceStep, DotStep>;
+using FeatureSteps = Steps<DistanceStep, AntiDistanceStep, L1Step, AntiL1Step, DotStep>;
 
 // ---- weights: masked entries arrive as s = -inf and must weigh exactly 0 ----------------------
 
