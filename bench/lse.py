@@ -19,6 +19,7 @@ WITHIN_EXP = 2.0
 CAUSAL_COST = 0.6  # of the full matrix: half the entries, and the diagonal tiles
 KINDS: dict[str, tuple[Callable[..., Any], Any, Any]] = {
     "distance": (qk.scores.distance, numpy_best.distance_scores, reference.distance_scores),
+    "l1": (qk.scores.l1, numpy_best.l1_scores, reference.l1_scores),
     "dot": (qk.scores.dot, numpy_best.dot_scores, reference.dot_scores),
 }
 
@@ -40,6 +41,17 @@ def torch_blocked(torch: Any, X: Array, Y: Array, beta: float, kind: str) -> Cal
     A = torch.from_numpy(np.ascontiguousarray(left, dtype=X.dtype))
     BT = torch.from_numpy(np.ascontiguousarray(right, dtype=X.dtype)).T
     block = 256
+    if kind == "l1":
+        B, out = torch.from_numpy(beta * Y), torch.empty(len(X), dtype=A.dtype)
+
+        def by_differences() -> Array:
+            for start in range(0, len(X), block):
+                S = torch.cdist(A[start : start + block], B, p=1).neg_()
+                torch.logsumexp(S, 1, out=out[start : start + block])
+            result: Array = out.numpy()
+            return result
+
+        return by_differences
     buffer = torch.empty((block, len(Y)), dtype=A.dtype)
     out = torch.empty(len(X), dtype=A.dtype)
 

@@ -35,6 +35,16 @@ def distance_scores(X: Array, Y: Array, beta: float) -> Scores:
     return dot_scores(left, right, 1.0)
 
 
+def l1_scores(X: Array, Y: Array, beta: float) -> Scores:
+    """SciPy's city-block distances, which are in double precision whatever the points are."""
+    from scipy.spatial.distance import cdist
+
+    def write(rows: slice, out: Array) -> None:
+        np.multiply(cdist(X[rows], Y, "cityblock"), -beta, out=out, casting="same_kind")
+
+    return write
+
+
 def stable_exp(S: Array) -> Array:
     """S := exp(S - row maximum) in place; returns the maximum, one column."""
     m: Array = S.max(axis=1, keepdims=True)

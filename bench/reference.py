@@ -34,6 +34,19 @@ def distance_scores(X: Array, Y: Array, beta: float) -> Callable[[slice], Array]
     return scores
 
 
+def l1_scores(X: Array, Y: Array, beta: float) -> Callable[[slice], Array]:
+    """-beta sum |x - y|, one coordinate at a time."""
+    X64, Y64 = X.astype(np.float64), Y.astype(np.float64)
+
+    def scores(rows: slice) -> Array:
+        total = np.zeros((len(X64[rows]), len(Y64)))
+        for k in range(X64.shape[1]):
+            total += np.abs(X64[rows, k, None] - Y64[None, :, k])
+        return -beta * total
+
+    return scores
+
+
 def causal(scores: Callable[[slice], Array], index: Array, n: int) -> Callable[[slice], Array]:
     """Row k of the scores is row index[k] of a matrix with n columns."""
     columns = np.arange(n)

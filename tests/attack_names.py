@@ -132,6 +132,7 @@ Formulas compared with references of their own in tests/test_low_rank_bridges.py
 Formulas compared with references of their own in tests/test_transport.py: sinkhorn_divergence,
     barycenter, free_barycenter, c_transform
 Sums and cosines of what is attacked, in tests/test_surface.py: OperatorSum, scores.cosine
+Compared with references of their own in tests/test_l1.py: scores.l1
 Potentials held to the total variation of their marginals in tests/test_solvers.py: adaptive_ipf
 """
 

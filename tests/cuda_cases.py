@@ -12,7 +12,7 @@ from tests.kernels import UNBOUNDED, Scores
 
 Array = NDArray[Any]
 
-KINDS = ("dot", "distance", "dense", "sum")
+KINDS = ("dot", "distance", "l1", "dense", "sum")
 MASKS = ("none", "causal", "window", "dense", "keys", "padding")
 # Around the sizes of warps and tiles, 1, long and thin.
 SHAPES = ((1, 1), (31, 33), (32, 32), (33, 31), (1, 130), (70, 1), (65, 70))
@@ -36,6 +36,10 @@ def scores(
         X, Y = draw(n, d), draw(m, d)
         s.features.append(("distance", X, Y, 0.4))
         exact = exact + ref.distance(X, Y, beta=_as(0.4, dtype))
+    if kind in ("l1", "sum"):
+        X, Y = draw(n, d), draw(m, d)
+        s.features.append(("l1", X, Y, 0.3))
+        exact = exact + ref.l1(X, Y, beta=_as(0.3, dtype))
     if kind in ("dense", "sum"):
         Z = draw(n, m, scale=2.0)
         s.dense.append((Z, -1.5))

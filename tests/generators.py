@@ -25,7 +25,7 @@ DIMS = (1, 2, 3, 7, 16, 17, 64, 65)
 RHS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 33, 64)
 DTYPES = ("float32", "float64")
 POINT_KINDS = ("dot", "forward", "backward", "distance")
-KINDS = ("dense", *POINT_KINDS, "sum", "scaled", "shifted", "transposed")
+KINDS = ("dense", *POINT_KINDS, "l1", "sum", "scaled", "shifted", "transposed")
 WEIGHTS = ("none", "positive", "asymmetric", "indefinite", "factored")
 MASKS = ("none", "causal", "window", "dense", "padding", "ragged", "several")
 BATCHES: tuple[tuple[int, ...], ...] = ((), (1,), (3,), (2, 2))
@@ -127,6 +127,18 @@ def point_scores(
     return Problem(made, s, mag, terms, X.dtype, rng)
 
 
+def l1_scores(
+    X: Array, Y: Array, W: Array | None, beta: float, rng: np.random.Generator
+) -> Problem:
+    """City-block scores; the points times their weights are rounded."""
+    s = ref.l1(X, Y, W, beta)
+    sizes = [
+        np.abs(a.astype(np.float64)) @ (np.ones(a.shape[-1]) if W is None else W) for a in (X, Y)
+    ]
+    mag = beta * (sizes[0][..., :, None] + sizes[1][..., None, :])
+    return Problem(qk.scores.l1(X, Y, W=W, beta=beta), s, mag, X.shape[-1] + 2, X.dtype, rng)
+
+
 def dense_scores(Z: Array, rng: np.random.Generator) -> Problem:
     s = ref.high(Z)
     return Problem(qk.scores.dense(Z), s, bounds.finite_abs(s), 0, Z.dtype, rng)
@@ -205,11 +217,15 @@ def build(spec: Spec) -> Problem:
             return dense_scores(
                 normal(rng, (*spec.batch, spec.rows, spec.columns), dtype) * dtype.type(2), rng
             )
+        if kind == "l1":
+            weights = None if spec.weight == "none" else rng.uniform(0, 1, spec.dim).astype(dtype)
+            X, Y = points(rng, x_shape, dtype), points(rng, y_shape, dtype)
+            return l1_scores(X, Y, weights, spec.beta, rng)
         W = weight_matrix(rng, spec.weight, spec.dim, dtype)
         X, Y = points(rng, x_shape, dtype), points(rng, y_shape, dtype)
         return point_scores(kind, X, Y, W, spec.beta, rng)
 
-    if spec.kind in ("dense", *POINT_KINDS):
+    if spec.kind in ("dense", "l1", *POINT_KINDS):
         problem = base(spec.kind)
     elif spec.kind == "sum":
         problem = add(base("forward"), base("dot"))

@@ -39,6 +39,7 @@ FIGURES = (
 MAPS = ("affine", "minus_or_zero", "log", "log_minus", "tilt", "relative")
 UNBOUNDED = 1 << 60
 MAX_TERMS = 4
+FEATURE_KINDS = {"dot": 0, "l1": 1, "distance": 2}
 SHIPPED, SMALL32, SMALL64 = 0, 1, 2
 
 
@@ -279,7 +280,7 @@ class Backend:
         out.n_row_bias, out.n_col_bias = len(s.row_bias), len(s.col_bias)
         for t, (kind, X, Y, scale) in enumerate(s.features[:MAX_TERMS]):
             out.features[t] = Feature(
-                ("dot", "distance").index(kind),
+                FEATURE_KINDS[kind],
                 self._pointer(X, inputs),
                 self._pointer(Y, inputs),
                 X.shape[1],
@@ -410,7 +411,7 @@ class Backend:
         out, stepped = np.full_like(x, np.nan), np.full_like(x, np.nan)
         heads, d_head, d = Q.shape
         task = Velocity(n=x.shape[0], d=d, d_head=d_head, heads=heads, scale=scale, mean=mean, h=h)
-        task.weight, task.kind = WEIGHTS.index(weight), ("dot", "distance").index(kind)
+        task.weight, task.kind = WEIGHTS.index(weight), FEATURE_KINDS[kind]
         task.band_lo, task.band_hi = band
         for name, value in (("x", x), ("Q", Q), ("K", K), ("V", V)):
             setattr(task, name, self._pointer(value, x.dtype))

@@ -82,6 +82,13 @@ def distance(X: Array, Y: Array, W: Weight = None, beta: float = 1.0) -> Array:
     return -HIGH(beta) * squared_distance(X, Y, W)
 
 
+def l1(X: Array, Y: Array, W: Array | None = None, beta: float = 1.0) -> Array:
+    """-beta sum_k w_k |x_ik - y_jk|."""
+    sizes = np.abs(high(X)[..., :, None, :] - high(Y)[..., None, :, :])
+    weights = np.ones(sizes.shape[-1]) if W is None else W
+    return -HIGH(beta) * (sizes * high(weights)[..., None, None, :]).sum(axis=-1)
+
+
 def shift(s: Array, rows: Array | None = None, columns: Array | None = None) -> Array:
     """s_ij + r_i + c_j."""
     if rows is not None:

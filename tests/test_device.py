@@ -68,6 +68,8 @@ def cpu_and_device(xp: Library, kind: str, dtype: str) -> tuple[Any, Any]:
             "backward": lambda: s.backward(to(X), to(Y)),
             "cosine": lambda: s.cosine(to(X), to(Y), beta=0.7),
             "distance": lambda: s.distance(to(X), to(Y), beta=0.7),
+            "l1": lambda: s.l1(to(X), to(Y), beta=0.7),
+            "l1, W": lambda: s.l1(to(X), to(Y), W=to(np.abs(W[0]))),
             "distance, W": lambda: s.distance(to(X), to(Y), W=to(W)),
             "sum": lambda: (
                 (s.dot(to(X), to(Y)) + s.distance(to(X), to(Y)) + s.dense(to(Z))).shift(
@@ -94,6 +96,8 @@ KINDS = (
     "cosine",
     "distance",
     "distance, W",
+    "l1",
+    "l1, W",
     "sum",
     "causal",
     "window",

@@ -161,7 +161,7 @@ def test_marginals_of_every_size() -> None:
 
 def test_duplicated_points_share_their_mass() -> None:
     s, mu, nu = clouds(20, 15, 0.05)
-    X, Y, beta, _ = s.terms.distances[0]
+    X, Y, beta, *_ = s.terms.distances[0]
     twice = qk.scores.distance(np.vstack([X, X]), Y, beta=beta)
     b = qk.bridge(twice, np.concatenate([mu, mu]) / 2, nu, tol=1e-11)
     want = qk.bridge(s, mu, nu, tol=1e-11).plan()
@@ -186,7 +186,7 @@ def test_symmetries_of_the_problem(n: int, m: int, seed: int) -> None:
     dense = s.to_numpy()
     same(qk.bridge(qk.scores.dense(dense[order]), mu[order], nu, tol=1e-12), plan[order])
     # Two copies as one ragged problem.
-    X, Y, beta, _ = s.terms.distances[0]
+    X, Y, beta, *_ = s.terms.distances[0]
     both = qk.scores.distance(np.vstack([X, X]), np.vstack([Y, Y]), beta=beta)
     blocks = qk.bridge(
         both.ragged([0, n, 2 * n], [0, m, 2 * m]), np.tile(mu, 2), np.tile(nu, 2), tol=1e-12

@@ -64,7 +64,7 @@ struct Tile {
         qk::Problem<T> problem;
         problem.n_rows = problem.n_cols = 10000;
         (distance ? problem.distances : problem.dots).push_back({{}, {}, d});
-        (distance ? dims.distance : dims.dot) = d;
+        (distance ? dims.counts.front() : dims.counts.back()) = d;
         const qk::Tiling t = qk::choose_tiling(problem, k);
         by_rows = t.row_by_row ? qk::pick_row_scores(problem, dims, qk::LateSides::none) : nullptr;
         rows = t.block_rows, cols = t.tile_cols;

@@ -96,6 +96,7 @@ Problem<T> ScoreTuple::problem(Index b) const {
         const auto t = item.cast<py::tuple>();
         p.distances.push_back(features(t));
         p.distances.back().n_negative = t[3].cast<Index>();
+        p.distances.back().kind = static_cast<FeatureKind>(t[4].cast<int>());
     }
     for (const auto item : spec_[8].cast<py::tuple>()) {
         const auto t = item.cast<py::tuple>();

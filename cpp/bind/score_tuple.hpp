@@ -1,6 +1,6 @@
 // Reads the tuple by which Python describes scores (python/qkcore/scores.py, Scores._spec):
 //   (float32?, batch shape, n_rows, n_cols, row_offsets | None, col_offsets | None,
-//    dots ((X, Y, scale), ...), distances ((X, Y, scale, n_negative), ...), dense ((Z, scale), ...),
+//    dots ((X, Y, scale), ...), distances ((X, Y, scale, n_negative, power), ...), dense ((Z, scale), ...),
 //    row_bias (r, ...), col_bias (c, ...), masks (M, ...), band_lo, band_hi,
 //    rounding (scale on the columns? of each dot, stage of each row_bias, stage of each col_bias) | None)
 // Arrays are broadcast over the batch axes here, by zero strides: nothing is copied.

@@ -37,8 +37,8 @@ Description::Description(nb::handle described, Stream stream) : stream_(stream) 
     n_rows = index_of(given[3], "n_rows");
     n_cols = index_of(given[4], "n_cols");
     if (n_rows < 1 || n_cols < 1 || problems() < 1) raise_value("scores: wanted no axis of length 0");
-    add_features(given[5], FeatureKind::dot);
-    add_features(given[6], FeatureKind::distance);
+    add_features(given[5], true);
+    add_features(given[6], false);
     if (features_.size() > max_terms)
         raise_value("scores: wanted at most " + std::to_string(max_terms) + " terms from points, got " +
                     std::to_string(features_.size()) + "; add them up before");
@@ -68,16 +68,17 @@ void Description::find_inputs(nb::handle object) {
     inputs_known_ = true;
 }
 
-void Description::add_features(nb::handle terms, FeatureKind kind) {
+void Description::add_features(nb::handle terms, bool dots) {
     for (const nb::handle term : nb::borrow<nb::tuple>(terms)) {
-        const nb::tuple parts = tuple_of(term, kind == FeatureKind::dot ? 3 : 4, "term");
+        const nb::tuple parts = tuple_of(term, dots ? 3 : 5, "term");
         find_inputs(parts[0]);
         const Batched rows = read(parts[0], "X", inputs, {n_rows, -1});
         const Index dim = rows.array.shape.back();
         const Batched cols = read(parts[1], "Y", inputs, {n_cols, dim});
         const auto scale = nb::cast<double>(parts[2]);
         // The last coordinates of an indefinite metric count the other way.
-        const Index negative = kind == FeatureKind::dot ? 0 : index_of(parts[3], "n_negative");
+        const Index negative = dots ? 0 : index_of(parts[3], "n_negative");
+        const auto kind = dots ? FeatureKind::dot : static_cast<FeatureKind>(index_of(parts[4], "power"));
         if (negative < 0 || negative > dim) raise_value("n_negative: wanted 0 to the dimension");
         if (dim > negative) features_.push_back({kind, rows, cols, 0, dim - negative, scale});
         if (negative > 0) features_.push_back({kind, rows, cols, dim - negative, negative, -scale});

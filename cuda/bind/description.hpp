@@ -81,7 +81,7 @@ private:
         Batched values;
         double scale;
     };
-    void add_features(nb::handle terms, FeatureKind kind);
+    void add_features(nb::handle terms, bool dots);
     void add_biases(nb::handle terms, const char* name, Index length, std::vector<Batched>& to) const;
     void find_inputs(nb::handle terms);
 

@@ -49,6 +49,13 @@ QK_DEVICE void accumulate(const T* x, const T* y, int depth, T (&part)[Shape::tm
     }
 }
 
+// The same by the step of this kind; signs are the scale's.
+template <class T, class Shape, class... Step>
+QK_DEVICE void accumulate_kind(Steps<Step...>, FeatureKind kind, const T* x, const T* y, int depth,
+                               T (&part)[Shape::tm][Shape::tn]) {
+    ((Step::kind == kind && Step::sign > 0 ? accumulate<Step, T, Shape>(x, y, depth, part) : void()), ...);
+}
+
 // s[a][b] = the score of row row0 + ty * tm + a and column col0 + tx * tn + b; -inf outside the matrix and where
 // masked. All threads of the block call this together: it holds barriers, and the first of them also frees `x` and
 // `y` for staging. Each term keeps a sum of its own, so that its scale is applied once.
@@ -75,10 +82,7 @@ QK_DEVICE void score_tile(const Scores<T, In>& scores, Index row0, Index col0, T
             stage<In, T, Shape::cols, Shape::col_ld, Shape::threads>(term.cols, col0, scores.n_cols, k0,
                                                                      depth, y);
             __syncthreads();
-            if (term.kind == FeatureKind::dot)
-                accumulate<DotStep, T, Shape>(x, y, depth, part);
-            else
-                accumulate<DistanceStep, T, Shape>(x, y, depth, part);
+            accumulate_kind<T, Shape>(FeatureSteps{}, term.kind, x, y, depth, part);
         }
         QK_UNROLL
         for (int a = 0; a < Shape::tm; ++a) {

@@ -242,11 +242,11 @@ def extended_scores(s: Scores, start: int, stop: int) -> npt.NDArray[np.longdoub
     out = np.zeros((stop - start, s.n_cols), np.longdouble)
     for x, y, scale in s.terms.dots:
         out += np.longdouble(scale) * (wide(x, True) @ wide(y, False).T)
-    for x, y, scale, n_negative in s.terms.distances:
+    for x, y, scale, n_negative, power in s.terms.distances:
         rows, columns = wide(x, True), wide(y, False)
         for k in range(rows.shape[1]):
             sign = -1 if k >= rows.shape[1] - n_negative else 1
-            out -= sign * np.longdouble(scale) * np.square(rows[:, k, None] - columns[:, k])
+            out -= sign * np.longdouble(scale) * np.abs(rows[:, k, None] - columns[:, k]) ** power
     for z, scale in s.terms.dense:
         out += np.longdouble(scale) * wide(z, True)
     for r in s.terms.row_bias:

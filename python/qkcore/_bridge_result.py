@@ -262,13 +262,13 @@ class SchrodingerBridge(SolvedBatch):
         """Scores of other points as rows, for bridges of plain distances."""
         t = self.scores.terms
         others = t.dots or t.dense or t.row_bias or t.col_bias or t.masks or t.banded or t.offsets
-        if others or len(t.distances) != 1:
+        if others or [power for *_, power in t.distances] != [2]:
             raise TypeError(
                 "new: wanted scores of the new rows against the same columns for this kernel, got "
                 f"{type(points).__name__}; points are enough for qk.scores.distance(X, Y) of at most 16 "
                 "dimensions"
             )
-        _, y, beta, n_negative = t.distances[0]
+        _, y, beta, n_negative, _ = t.distances[0]
         if n_negative:
             raise TypeError("new: wanted scores for an indefinite metric, got points")
         return distance(points, self.scores.backend.give(y), beta=beta)

@@ -108,7 +108,12 @@ def positive_features(
         col += y @ a - float(a @ b)
         xs.append(x - a)
         ys.append(y - b)
-    for x, y, beta, n_negative in s.terms.distances:
+    for x, y, beta, n_negative, power in s.terms.distances:
+        if power != 2:
+            raise ValueError(
+                "K: wanted dot products and squared distances, got distances of the power "
+                f"{power}; use low_rank(K, rank) or nystrom"
+            )
         if n_negative:
             raise ValueError("K: wanted a positive metric W, got an indefinite one")
         centre = (x.mean(axis=0, dtype=np.float64) + y.mean(axis=0, dtype=np.float64)) / 2

@@ -152,7 +152,7 @@ class Scores:
             self.n_rows == self.n_cols
             and t.band[0] == -t.band[1]
             and all(any(same(x, v) and same(y, u) and b == c for u, v, c in t.dots) for x, y, b in t.dots)
-            and all(same(x, y) for x, y, _, _ in t.distances)
+            and all(same(x, y) for x, y, *_ in t.distances)
             and not t.masks
             and all(same(z, self.backend.swap(z)) for z, _ in t.dense)
             and n_shifts == len(t.col_bias)

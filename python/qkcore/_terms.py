@@ -28,7 +28,8 @@ class Terms(NamedTuple):
 
     =============  ============================================================================
     dots           (x, y, c): c <x_i, y_j>
-    distances      (x, y, c, k): -c |x_i - y_j|^2, the last k coordinates counted with a minus
+    distances      (x, y, c, k, p): -c sum |x_i - y_j|^p over the coordinates, the last k of them
+                   counted with a minus
     dense          (z, c): c z_ij
     row_bias       r_i
     col_bias       c_j
@@ -40,7 +41,7 @@ class Terms(NamedTuple):
     """
 
     dots: tuple[tuple[Any, Any, float], ...] = ()
-    distances: tuple[tuple[Any, Any, float, int], ...] = ()
+    distances: tuple[tuple[Any, Any, float, int, int], ...] = ()
     dense: tuple[tuple[Any, float], ...] = ()
     row_bias: tuple[Any, ...] = ()
     col_bias: tuple[Any, ...] = ()
@@ -64,7 +65,7 @@ class Terms(NamedTuple):
         m = z if masks is None else masks
         return Terms(
             tuple([(x(a), y(b), scale) for a, b, scale in self.dots]),
-            tuple([(x(a), y(b), scale, k) for a, b, scale, k in self.distances]),
+            tuple([(x(a), y(b), scale, k, p) for a, b, scale, k, p in self.distances]),
             tuple([(z(a), scale) for a, scale in self.dense]),
             tuple(map(r, self.row_bias)),
             tuple(map(c, self.col_bias)),
@@ -79,7 +80,7 @@ class Terms(NamedTuple):
         low, high = self.band
         return Terms(
             tuple([(y, x, scale) for x, y, scale in self.dots]),
-            tuple([(y, x, scale, k) for x, y, scale, k in self.distances]),
+            tuple([(y, x, scale, k, p) for x, y, scale, k, p in self.distances]),
             tuple([(swap(z), scale) for z, scale in self.dense]),
             self.col_bias,
             self.row_bias,
@@ -93,7 +94,7 @@ class Terms(NamedTuple):
         """Every term times a number: ``scale`` multiplies the terms' own factors, ``shift`` the shifts."""
         return self._replace(
             dots=tuple([(x, y, scale(b)) for x, y, b in self.dots]),
-            distances=tuple([(x, y, scale(b), k) for x, y, b, k in self.distances]),
+            distances=tuple([(x, y, scale(b), k, p) for x, y, b, k, p in self.distances]),
             dense=tuple([(z, scale(b)) for z, b in self.dense]),
             row_bias=tuple(map(shift, self.row_bias)),
             col_bias=tuple(map(shift, self.col_bias)),
@@ -140,7 +141,7 @@ class Terms(NamedTuple):
     def features(self) -> Iterator[Any]:
         """The points of the rows, term by term; those of the columns have the same dimension."""
         yield from (x for x, _, _ in self.dots)
-        yield from (x for x, _, _, _ in self.distances)
+        yield from (x for x, *_ in self.distances)
 
     @property
     def numbers(self) -> Iterator[Any]:
@@ -153,7 +154,8 @@ class Terms(NamedTuple):
         """How many terms of each kind there are, for ``repr``."""
         named = (
             ("dot", self.dots),
-            ("distance", self.distances),
+            ("distance", tuple(term for term in self.distances if term[4] == 2)),
+            ("l1", tuple(term for term in self.distances if term[4] == 1)),
             ("dense", self.dense),
             ("row shift", self.row_bias),
             ("column shift", self.col_bias),

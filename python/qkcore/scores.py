@@ -10,6 +10,7 @@ tile by tile, so an N x M matrix exists only when :meth:`Scores.to_numpy` asks f
 ``forward(X, Y)``    :math:`s_{ij} = -\\beta\\,(G_{jj} - G_{ij})`
 ``backward(X, Y)``   :math:`s_{ij} = -\\beta\\,(G_{ii} - G_{ji})`
 ``distance(X, Y)``   :math:`s_{ij} = -\\beta\\,(x_i - y_j)^\\top W (x_i - y_j)`
+``l1(X, Y)``         :math:`s_{ij} = -\\beta\\sum_k w_k |x_{ik} - y_{jk}|`
 ==================== =====================================================================
 
 with :math:`G = R W R^\\top`; where X and Y differ, :math:`G_{ij} = x_i^\\top W y_j`,
@@ -18,6 +19,9 @@ with :math:`G = R W R^\\top`; where X and Y differ, :math:`G_{ij} = x_i^\\top W 
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import numpy.typing as npt
 
 from . import _checks
@@ -26,7 +30,7 @@ from ._lazy_scores import Scores
 from ._points import WLike, metric_factor, pair
 from ._terms import Terms
 
-__all__ = ["Scores", "backward", "cosine", "dense", "distance", "dot", "forward"]
+__all__ = ["Scores", "backward", "cosine", "dense", "distance", "dot", "forward", "l1"]
 
 
 def dense(Z: npt.ArrayLike) -> Scores:
@@ -157,7 +161,7 @@ def distance(
     _checks.no_overflow("beta (x - y)^T W (x - y)", top, p.dtype)
     centred = p.backend.centred(p.x, p.y)
     if centred is None:
-        return p.scores(Terms(distances=((p.x, p.y, p.beta, n_negative),)), top)
+        return p.scores(Terms(distances=((p.x, p.y, p.beta, n_negative, 2),)), top)
     x, y = centred
     signed = p.backend.negated(x, n_negative)
     y_signed = signed if y is x else p.backend.negated(y, n_negative)
@@ -166,3 +170,51 @@ def distance(
     return p.scores(
         Terms(dots=((signed, y, 2 * p.beta),), row_bias=(row_bias,), col_bias=(col_bias,)), top
     )
+
+
+def l1(
+    X: npt.ArrayLike,
+    Y: npt.ArrayLike | None = None,
+    *,
+    W: npt.ArrayLike | None = None,
+    beta: float = 1.0,
+) -> Scores:
+    """:math:`-\\beta\\sum_k w_k\\,|x_{ik}-y_{jk}|`, city-block distances.
+
+    :math:`e^s` is the Laplacian kernel, which is positive definite as the Gaussian one is.
+
+    W: weights >= 0 of the coordinates, (d,), all 1 by default; (heads, d) gives scores (heads, N, M), as the
+    leading axes of W do elsewhere. Sums run over differences, so equal points have the score 0, exactly.
+
+    >>> import numpy as np, qkcore as qk
+    >>> qk.scores.l1(np.array([[0.0, 0.0], [1.0, 3.0]]), W=np.array([1.0, 0.5])).to_numpy()
+    array([[ 0. , -2.5],
+           [-2.5,  0. ]])
+    """
+    p = pair(X, Y, W, beta)
+    p.same_dimension()
+    d = p.x.shape[-1]
+    if W is not None:
+        weights = _coordinate_weights(p.W, d, p.dtype)
+        diagonal = weights[..., None] * np.eye(d, dtype=p.dtype)
+        x, x_largest = p.backend.project("X", p.x, diagonal)
+        y, y_largest = (x, x_largest) if p.y is p.x else p.backend.project("Y", p.y, diagonal)
+        p = p._replace(x=x, y=y, W=diagonal, x_largest=x_largest, y_largest=y_largest)
+    top = p.beta * d * (p.x_largest + p.y_largest)
+    _checks.no_overflow("beta |x - y|", top, p.dtype)
+    return p.scores(Terms(distances=((p.x, p.y, p.beta, 0, 1),)), top)
+
+
+def _coordinate_weights(W: object, d: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    weights = _checks.converted("W", W, dtype, "the points")  # type: ignore[arg-type]  # checked there
+    if weights.ndim < 1 or weights.shape[-1] != d:
+        raise ValueError(
+            f"W: wanted shape ({d},) or (heads, {d}), a weight for each coordinate, got {weights.shape}; "
+            "a matrix is for distance"
+        )
+    _checks.finite("W", weights)
+    if weights.min() < 0:
+        raise ValueError(
+            f"W: wanted weights >= 0, got {weights.min():.3g}; subtract the scores of those coordinates"
+        )
+    return weights

@@ -22,6 +22,11 @@ case(
     lambda **a: qk.scores.cosine(**a).to_numpy(),
     lambda g: {"X": g.X(), "Y": g.X(g.m), "beta": 0.7},
 )
+case(
+    "scores.l1",
+    lambda **a: qk.scores.l1(**a).to_numpy(),
+    lambda g: {"X": g.X(), "Y": g.X(g.m), "W": g.uniform(0.1, 2.0, g.d), "beta": 0.7},
+)
 case("scores.dense", lambda Z: qk.scores.dense(Z).to_numpy(), lambda g: {"Z": g.normal(g.n, g.m)})
 for _kind in ("forward", "backward", "gram", "squared_distance"):
     case(

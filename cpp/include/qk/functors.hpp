@@ -2,6 +2,7 @@
 // exist is in masks.hpp. Templated on the value: a scalar (CUDA thread, tail) or a SIMD pack.
 #pragma once
 
+#include "feature_kind.hpp"
 #include "masks.hpp"
 #include "scalar_math.hpp"
 #if !defined(__CUDACC__)
@@ -13,9 +14,14 @@
 namespace qk {
 
 // ---- scores: s_ij = r_i + c_j + sum_k step(x_ik, y_jk) ---------------------------------------
+// Every step says of which kind of term it is. A step of differences x - y subtracts (sign 1) or adds (sign -1) a power of
+// their size, and knows by which factor of the points that power is multiplied by c > 0.
 
 // <x, y>: dot products, and with biases the forward and backward divergences (DAC eqs 2-4).
 struct DotStep {
+    static constexpr FeatureKind kind = FeatureKind::dot;
+    static constexpr int sign = 1;
+
     template <class V>
     QK_HD QK_INLINE static V step(V acc, V x, V y) {
         return fma(x, y, acc);
@@ -24,6 +30,14 @@ struct DotStep {
 
 // -(x - y)^2 by direct differences: no cancellation between nearby points.
 struct DistanceStep {
+    static constexpr FeatureKind kind = FeatureKind::distance;
+    static constexpr int sign = 1;
+
+    template <class T>
+    static T point_factor(T c) {
+        return std::sqrt(c);
+    }
+
     template <class V>
     QK_HD QK_INLINE static V step(V acc, V x, V y) {
         const V diff = x - y;
@@ -32,13 +46,48 @@ struct DistanceStep {
 };
 
 // +(x - y)^2: the negative directions of an indefinite metric W.
-struct AntiDistanceStep {
+struct AntiDistanceStep : DistanceStep {
+    static constexpr int sign = -1;
+
     template <class V>
     QK_HD QK_INLINE static V step(V acc, V x, V y) {
         const V diff = x - y;
         return fma(diff, diff, acc);
     }
 };
+
+// -|x - y|
+struct L1Step {
+    static constexpr FeatureKind kind = FeatureKind::l1;
+    static constexpr int sign = 1;
+
+    template <class T>
+    static T point_factor(T c) {
+        return c;
+    }
+
+    template <class V>
+    QK_HD QK_INLINE static V step(V acc, V x, V y) {
+        return acc - abs(x - y);
+    }
+};
+
+// +|x - y|: terms that are subtracted.
+struct AntiL1Step : L1Step {
+    static constexpr int sign = -1;
+
+    template <class V>
+    QK_HD QK_INLINE static V step(V acc, V x, V y) {
+        return acc + abs(x - y);
+    }
+};
+
+template <class... Step>
+struct Steps {};
+
+// All there are, in the order in which the CPU packs features: differences before dot products, which are added to them.
+// A new kind of term is a kind, its two steps, and their place here.
+using FeatureSteps = Steps<DistanceStep, AntiDistanceStep, L1Step, AntiL1Step, DotStep>;
 
 // ---- weights: masked entries arrive as s = -inf and must weigh exactly 0 ----------------------
 

@@ -11,13 +11,14 @@
 #include <utility>
 #include <vector>
 
+#include "feature_kind.hpp"
 #include "masks.hpp"
 #include "views.hpp"
 
 namespace qk {
 
 // dot:      scale * <x_i, y_j>
-// distance: -scale * (sum_{k < dim - n_negative} (x_ik - y_jk)^2 - sum_{the rest} (x_ik - y_jk)^2)
+// distance: -scale * (sum_{k < dim - n_negative} |x_ik - y_jk|^p - sum_{the rest} |x_ik - y_jk|^p), p the number of `kind`
 template <class T>
 struct FeatureTerm {
     MatrixView<T> rows;
@@ -28,6 +29,7 @@ struct FeatureTerm {
     // Dot terms: the scale multiplies the features of the columns, and not those of the rows. Transposed scores have
     // it on the other side, so that both have the same bits.
     bool scale_cols = false;
+    FeatureKind kind = FeatureKind::distance;  // distance terms
 };
 
 template <class T>

@@ -37,6 +37,9 @@ QK_HD QK_INLINE double fnma(double a, double b, double c) { return ::fma(-a, b, 
 QK_HD QK_INLINE float max(float a, float b) { return a > b ? a : b; }
 QK_HD QK_INLINE double max(double a, double b) { return a > b ? a : b; }
 
+QK_HD QK_INLINE float abs(float x) { return ::fabsf(x); }
+QK_HD QK_INLINE double abs(double x) { return ::fabs(x); }
+
 QK_HD QK_INLINE float exp(float x) { return ::expf(x); }
 QK_HD QK_INLINE double exp(double x) { return ::exp(x); }
 

@@ -132,6 +132,13 @@ QK_INLINE PackD max(PackD a, PackD b) { return a > b ? a : b; }
 #endif
 #endif
 
+QK_INLINE PackF abs(PackF a) {
+    return reinterpret_cast<PackF>(reinterpret_cast<SimdTraits<float>::Bits>(a) & 0x7fffffff);
+}
+QK_INLINE PackD abs(PackD a) {
+    return reinterpret_cast<PackD>(reinterpret_cast<SimdTraits<double>::Bits>(a) & 0x7fffffffffffffff);
+}
+
 // For constants that are selected for lanes out of the ordinary. GCC folds a constant into the selecting instruction of
 // AVX-512, which reads it through the mask: a page that nothing else has touched is then never faulted in, because no lane
 // asks for it, and every such read costs over a hundred cycles.

@@ -64,7 +64,7 @@ Storage where_entries_live(const Problem<T>& problem, double max_memory, const s
                            const std::vector<double>& nu, const BridgeOptions& options, const Run& run) {
     const double entries = static_cast<double>(problem.n_rows) * static_cast<double>(problem.n_cols);
     const bool symmetric = options.method == BridgeMethod::symmetric;
-    // Gaussian kernels have entries of at most 1, so that no scaling of the triangle overflows at first.
+    // Gaussian and Laplacian kernels have entries of at most 1, so that no scaling of the triangle overflows at first.
     if (symmetric && problem.dots.empty() && positive_semidefinite(problem))
         return triangle_scratch<T>(problem.n_rows, max_memory) > 0 ? Storage::triangle : Storage::on_the_fly;
     if (!fits<T>(entries, !problem.dense.empty(), max_memory)) return Storage::on_the_fly;

@@ -7,33 +7,43 @@
 namespace qk {
 namespace {
 
-// Distance terms share one scale, applied after the sum of squares; a further term brings its own
-// by scaling its features (exactly 1 when the scales agree).
+// A run of features of one term, side by side in the packed order.
 template <class T>
-T relative_scale(const Problem<T>& problem, const FeatureTerm<T>& term) {
-    return std::sqrt(term.scale / problem.distances.front().scale);
+struct FeatureRun {
+    const FeatureTerm<T>& term;
+    Index from, count;  // in the term
+    T row_factor, col_factor;
+};
+
+// The term's features that the step is for. Distance terms share one scale, applied after the sum of differences; a
+// further term brings its own by a factor of its points (exactly 1 when the scales agree), and where its scale has the
+// other sign, its positive directions go where the negative ones of the others are.
+template <class Step, class T>
+FeatureRun<T> run_of(const Problem<T>& problem, const FeatureTerm<T>& term) {
+    if constexpr (Step::kind == FeatureKind::dot) {
+        return {term, 0, term.dim, term.scale_cols ? T(1) : term.scale, term.scale_cols ? term.scale : T(1)};
+    } else {
+        const T ratio = term.scale / problem.distances.front().scale;
+        const T factor = Step::point_factor(std::abs(ratio));
+        const Index n_positive = term.dim - term.n_negative;
+        if ((ratio > 0) == (Step::sign > 0)) return {term, 0, n_positive, factor, factor};
+        return {term, n_positive, term.n_negative, factor, factor};
+    }
 }
 
-// Calls visit(term, first feature in the term, count, feature index in the packed order, factor on the
-// row side, factor on the column side) for each run of features.
+// Calls visit(run, number of its step, first feature in the packed order) for each run of features.
 template <class T, class Visit>
 void for_each_run(const Problem<T>& problem, const Visit& visit) {
     Index at = 0;
-    for (const auto& term : problem.distances) {
-        const T c = relative_scale(problem, term);
-        visit(term, Index{0}, term.dim - term.n_negative, at, c, c);
-        at += term.dim - term.n_negative;
-    }
-    for (const auto& term : problem.distances) {
-        const T c = relative_scale(problem, term);
-        visit(term, term.dim - term.n_negative, term.n_negative, at, c, c);
-        at += term.n_negative;
-    }
-    for (const auto& term : problem.dots) {
-        visit(term, Index{0}, term.dim, at, term.scale_cols ? T(1) : term.scale,
-              term.scale_cols ? term.scale : T(1));
-        at += term.dim;
-    }
+    each_step(FeatureSteps{}, [&]<class Step>(std::size_t number) {
+        constexpr bool dot = Step::kind == FeatureKind::dot;
+        for (const auto& term : dot ? problem.dots : problem.distances) {
+            if (!dot && term.kind != Step::kind) continue;
+            const FeatureRun<T> run = run_of<Step>(problem, term);
+            visit(run, number, at);
+            at += run.count;
+        }
+    });
 }
 
 template <class T>
@@ -42,7 +52,10 @@ void pack_panel(const Problem<T>& problem, Index panel, Index d, T* out) {
     const Index first = panel * cols;
     const Index live = std::min(cols, problem.n_cols - first);
     T* base = out + panel * d * cols;
-    for_each_run(problem, [&](const FeatureTerm<T>& term, Index from, Index count, Index at, T, T factor) {
+    for_each_run(problem, [&](const FeatureRun<T>& run, std::size_t, Index at) {
+        const FeatureTerm<T>& term = run.term;
+        const Index from = run.from, count = run.count;
+        const T factor = run.col_factor;
         T* dst = base + at * cols;
         if (live == cols) {  // a full panel: a fixed number of columns at a time, which the compiler unrolls
             const T* src = &term.cols(first, from);
@@ -408,11 +421,9 @@ void repack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_val
                     bool as_many, PackedColumns<T>& packed) {
     constexpr Index cols = MicroTile<T>::cols;
     packed.dims = {};
-    for (const auto& term : problem.distances) {
-        packed.dims.distance += term.dim - term.n_negative;
-        packed.dims.anti_distance += term.n_negative;
-    }
-    packed.dims.dot = problem.dot_dim();
+    for_each_run(problem, [&](const FeatureRun<T>& features, std::size_t number, Index) {
+        packed.dims.counts[number] += features.count;
+    });
     if (!problem.distances.empty()) packed.distance_scale = problem.distances.front().scale;
     packed.n_padded = round_up(problem.n_cols, cols);
     const Index n_panels = packed.n_padded / cols;
@@ -450,10 +461,10 @@ void pack_rows(const Problem<T>& problem, const PackedColumns<T>& columns, Index
     block.n_rows = n_rows;
     block.features.reserve(n_rows * d);
     block.bias.reserve(n_rows);
-    for_each_run(problem, [&](const FeatureTerm<T>& term, Index from, Index count, Index at, T factor, T) {
+    for_each_run(problem, [&](const FeatureRun<T>& run, std::size_t, Index at) {
         for (Index r = 0; r < n_rows; ++r)
-            for (Index k = 0; k < count; ++k)
-                block.features[r * d + at + k] = factor * term.rows(first_row + r, from + k);
+            for (Index k = 0; k < run.count; ++k)
+                block.features[r * d + at + k] = run.row_factor * run.term.rows(first_row + r, run.from + k);
     });
     std::fill(block.bias.data(), block.bias.data() + n_rows, T(0));
     if (columns.has_late())

@@ -58,7 +58,7 @@ RowScoresKernel<T> row_scores_of_dim(Index dim) {
 
 template <class T>
 RowScoresKernel<T> pick_row_scores(const Problem<T>& problem, const FeatureDims& dims, LateSides sides) {
-    if (!problem.dense.empty() || !problem.masks.empty() || dims.anti_distance > 0) return nullptr;
+    if (!problem.dense.empty() || !problem.masks.empty()) return nullptr;
     const auto pick = [&](auto step, Index dim) {
         using Step = decltype(step);
         // Few problems have late biases of rows alone: they share the kernel for both sides, whose columns are zeros then.
@@ -71,9 +71,12 @@ RowScoresKernel<T> pick_row_scores(const Problem<T>& problem, const FeatureDims&
         return problem.row_bias.empty() ? detail::row_scores_of_dim<T, Step, false, LateSides::none>(dim)
                                         : detail::row_scores_of_dim<T, Step, true, LateSides::none>(dim);
     };
-    if (dims.distance == 0) return pick(DotStep{}, dims.dot);
-    if (dims.dot == 0) return pick(DistanceStep{}, dims.distance);
-    return nullptr;
+    RowScoresKernel<T> found = nullptr;
+    each_step(FeatureSteps{}, [&]<class Step>(std::size_t number) {
+        if constexpr (Step::sign > 0)
+            if (dims.counts[number] == dims.total()) found = pick(Step{}, dims.total());
+    });
+    return found;
 }
 
 template RowScoresKernel<float> pick_row_scores(const Problem<float>&, const FeatureDims&, LateSides);

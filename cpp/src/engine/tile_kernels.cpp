@@ -2,8 +2,6 @@
 
 #include <utility>
 
-#include "qk/functors.hpp"
-
 namespace qk {
 namespace detail {
 
@@ -23,20 +21,39 @@ QK_INLINE void accumulate(Pack<T> (&acc)[R][MicroTile<T>::packs], const T* x, In
     }
 }
 
+// The features of one step, which are `at` in the packed order; then `at` is behind them.
+template <class Step, class T, int R>
+QK_INLINE void accumulate_step(Pack<T> (&acc)[R][MicroTile<T>::packs], const T* x, Index ldx, const T* panel,
+                               Index count, Index& at) {
+    if constexpr (Step::kind != FeatureKind::dot) {
+        accumulate<Step, T, R>(acc, x + at, ldx, panel + at * MicroTile<T>::cols, count);
+        at += count;
+    }
+}
+
+// All differences; returns how many features they are.
+template <class T, int R, class... Step>
+QK_INLINE Index accumulate_differences(Steps<Step...>, Pack<T> (&acc)[R][MicroTile<T>::packs], const T* x,
+                                       Index ldx, const T* panel, const FeatureDims& dims) {
+    Index at = 0;
+    const Index* count = dims.counts.data();
+    (accumulate_step<Step, T, R>(acc, x, ldx, panel, *count++, at), ...);
+    return at;
+}
+
 // Scores of R rows against one panel of columns.
 template <class T, int R>
-void score_micro(const T* x, Index ldx, const T* panel, FeatureDims dims, T distance_scale, const T* row_bias,
-                 const T* col_bias, T* out, Index ldout) {
+void score_micro(const T* x, Index ldx, const T* panel, const FeatureDims& dims, T distance_scale,
+                 const T* row_bias, const T* col_bias, T* out, Index ldout) {
     using Tile = MicroTile<T>;
     Pack<T> acc[R][Tile::packs];
     const Pack<T> c0 = load(col_bias);
     const Pack<T> c1 = load(col_bias + Tile::width);
-    if (dims.distance + dims.anti_distance > 0) {
+    Index before = 0;
+    if (dims.total() > dims.dot()) {
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) acc[r][0] = acc[r][1] = Pack<T>{};
-        accumulate<DistanceStep, T, R>(acc, x, ldx, panel, dims.distance);
-        accumulate<AntiDistanceStep, T, R>(acc, x + dims.distance, ldx, panel + dims.distance * Tile::cols,
-                                           dims.anti_distance);
+        before = accumulate_differences<T, R>(FeatureSteps{}, acc, x, ldx, panel, dims);
         const Pack<T> scale = broadcast(distance_scale);
 #pragma GCC unroll 12
         for (int r = 0; r < R; ++r) {
@@ -52,8 +69,7 @@ void score_micro(const T* x, Index ldx, const T* panel, FeatureDims dims, T dist
             acc[r][1] = b + c1;
         }
     }
-    const Index before = dims.distance + dims.anti_distance;
-    accumulate<DotStep, T, R>(acc, x + before, ldx, panel + before * Tile::cols, dims.dot);
+    accumulate<DotStep, T, R>(acc, x + before, ldx, panel + before * Tile::cols, dims.dot());
 #pragma GCC unroll 12
     for (int r = 0; r < R; ++r) {
         store(out + r * ldout, acc[r][0]);
@@ -89,7 +105,7 @@ void product_micro(const T* p, Index ldp, Index count, const T* v, T* out, Index
 
 // Run-time row count -> compile-time: tables of the instantiations for 1..rows rows.
 template <class T>
-using ScoreMicro = void (*)(const T*, Index, const T*, FeatureDims, T, const T*, const T*, T*, Index);
+using ScoreMicro = void (*)(const T*, Index, const T*, const FeatureDims&, T, const T*, const T*, T*, Index);
 template <class T>
 using ProductMicro = void (*)(const T*, Index, Index, const T*, T*, Index);
 
@@ -107,7 +123,7 @@ ProductMicro<T> pick_product(int rows, std::integer_sequence<int, R...>) {
 }  // namespace detail
 
 template <class T>
-void score_tile(const T* features, Index n_rows, const T* panels, Index n_panels, FeatureDims dims,
+void score_tile(const T* features, Index n_rows, const T* panels, Index n_panels, const FeatureDims& dims,
                 T distance_scale, const T* row_bias, const T* col_bias, T* out, Index ldout) {
     using Tile = MicroTile<T>;
     using Rows = std::make_integer_sequence<int, Tile::rows>;
@@ -157,10 +173,10 @@ void product_across(const T* weights, Index ldw, Index n_rows, Index n_cols, con
     }
 }
 
-#define QK_INSTANTIATE(T)                                                                                \
-    template void score_tile(const T*, Index, const T*, Index, FeatureDims, T, const T*, const T*, T*,   \
-                             Index);                                                                     \
-    template void product_tile(const T*, Index, Index, Index, const T*, Index, Index, Index, T*, Index); \
+#define QK_INSTANTIATE(T)                                                                                 \
+    template void score_tile(const T*, Index, const T*, Index, const FeatureDims&, T, const T*, const T*, \
+                             T*, Index);                                                                  \
+    template void product_tile(const T*, Index, Index, Index, const T*, Index, Index, Index, T*, Index);  \
     template void product_across(const T*, Index, Index, Index, const T*, Index, T*, Index);
 QK_INSTANTIATE(float)
 QK_INSTANTIATE(double)

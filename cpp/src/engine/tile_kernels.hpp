@@ -2,6 +2,9 @@
 // tile_kernels.cpp.
 #pragma once
 
+#include <array>
+
+#include "qk/functors.hpp"
 #include "qk/simd.hpp"
 #include "qk/views.hpp"
 
@@ -17,18 +20,33 @@ struct MicroTile {
     static constexpr int rows = QK_SIMD_REGISTERS == 32 ? 12 : 6;
 };
 
-// Feature counts of one problem, in the order they are packed.
-struct FeatureDims {
-    Index distance = 0;       // positive directions of all distance terms
-    Index anti_distance = 0;  // negative directions
-    Index dot = 0;
+// Calls visit<Step>(number) for every step of a list.
+template <class... Step, class Visit>
+void each_step(Steps<Step...>, const Visit& visit) {
+    std::size_t number = 0;
+    (visit.template operator()<Step>(number++), ...);
+}
 
-    Index total() const { return distance + anti_distance + dot; }
+template <class... Step>
+constexpr std::size_t n_steps(Steps<Step...>) {
+    return sizeof...(Step);
+}
+
+// Feature counts of one problem, in the order they are packed: one for every step, the dot products' last.
+struct FeatureDims {
+    std::array<Index, n_steps(FeatureSteps{})> counts{};
+
+    Index dot() const { return counts.back(); }
+    Index total() const {
+        Index d = 0;
+        for (const Index count : counts) d += count;
+        return d;
+    }
 };
 
 // Scores of n_rows rows against n_panels panels; `features` is n_rows x dims.total(), row-major.
 template <class T>
-void score_tile(const T* features, Index n_rows, const T* panels, Index n_panels, FeatureDims dims,
+void score_tile(const T* features, Index n_rows, const T* panels, Index n_panels, const FeatureDims& dims,
                 T distance_scale, const T* row_bias, const T* col_bias, T* out, Index ldout);
 
 // out (n_rows x n_values) += weights (n_rows x count) * values, whose packed layout is panels of two

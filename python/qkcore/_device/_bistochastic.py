@@ -40,7 +40,7 @@ class Bistochastic:
         """sum_j kappa_ij w_j x_j of one head: the row softmax of s + g, normalised exactly."""
         n, w = x.shape[0], self._weights
         beta = 0.5 / self.field.epsilon
-        terms = Terms(distances=((q, k, beta, 0),))
+        terms = Terms(distances=((q, k, beta, 0, 2),))
         s = Scores(self.dtype, (), n, n, terms, bound=0.0, backend=self.c)
         kernel = native(DeviceSweep(s, w, math.inf, keeps_weights(s), stream))
         start = self._potentials.get(h, (np.zeros(n), np.zeros(n)))

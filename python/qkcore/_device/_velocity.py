@@ -153,7 +153,7 @@ class _Head:
             self.values,
             self.stream,
             dots=() if self.l2 else ((q, k, 1.0),),
-            distances=((q, k, 1.0, 0),) if self.l2 else (),
+            distances=((q, k, 1.0, 0, 2),) if self.l2 else (),
             col_bias=of._seen.log_weights if self.normalised else (),
         )
         return out if self.normalised else of._seen.divided(out, self.stream)

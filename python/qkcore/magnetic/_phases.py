@@ -113,8 +113,12 @@ def _antisymmetrized(s: Scores) -> Scores:
     dots = [(x, y, c) for x, y, c in s.terms.dots if x is not y]
     n = s.n_rows
     tilt = total(s.terms.row_bias, n) - total(s.terms.col_bias, n)  # tilt_i - tilt_j is left
-    for x, y, c, n_negative in s.terms.distances:
+    distances = []
+    for x, y, c, n_negative, power in s.terms.distances:
         if x is y:
+            continue
+        if power != 2:
+            distances += [(x, y, c, n_negative, power), (y, x, -c, n_negative, power)]
             continue
         # -c |x - y|^2 = 2c <x, y> - c |x|^2 - c |y|^2; around a common centre, to keep the digits.
         means = [z.mean(axis=-2, dtype=np.float64, keepdims=True) for z in (x, y)]
@@ -128,6 +132,7 @@ def _antisymmetrized(s: Scores) -> Scores:
     row = tilt.astype(s.dtype)
     terms = Terms(
         dots=tuple(dots) + tuple((y, x, -c) for x, y, c in dots),
+        distances=tuple(distances),
         dense=s.terms.dense + tuple((z.swapaxes(-1, -2), -c) for z, c in s.terms.dense),
         row_bias=(row,),
         col_bias=(-row,),

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from .. import _checks
 from .._linear_transport import least_cost
 from ..bridges import bridge
-from ..scores import dense
+from ..operators import kernel
+from ..scores import Scores, l1
 from ._measure import Measure, as_measure
 
 __all__ = ["W1Bracket", "w1", "w1_bracket"]
@@ -118,10 +119,10 @@ def w1_bracket(
     the cost of the plan after its marginals have been repaired exactly. It stops when the gap is at
     most ``rtol * upper``.
 
-    l1 distances are not a score that can be made from points on the fly, so a matrix of at most
-    ``max_points`` squared is held. Larger measures are moved to landmarks (a random subset, each point to the
-    nearest): the upper bound pays for the move by the triangle inequality, and the lower bound, which
-    is evaluated on all points, stays valid; both are then looser.
+    Distances are computed as they are needed, in O(N) memory beside what the bridge keeps of them. Measures of
+    more than ``max_points`` points are moved to landmarks (a random subset, each point to the nearest): the
+    upper bound pays for the move by the triangle inequality, and the lower bound, which is evaluated on all
+    points, stays valid; both are then looser.
 
     >>> import numpy as np
     >>> from qkcore.measure import w1, w1_bracket
@@ -134,7 +135,7 @@ def w1_bracket(
     p, q = _pair(mu, nu)
     tol = _checks.positive("rtol", rtol)
     rounds = _checks.integer_within("max_rounds", max_rounds, 1, 100, "rounds of cooling")
-    limit = _checks.integer_within("max_points", max_points, 2, 8000, "memory is its square")
+    limit = _checks.integer_within("max_points", max_points, 2, 10**6, "time is its square")
     if p.dim == 1:
         exact = _on_a_line(p, q)
         return W1Bracket(exact, exact, 0.0, (len(p), len(q)), "converged")
@@ -144,15 +145,16 @@ def w1_bracket(
     generator = np.random.default_rng(rng)
     near_x, near_a, move_x = _landmarks(x, a, limit, generator)
     near_y, near_b, move_y = _landmarks(y, b, limit, generator)
-    cost = _l1(near_x, near_y)
+    s = l1(near_x, near_y)
     scale = float(a.sum())  # common mass is gone: what is left need not be 1
     alpha, beta = near_a / scale, near_b / scale
     lower, upper = 0.0, math.inf
-    epsilon = float(cost.mean()) / 10
+    sums = kernel(s, "linear").apply(np.ones(len(near_y)), n_threads=n_threads)
+    epsilon = -float(sums.mean()) / len(near_y) / 10
     init: Any = None
     for _ in range(rounds):
         solved = bridge(
-            dense(-cost / epsilon),
+            s / epsilon,
             alpha,
             beta,
             tol=1e-4,
@@ -166,7 +168,7 @@ def w1_bracket(
             break
         # The coupling is exp(f + s + g) with the weights inside: potentials of the cost lack them.
         potential: Array = epsilon * (g - np.log(beta))
-        value = scale * _plan_cost(cost, f, g, epsilon, alpha, beta) + move_x + move_y
+        value = scale * _plan_cost(s, f, g, epsilon, alpha, beta) + move_x + move_y
         upper = min(upper, value)
         lower = max(lower, _lipschitz_value(x, a, y, b, near_y, potential))
         if upper - lower <= tol * upper:
@@ -231,9 +233,7 @@ def _assignment(x: Array, y: Array, a: Array) -> float:
 
 
 def _l1(x: Array, y: Array) -> Array:
-    from scipy.spatial.distance import cdist
-
-    return np.asarray(cdist(x, y, "cityblock"))
+    return 0.0 - np.asarray(l1(x, y).to_numpy())  # no distance is -0
 
 
 def _has_pot() -> bool:
@@ -287,20 +287,23 @@ def _landmarks(
     return chosen[live], mass[live], moved
 
 
-def _plan_cost(cost: Array, f: Array, g: Array, epsilon: float, alpha: Array, beta: Array) -> float:
-    """The cost of the Sinkhorn plan with its marginals repaired, by blocks of rows.
+def _plan_cost(s: Scores, f: Array, g: Array, epsilon: float, alpha: Array, beta: Array) -> float:
+    """The cost -s of the Sinkhorn plan with its marginals repaired, by blocks of rows.
 
     Rows, then columns that are too heavy are scaled down; what is missing is filled in by a product.
     """
-    n, m = cost.shape
+    n, m = s.shape
     scale_rows, columns = np.empty(n), np.zeros(m)
 
-    def rows(i: int) -> Array:
-        block = slice(i, i + _BLOCK)
-        return np.asarray(np.exp(np.minimum(f[block, None] + g - cost[block] / epsilon, 700.0)))
+    def entries(block: slice) -> Array:
+        return np.asarray(s.rows(block.start, min(n, block.stop)).to_numpy())
+
+    def plan(block: slice, scores: Array) -> Array:
+        return np.asarray(np.exp(np.minimum(f[block, None] + g + scores / epsilon, 700.0)))
 
     for i in range(0, n, _BLOCK):
-        P = rows(i)
+        block = slice(i, i + _BLOCK)
+        P = plan(block, entries(block))
         sums = P.sum(axis=1)
         scale = np.minimum(1.0, alpha[i : i + _BLOCK] / np.maximum(sums, 1e-300))
         scale_rows[i : i + _BLOCK] = scale
@@ -310,15 +313,17 @@ def _plan_cost(cost: Array, f: Array, g: Array, epsilon: float, alpha: Array, be
     total = 0.0
     for i in range(0, n, _BLOCK):
         block = slice(i, i + _BLOCK)
-        P = rows(i) * scale_rows[block, None] * scale_columns
+        scores = entries(block)
+        P = plan(block, scores)
+        P *= scale_rows[block, None] * scale_columns
         missing_rows[block] = np.maximum(alpha[block] - P.sum(axis=1), 0.0)
-        total += float((P * cost[block]).sum())
+        total -= float(np.vdot(P, scores))
     missing_columns = np.maximum(beta - columns * scale_columns, 0.0)
     lacking = float(missing_columns.sum())
     if lacking > 0:
         for i in range(0, n, _BLOCK):
             block = slice(i, i + _BLOCK)
-            total += float(missing_rows[block] @ cost[block] @ missing_columns) / lacking
+            total -= float(missing_rows[block] @ entries(block) @ missing_columns) / lacking
     return total
 
 
