@@ -147,7 +147,7 @@ def environment(text: str) -> str:
 
 
 def table(text: str) -> str:
-    head = ["", "qkcore", "error", "beside it", "time", "error", "their time / ours"]
+    head = ["", "qkcore", "error", "compared with", "time", "error", "their time / ours"]
     lines = ["| " + " | ".join(head) + " |", "|---|---:|---:|---|---:|---:|---:|"]
     lines += ["| " + " | ".join(row) + " |" for row in shown_rows(text)]
     return "\n".join(
@@ -156,8 +156,8 @@ def table(text: str) -> str:
             "",
             f"Best of several runs (iterations: the median) on {environment(text)}. "
             "Rows come from several runs: each section of the performance page names its own commit. "
-            "Errors are largest ones, against float64 or LAPACK; of a bridge, the L1 error of its worse "
-            "marginal, and of an iteration, of its potentials.",
+            "An error is the largest difference from a float64 or LAPACK reference. For a bridge it is the L1 error "
+            "of its worse marginal, for one iteration of a bridge the largest error of its potentials.",
         ]
     )
 
