@@ -76,7 +76,7 @@ void Description::add_features(nb::handle terms, FeatureKind kind) {
         const Index dim = rows.array.shape.back();
         const Batched cols = read(parts[1], "Y", inputs, {n_cols, dim});
         const auto scale = nb::cast<double>(parts[2]);
-        // The last coordinates of an indefinite metric count the other way.
+        // The last coordinates belong to the negative directions of an indefinite metric; their scale is negated.
         const Index negative = kind == FeatureKind::dot ? 0 : index_of(parts[3], "n_negative");
         if (negative < 0 || negative > dim) raise_value("n_negative: wanted 0 to the dimension");
         if (dim > negative) features_.push_back({kind, rows, cols, 0, dim - negative, scale});
