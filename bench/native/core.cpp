@@ -150,7 +150,8 @@ void low_rank(benchmark::State& state, Index n, Index rank, int threads) {
     }
     const auto& l = limits<T>(threads);
     const double square = number(rank * rank);
-    // Both passes multiply all pairs of components. The factors, the vector and the result are each read or written once.
+    // Both passes multiply all pairs of components. The factors, the vector and the result are each read or written
+    // once.
     count(
         state, seconds, number(n),
         longer(arithmetic(l, 4 * square * number(n), 0), reading(l, number((4 * rank + 2) * n) * sizeof(T))));

@@ -42,8 +42,8 @@ auto to_vector(const A& a) {
                                                                                     a.data() + a.size());
 }
 
-// The same in pieces, for use inside without_gil, because copying a very long array takes longer than Ctrl-C may wait. If
-// the run was stopped, the result is too short and must not be used.
+// The same in pieces, for use inside without_gil, because copying a very long array takes longer than Ctrl-C may wait.
+// If the run was stopped, the result is too short and must not be used.
 inline std::vector<double> to_vector(const double* data, Index n, const Run& run) {
     std::vector<double> out;
     out.reserve(static_cast<std::size_t>(n));

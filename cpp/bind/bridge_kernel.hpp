@@ -8,7 +8,8 @@
 
 namespace qk::bind {
 
-// Only one thread at a time may use a kernel, and it is made and destroyed with the GIL held. It keeps its arrays alive.
+// Only one thread at a time may use a kernel, and it is made and destroyed with the GIL held. It keeps its arrays
+// alive.
 class Kernel {
 public:
     Kernel(Index rows, Index cols) : n_rows(rows), n_cols(cols) {}

@@ -1,5 +1,6 @@
-// The module _cpuid, which says what the processor can do. It is called before any module that needs more than the baseline
-// is loaded. It uses CPython's own interface, because pybind11's headers would make this small file compile for 8 seconds.
+// The module _cpuid, which says what the processor can do. It is called before any module that needs more than the
+// baseline is loaded. It uses CPython's own interface, because pybind11's headers would make this small file compile
+// for 8 seconds.
 #include <Python.h>
 
 #include "cpu_level.hpp"

@@ -147,7 +147,8 @@ private:
         return py::reinterpret_borrow<py::tuple>(found)[0];
     }
 
-    // Calls a method of the kernel with the GIL held. OverflowError means that the potentials are out of the method's range.
+    // Calls a method of the kernel with the GIL held. OverflowError means that the potentials are out of the method's
+    // range.
     template <class Method>
     Status call(const Run& run, const Method& method) const {
         if (should_stop(run, 0)) return Status::interrupted;

@@ -11,8 +11,8 @@
 
 namespace qk::bind {
 
-// Keeps a reference to `kernel`. Call it with the GIL held; the sweep is then used and destroyed without. `epsilon` is that
-// of the type in which the object computes.
+// Keeps a reference to `kernel`. Call it with the GIL held; the sweep is then used and destroyed without. `epsilon` is
+// that of the type in which the object computes.
 std::unique_ptr<Sweep> sweep_of_python(const py::object& kernel, Index n_rows, Index n_cols, double epsilon);
 
 void register_python_sweep(py::module_& m);

@@ -32,8 +32,8 @@ py::tuple scan_array(const py::array& a, int n_threads) {
     return py::make_tuple(kinds, found.max_abs);
 }
 
-// The largest magnitude of a small array in the usual form (C-contiguous, aligned, float32 or float64 in native order, not
-// empty, finite). For any other array it returns -1, and the checks then examine the array one property at a time.
+// The largest magnitude of a small array in the usual form (C-contiguous, aligned, float32 or float64 in native order,
+// not empty, finite). For any other array it returns -1, and the checks then examine the array one property at a time.
 double plain_magnitude(const py::array& a) {
     using Api = py::detail::npy_api;
     constexpr int wanted = Api::NPY_ARRAY_C_CONTIGUOUS_ | Api::NPY_ARRAY_ALIGNED_;

@@ -111,8 +111,8 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
     return py::make_tuple(f_out, g_out, errors, visits, status, words, stored);
 }
 
-// (rows, columns) of exp(scores + dense terms), for one problem. `rest` is in double precision; `dense` holds pairs of a
-// matrix in single precision and its scale.
+// (rows, columns) of exp(scores + dense terms), for one problem. `rest` is in double precision; `dense` holds pairs of
+// a matrix in single precision and its scale.
 py::tuple sums_in_double(const py::tuple& rest, const py::tuple& dense, int n_threads) {
     const ScoreTuple scores(rest);
     const Problem<double> problem = scores.problem<double>(0);

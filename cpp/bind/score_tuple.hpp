@@ -39,8 +39,9 @@ struct Batch {
         return out;
     }
 
-    // Refuses an array whose own axes are not `core` (-1: any length), whose other axes are not the batch's, or whose entries
-    // have another size. Its owner can change an array's shape at any time, and it would then be read beyond its end.
+    // Refuses an array whose own axes are not `core` (-1: any length), whose other axes are not the batch's, or whose
+    // entries have another size. Its owner can change an array's shape at any time, and it would then be read beyond
+    // its end.
     void require_shape(const py::array& a, std::initializer_list<Index> core, py::ssize_t itemsize) const;
 
     // Pointer to problem b of an array, whose last `core` axes belong to one problem.

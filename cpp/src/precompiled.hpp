@@ -1,5 +1,6 @@
-// Headers that nearly every file of the core includes, parsed once for each instruction-set level. Otherwise the compiler's
-// intrinsics alone take two seconds a file. Files still include what they use, so they also compile without this one.
+// Headers that nearly every file of the core includes, parsed once for each instruction-set level. Otherwise the
+// compiler's intrinsics alone take two seconds a file. Files still include what they use, so they also compile without
+// this one.
 #pragma once
 
 #include <algorithm>

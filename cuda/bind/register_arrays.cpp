@@ -51,7 +51,8 @@ Array empty(nb::handle shape, const std::string& dtype, int device, nb::handle s
     return new_array(dtype_named(dtype), device, shape_of(shape), stream_of(stream));
 }
 
-// Copies the bytes of a host array to the device, whatever the host calls their dtype: bfloat16 comes as 16-bit integers.
+// Copies the bytes of a host array to the device, whatever the host calls their dtype: bfloat16 comes as 16-bit
+// integers.
 Array upload_of(nb::handle host, nb::handle shape, const std::string& dtype, int device,
                 nb::handle stream_given) {
     const Stream stream = stream_of(stream_given);

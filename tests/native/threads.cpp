@@ -1,5 +1,6 @@
 // The pool and the engine without Python, for sanitizers (make tsan-native, asan-native): several threads that call at
-// the same time, exceptions, stops, nested calls; and reductions, which must give the same bits however they are computed.
+// the same time, exceptions, stops, nested calls; and reductions, which must give the same bits however they are
+// computed.
 #include "qk/threads.hpp"
 
 #include <cstdio>

@@ -12,7 +12,8 @@ class Extrapolation;
 
 class Anderson {
 public:
-    // For points with n coordinates. `weights` say how much each coordinate counts; those of weight 0 take the plain step.
+    // For points with n coordinates. `weights` say how much each coordinate counts; those of weight 0 take the plain
+    // step.
     Anderson(const double* weights, Index n, Index memory);
     ~Anderson();
     Anderson(const Anderson&) = delete;

@@ -7,10 +7,12 @@
 namespace qk {
 
 struct StepRules {
-    // The factor after an accepted step: safety error^(-alpha / order) last_error^(beta / order), within [shrink, grow].
+    // The factor after an accepted step: safety error^(-alpha / order) last_error^(beta / order), within [shrink,
+    // grow].
     double alpha = 0.7, beta = 0.4;
     double safety = 0.9, shrink = 0.2, grow = 10.0;
-    // Whether the step after any rejected step may not be longer. If false, this holds only after a step that was not finite.
+    // Whether the step after any rejected step may not be longer. If false, this holds only after a step that was not
+    // finite.
     bool hold = true;
 };
 
@@ -49,9 +51,9 @@ public:
         held_ = false;
     }
 
-    // The length of an Euler step that shows how fast the slope changes, from the scaled norms of the state and its slope
-    // (Hairer, Norsett and Wanner, II.4). It is needed once a flow and never inlined: in a loop over lanes the compiler
-    // would read its constants through a mask, which is slow (see in_register in simd.hpp).
+    // The length of an Euler step that shows how fast the slope changes, from the scaled norms of the state and its
+    // slope (Hairer, Norsett and Wanner, II.4). It is needed once a flow and never inlined: in a loop over lanes the
+    // compiler would read its constants through a mask, which is slow (see in_register in simd.hpp).
     [[gnu::noinline]] static double probe(double size, double speed, double longest) {
         return std::min(longest, size < 1e-5 || speed < 1e-5 ? 1e-6 * longest : 0.01 * size / speed);
     }

@@ -31,8 +31,8 @@ struct RowTask {
     T* product = nullptr;      // n_rows x n_values, row-major: sum_j w_ij v_j
 };
 
-// Rows in which everything is masked get log_sum_exp = -inf and zeros elsewhere. Results have the same bits for any number
-// of threads, because how rows and columns are cut depends on the shapes alone.
+// Rows in which everything is masked get log_sum_exp = -inf and zeros elsewhere. Results have the same bits for any
+// number of threads, because how rows and columns are cut depends on the shapes alone.
 template <class T>
 Status reduce_rows(const std::vector<RowTask<T>>& tasks, Weight weight, Index n_values, const Run& run);
 
@@ -46,7 +46,8 @@ struct MarginalTask {
 template <class T>
 Status marginals(const std::vector<MarginalTask<T>>& tasks, const Run& run);
 
-// Writes w(s_ij) into a row-major array; for softmax the row softmax. If raw is true it writes the scores (masked = -inf).
+// Writes w(s_ij) into a row-major array; for softmax the row softmax. If raw is true it writes the scores (masked =
+// -inf).
 template <class T>
 struct DenseTask {
     Problem<T> problem;

@@ -1,5 +1,6 @@
 // exp and 2^x with AVX-512 by a table of 2^(i/16), i < 16, that lies in one or two registers. It leaves a third of the
-// polynomial, and one permutation looks it up for all lanes. It serves weights: see exp2_nonpos_each and weight_exp_each.
+// polynomial, and one permutation looks it up for all lanes. It serves weights: see exp2_nonpos_each and
+// weight_exp_each.
 #pragma once
 
 #include "simd.hpp"

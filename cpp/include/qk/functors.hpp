@@ -1,5 +1,5 @@
-// Functors for the parts of the engine that differ from case to case: how a score accumulates, and what it weighs. Which
-// entries exist is in masks.hpp. The value type is a scalar (CUDA thread, tail of a loop) or a SIMD pack.
+// Functors for the parts of the engine that differ from case to case: how a score accumulates, and what it weighs.
+// Which entries exist is in masks.hpp. The value type is a scalar (CUDA thread, tail of a loop) or a SIMD pack.
 #pragma once
 
 #include "masks.hpp"

@@ -43,8 +43,8 @@ struct GaussianProblem {
 struct GaussianOptions : IntegrationOptions {
     GaussianOptions() : IntegrationOptions{.method = Method::euler, .rtol = 1e-8, .atol = 1e-10} {}
 
-    // If true, the covariance is P cov P^T, the covariance of particles that the method moves by P. Otherwise the method
-    // is applied to the ODE of the covariance.
+    // If true, the covariance is P cov P^T, the covariance of particles that the method moves by P. Otherwise the
+    // method is applied to the ODE of the covariance.
     bool pushforward = false;
     Index n_steps =
         1;  // the number of steps or, for adaptive methods, of intervals between times that may be stored
@@ -54,9 +54,9 @@ struct GaussianOptions : IntegrationOptions {
     std::function<void(double)> report;
 };
 
-// How one trajectory ended. A mark is a state whose growth per step was still resolved (at most a tenth). `mark` is the last
-// one, `earlier` is one at half its size or less, and `first` is the first at twice the size of the start.
-// growth = d log(size) / dt.
+// How one trajectory ended. A mark is a state whose growth per step was still resolved (at most a tenth). `mark` is the
+// last one, `earlier` is one at half its size or less, and `first` is the first at twice the size of the start. growth
+// = d log(size) / dt.
 struct GaussianOutcome {
     FlowStatus end = FlowStatus::finished;
     double t = 0;  // of the last state, which is finite
@@ -68,8 +68,8 @@ struct GaussianOutcome {
     Index n_steps = 0, n_rejected = 0;
 };
 
-// Where results go: states (n_stored, n, d) and (n_stored, n, d, d); rates (mean', cov') of the last states. A trajectory
-// that has ended keeps its last state.
+// Where results go: states (n_stored, n, d) and (n_stored, n, d, d); rates (mean', cov') of the last states. A
+// trajectory that has ended keeps its last state.
 template <class T>
 struct GaussianResult {
     T *mean = nullptr, *cov = nullptr;

@@ -5,8 +5,9 @@
 
 namespace qk {
 
-// Gradients of a function of the weights w_ij = exp(s_ij) with respect to the arrays from which the scores are made. All of
-// them are products or sums of one matrix, G_ij = w_ij t_ij. t_ij = <u_i, v_j> + a_i + b_j is described as a problem too.
+// Gradients of a function of the weights w_ij = exp(s_ij) with respect to the arrays from which the scores are made.
+// All of them are products or sums of one matrix, G_ij = w_ij t_ij. t_ij = <u_i, v_j> + a_i + b_j is described as a
+// problem too.
 template <class T>
 struct PullTask {
     Problem<T> scores;                                 // s

@@ -25,8 +25,8 @@ struct FeatureTerm {
     Index dim = 0;
     Index n_negative = 0;
     T scale = T(1);
-    // Dot terms: whether the scale multiplies the features of the columns instead of those of the rows. Transposed scores
-    // have it on the other side, so that both have the same bits.
+    // Dot terms: whether the scale multiplies the features of the columns instead of those of the rows. Transposed
+    // scores have it on the other side, so that both have the same bits.
     bool scale_cols = false;
 };
 

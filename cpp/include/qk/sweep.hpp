@@ -1,6 +1,6 @@
-// The contract between kernels exp(s_ij) and solvers: visits of every entry, as Sinkhorn's iteration and Newton's method
-// need them. The sweeps declared here compute entries on the fly (O(N + M) memory, one exp each per visit), or store them
-// once and read them again (one read each per visit, no exp). bridge_kernels.hpp declares the others.
+// The contract between kernels exp(s_ij) and solvers: visits of every entry, as Sinkhorn's iteration and Newton's
+// method need them. The sweeps declared here compute entries on the fly (O(N + M) memory, one exp each per visit), or
+// store them once and read them again (one read each per visit, no exp). bridge_kernels.hpp declares the others.
 #pragma once
 
 #include <cstdint>
@@ -66,14 +66,14 @@ public:
 template <class T>
 std::unique_ptr<Sweep> sweep_on_the_fly(const Problem<T>& problem, const Run& run);
 
-// Stores n_rows x n_cols entries of T, scaled by the potentials at the moment of storing. When the potentials have moved
-// so far that entries could leave the range of the type, they are computed and stored again.
+// Stores n_rows x n_cols entries of T, scaled by the potentials at the moment of storing. When the potentials have
+// moved so far that entries could leave the range of the type, they are computed and stored again.
 template <class T>
 std::unique_ptr<Sweep> sweep_stored(const Problem<T>& problem, const Run& run);
 
 // Stores the entries in single precision, which halves what is read, and computes in double. An exact visit (refine())
-// measures by how much the rounding of the entries changes the sums, and from then on this change is divided out. As the
-// potentials move, the change varies only to second order. Not for weights below 1e-20 of the total.
+// measures by how much the rounding of the entries changes the sums, and from then on this change is divided out. As
+// the potentials move, the change varies only to second order. Not for weights below 1e-20 of the total.
 std::unique_ptr<Sweep> sweep_stored_single(const Problem<double>& problem, const Run& run);
 
 }  // namespace qk

@@ -13,8 +13,8 @@ inline constexpr Index symmetric_tile_count(Index n) {
     return side * (side + 1) / 2;
 }
 
-// Fills `tiles` with the weights of a problem that is known to be symmetric. The layout is [tile][row][column], with the
-// tiles of one row of tiles after another, and zeros beyond the last point.
+// Fills `tiles` with the weights of a problem that is known to be symmetric. The layout is [tile][row][column], with
+// the tiles of one row of tiles after another, and zeros beyond the last point.
 template <class T>
 Status pack_symmetric(const Problem<T>& problem, T* tiles, const Run& run);
 

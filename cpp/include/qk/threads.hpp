@@ -52,9 +52,9 @@ inline bool should_stop(const Run& run, int worker) {
     return worker == 0 && run.by_caller ? run.stop->check() : run.stop->stopped();
 }
 
-// The number of vector entries that are worked on between two checks of the clock. That takes tens of microseconds, or up
-// to a good part of a millisecond if each entry takes an exponential. It is here and not in engine/tuning.hpp, because the
-// bindings cut their copies by it too.
+// The number of vector entries that are worked on between two checks of the clock. That takes tens of microseconds, or
+// up to a good part of a millisecond if each entry takes an exponential. It is here and not in engine/tuning.hpp,
+// because the bindings cut their copies by it too.
 inline constexpr Index piece_entries = 1 << 15;
 
 // Calls body(first, end) for pieces of [0, n), and checks between them whether to stop. Returns false if it stopped.

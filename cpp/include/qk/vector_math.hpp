@@ -56,8 +56,8 @@ struct ExpConstants<double> {
                                         2.7630309031204317282e-7,   2.500007134457038305e-8};
 };
 
-// 2^x = 2^n (1 + r (c0 + c1 r + ...)), n = round(x), |r| <= 1/2. This needs half the constants of exp, because there is no
-// reduction by ln 2. A softmax may scale its shifted scores by log2(e) beforehand (see ShiftedExp).
+// 2^x = 2^n (1 + r (c0 + c1 r + ...)), n = round(x), |r| <= 1/2. This needs half the constants of exp, because there is
+// no reduction by ln 2. A softmax may scale its shifted scores by log2(e) beforehand (see ShiftedExp).
 template <class T>
 struct Exp2Constants;
 
@@ -285,8 +285,8 @@ QK_INLINE void exp2_in_range_each(Pack<T> (&x)[N]) {
 #endif
 }
 inline constexpr double log2_e = 1.44269504088896340736;
-// exp(x) for x <= 0, as a weight relative to a weight of 1. Rounding log2(e), or with AVX-512 ln 2, costs up to half an ulp
-// of the weight for every unit of -x.
+// exp(x) for x <= 0, as a weight relative to a weight of 1. Rounding log2(e), or with AVX-512 ln 2, costs up to half an
+// ulp of the weight for every unit of -x.
 template <class T, int N>
 QK_INLINE void weight_exp_each(Pack<T> (&x)[N]) {
 #if defined(__AVX512F__)

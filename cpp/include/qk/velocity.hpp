@@ -36,7 +36,8 @@ struct AttentionSpec {
     double sinkhorn_tol = 1e-10;
     Index sinkhorn_visits = 10000;
     bool stored = true;  // Sinkhorn: whether the n x n kernel is kept in memory
-    // Exactly one of the two is set: layers in the order of their start, or a function that returns the parameters at a time.
+    // Exactly one of the two is set: layers in the order of their start, or a function that returns the parameters at a
+    // time.
     std::vector<AttentionParameters> layers;
     std::function<AttentionParameters(double)> parameters;
 };

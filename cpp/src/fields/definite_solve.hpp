@@ -1,5 +1,5 @@
-// Linear systems with a positive definite matrix and as many right-hand sides as rows, by strips of rows. The contributions
-// of other strips are products, computed by the register-blocked kernel.
+// Linear systems with a positive definite matrix and as many right-hand sides as rows, by strips of rows. The
+// contributions of other strips are products, computed by the register-blocked kernel.
 #pragma once
 
 #include <cmath>

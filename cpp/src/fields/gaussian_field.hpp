@@ -9,8 +9,9 @@
 
 namespace qk {
 
-// Where mean and covariance are, in packs. For several laws every number is a pack, with a lane for each law. For a single
-// law the numbers follow one another; mean and covariance each start at a new pack, and zeros fill the last pack.
+// Where mean and covariance are, in packs. For several laws every number is a pack, with a lane for each law. For a
+// single law the numbers follow one another; mean and covariance each start at a new pack, and zeros fill the last
+// pack.
 template <class T>
 struct LawLayout {
     static constexpr int width = SimdTraits<T>::width;

@@ -13,8 +13,9 @@ namespace qk {
 // The largest growth in one step for which the step counts as resolving it.
 inline constexpr double resolved_growth = 0.1;
 
-// rate_ is (mean', cov') at the state; k_ are the stages, of which the first is at the state. In the pushforward form the
-// second part of a stage is the matrix M_s P_s instead of cov'. With Single a pack holds one law, or a part of its numbers.
+// rate_ is (mean', cov') at the state; k_ are the stages, of which the first is at the state. In the pushforward form
+// the second part of a stage is the matrix M_s P_s instead of cov'. With Single a pack holds one law, or a part of its
+// numbers.
 template <class T, bool Single>
 class Laws {
 public:
@@ -284,7 +285,8 @@ private:
         next_mark_[l] = T(4) * square_[l];
     }
 
-    // After a step: sets marks, and ends trajectories that have grown too large. Controlled steps always resolve the growth.
+    // After a step: sets marks, and ends trajectories that have grown too large. Controlled steps always resolve the
+    // growth.
     void judge(const bool* taken, const double* h, ode::Lane* lane) {
         measure();
         bool any = false;
@@ -319,8 +321,8 @@ private:
         }
     }
 
-    // Whether cov + resolved_growth |cov| I has a Cholesky factor: steps that resolve the growth may change the smallest
-    // eigenvalue by that much.
+    // Whether cov + resolved_growth |cov| I has a Cholesky factor: steps that resolve the growth may change the
+    // smallest eigenvalue by that much.
     bool positive(int l) const {
         const Index n = d_;
         Buffer<double> factor(n * n);

@@ -194,10 +194,10 @@ QK_INLINE bool orthogonalize_pair(int d, Pack<T>* x, Pack<T>* y, Pack<T>* z, Pac
     return true;
 }
 
-// One-sided Jacobi: rotations of pairs make the rows of `a` (columns of a matrix) orthogonal; they are
-// applied to the rows of `b` as well. The squared norms of the rows of `a` go to `squares`. The pairs come in
-// rounds, as in a tournament: within a round no two pairs share a row, so the long divisions and roots of one pair overlap
-// with those of the next.
+// One-sided Jacobi: rotations of pairs make the rows of `a` (columns of a matrix) orthogonal; they are applied to the
+// rows of `b` as well. The squared norms of the rows of `a` go to `squares`. The pairs come in rounds, as in a
+// tournament: within a round no two pairs share a row, so the long divisions and roots of one pair overlap with those
+// of the next.
 template <class T, int D>
 void orthogonalize_rows(int d, Pack<T>* a, Pack<T>* b, Pack<T>* squares) {
     const int n = size_of<D>(d), even = n + n % 2;

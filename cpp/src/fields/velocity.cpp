@@ -109,8 +109,8 @@ private:
                                      : spec_.weights[static_cast<std::size_t>(j)];
     }
 
-    // The factors of unnormalised kinds. Their sums get the factor 1/n (with weights the masses are in the sums already),
-    // and are divided by the visible mass if that is to count as 1.
+    // The factors of unnormalised kinds. Their sums get the factor 1/n (with weights the masses are in the sums
+    // already), and are divided by the visible mass if that is to count as 1.
     void visible_mass() {
         factors_.assign(static_cast<std::size_t>(spec_.n), 1.0);
         double mass = 0;

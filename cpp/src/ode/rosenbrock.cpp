@@ -59,7 +59,8 @@ VelocityStatus Rosenbrock::stages(double t, double h) {
         w.y = w.moved;
         w.t = t;
         system.gather(system.slope(), w.slope.data());
-        // Forward differences. A number that is small relative to the others is moved as if it were a thousandth of them.
+        // Forward differences. A number that is small relative to the others is moved as if it were a thousandth of
+        // them.
         const double size = w.y.size() > 0 ? w.y.cwiseAbs().maxCoeff() : 0.0;
         const double floor = size > 0 ? 1e-3 * size : 1.0;
         for (Index j = 0; j < w.y.size(); ++j) {

@@ -8,8 +8,8 @@
 
 namespace qk::ode {
 
-// What a Rosenbrock method needs of a state, which is one problem in double precision. `whole` arrays have all numbers of
-// the state. Unknowns are the independent ones among them (for a symmetric matrix, one triangle).
+// What a Rosenbrock method needs of a state, which is one problem in double precision. `whole` arrays have all numbers
+// of the state. Unknowns are the independent ones among them (for a symmetric matrix, one triangle).
 class StiffSystem {
 public:
     StiffSystem() = default;

@@ -69,8 +69,8 @@ Tableau dopri5() {
     return t;
 }
 
-// RODAS, a Rosenbrock method of order 4 with an embedded one of order 3. Both are L-stable and stiffly accurate, and the
-// dense output has order 3 (Hairer and Wanner, Solving Ordinary Differential Equations II, IV.7).
+// RODAS, a Rosenbrock method of order 4 with an embedded one of order 3. Both are L-stable and stiffly accurate, and
+// the dense output has order 3 (Hairer and Wanner, Solving Ordinary Differential Equations II, IV.7).
 Tableau rodas4() {
     Tableau t;
     t.name = "rodas4";
@@ -96,7 +96,8 @@ Tableau rodas4() {
     t.error[5] = 1.0;
     t.adaptive = true;
     t.has_dense = true;
-    // x + theta (y - x) + theta (1 - theta) sum_s (p_s + theta q_s) k_s, y the end of the step, sorted by powers of theta.
+    // x + theta (y - x) + theta (1 - theta) sum_s (p_s + theta q_s) k_s, y the end of the step, sorted by powers of
+    // theta.
     const double p[max_stages] = {10.12623508344586, -7.487995877610167, -34.80091861555747,
                                   -7.992771707568823, 1.025137723295662};
     const double q[max_stages] = {-0.6762803392801253, 6.087714651680015, 16.43084320892478,

@@ -51,8 +51,8 @@ inline void relax() {
 #endif
 }
 
-// Waits for `ready` without sleeping, but not for long, because waking a thread costs several microseconds, as much as a
-// small job. Returns false if it gave up.
+// Waits for `ready` without sleeping, but not for long, because waking a thread costs several microseconds, as much as
+// a small job. Returns false if it gave up.
 template <class Ready>
 bool spin_until(const Ready& ready) {
     constexpr auto patience = std::chrono::microseconds(30);

@@ -218,9 +218,9 @@ struct CombineTask {
 template <class T>
 Outcome combine(const CombineTask<T>& task, Stream stream);
 
-// One velocity: v_i = sum over heads of V_h sum_j w(s^h_ij) x_j, with scores s^h from Q_h x_i and K_h x_j (dot products,
-// or distances for L2 attention). Q and K are matrices (heads, d_head, d), V is (heads, d, d). `mean` divides the sum
-// by n.
+// One velocity: v_i = sum over heads of V_h sum_j w(s^h_ij) x_j, with scores s^h from Q_h x_i and K_h x_j (dot
+// products, or distances for L2 attention). Q and K are matrices (heads, d_head, d), V is (heads, d, d). `mean` divides
+// the sum by n.
 template <class T>
 struct VelocityTask {
     Index n = 0, d = 0, d_head = 0, heads = 1;
