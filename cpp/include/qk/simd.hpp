@@ -184,9 +184,9 @@ QK_INLINE void transpose(Pack<T> (&square)[SimdTraits<T>::width]) {
     }
 }
 
-// ---- horizontal reductions: the pairwise order is fixed, so results repeat --------------------- Lane i becomes
-// join(lane i, lane i + half), and so on with half as many lanes. This works on whole packs, because GCC 12 turns a
-// loop over an array of lanes into loads, stores and branches, which take longer than a short row does.
+// ---- horizontal reductions: the pairwise order is fixed, so results repeat ---------------------
+// Lane i becomes join(lane i, lane i + half), and so on with half as many lanes. This works on whole packs, because
+// GCC 12 turns a loop over an array of lanes into loads, stores and branches, which take longer than a short row does.
 template <class T, int half, class Join, int... Lane>
 QK_INLINE T fold_lanes(Pack<T> v, const Join& join, std::integer_sequence<int, Lane...> all) {
     constexpr int width = SimdTraits<T>::width;
