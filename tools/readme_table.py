@@ -157,7 +157,8 @@ def table(text: str) -> str:
             f"Best of several runs (iterations: the median) on {environment(text)}. "
             "Rows come from several runs: each section of the performance page names its own commit. "
             "An error is the largest difference from a float64 or LAPACK reference. For a bridge it is the "
-            "L1 error of its worse marginal, for one iteration of a bridge the largest error of its potentials.",
+            "L1 error of its worse marginal, for one iteration of a bridge the largest error of its "
+            "potentials.",
         ]
     )
 
