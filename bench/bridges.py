@@ -95,8 +95,8 @@ def dense_case(group: Group, options: Options, n: int, dtype: str) -> None:
         group.add(Row(case, name, timing, n * n, turns.ratio(name, "qkcore"), error))
     if exact := b.n_visits - b.n_iter:
         group.notes.append(
-            f"{case}: {exact} of the visits of {b.n_iter} iterations to {b.tol:g} computes its entries anew, "
-            "and counts"
+            f"{case}: {exact} of the visits of {b.n_iter} iterations to {b.tol:g} computes the "
+            "entries again; it is counted too"
         )
     if READ in timings:
         group.at_most(f"{case}: over one read", turns.ratio("qkcore", READ), READS)
@@ -378,18 +378,19 @@ def run(options: Options) -> Group:
     group = Group(
         "bridges",
         "Schrödinger bridges",
-        "A full iteration is a row and a column update. Costs are scaled to a maximum of 1; eps is the "
-        "temperature. Errors are L1 errors of the worse marginal at the end of a full solve; of iterations "
-        "from points, errors of potentials. A time per iteration is, of qkcore, the mean time between the "
-        "iterations of whole solves; of POT the mean between the lines that it prints "
-        "every ten iterations, each after a look at the error; of the others the difference of a long and a "
-        "short run over the difference of their iterations. Contenders take turns, reading the "
-        "matrix among them: such a time "
-        "is the median of the rounds, its ratio the median of the rounds' ratios; the slowest on a matrix "
-        "take part in one or two rounds. Of all other times minima are compared. GeomLoss anneals eps and "
-        "stops without looking at the marginals, so it and qkcore do not solve to the same accuracy: the "
-        'error of each is shown, computed from its potentials in float64, and "qkcore" there solves to that '
-        "of GeomLoss or less.",
+        "A full iteration is a row and a column update. Costs are scaled to a maximum of 1; eps is "
+        "the temperature. The error of a full solve is the L1 error of the worse marginal at its "
+        "end; the error of iterations from points is that of the potentials. The time of one "
+        "iteration is measured in three ways: for qkcore it is the mean time between the iterations "
+        "of whole solves; for POT the mean between the lines that it prints every ten iterations, at "
+        "each of which it also computes the error; for the others the difference in time of a long "
+        "and a short run, divided by the difference of their iterations. All contenders, and the "
+        "plain reading of the matrix, take turns. The time shown is the median over the rounds, and "
+        "the ratio the median of the rounds' ratios; the contenders that are slowest on a matrix "
+        "take part in one or two rounds. All other times are minima. GeomLoss anneals eps and stops "
+        "without computing the marginals, so it and qkcore do not solve to the same accuracy. The "
+        "error of each is shown, computed from its potentials in float64, and the row 'qkcore' "
+        "solves to the error of GeomLoss or less.",
     )
     for n in (1000,) if options.quick else (4000, 8000):
         for dtype in ("float64", "float32"):

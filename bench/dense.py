@@ -177,9 +177,10 @@ def run(options: Options) -> Group:
     group = Group(
         "dense",
         "Dense scores",
-        "Reductions of a given N × N matrix. The floor is the larger of one pass over the matrix "
-        "at DRAM bandwidth (two when the result is a matrix) and one exponential per entry, in "
-        "the same run; a matrix that fits the last-level cache can beat the former.",
+        "Reductions of a given N × N matrix. The floor is the larger of two times measured in the "
+        "same run: one pass over the matrix at DRAM bandwidth (two when the result is a matrix), and "
+        "one exponential per entry. A matrix that fits the last-level cache can be read faster than "
+        "that.",
     )
     for n in (1000,) if options.quick else (1000, 4000):
         for dtype in ("float32", "float64"):

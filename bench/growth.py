@@ -304,13 +304,14 @@ def run(options: Options) -> Group:
     group = Group(
         "growth",
         "Growth with N and d",
-        f"From points in float64, nothing of size N × N kept: with N at d = {DIM}, with d at N = {fixed}. "
-        f"A diffusion map is a whole fit of {EIGENVECTORS} eigenvectors, a bridge iteration one row and one "
-        "column update. "
-        "Exponents are least squares on logarithms, of time over the larger half of the sizes, of memory "
-        f"where it is {MEMORY_FLOOR_MB:g} MB or more. One and two threads take turns; a call of more than a "
-        "second is timed once; memory is that on all threads. Errors are on a few rows against NumPy. The "
-        "diffusion map is not followed over d: it takes too long from d = 8 on, and why is not known.",
+        "The calls start from points in float64 and keep nothing of size N × N. N grows at d = "
+        f"{DIM}, and d at N = {fixed}. A diffusion map is a whole fit of {EIGENVECTORS} eigenvectors; "
+        "a bridge iteration is one row and one column update. Exponents are fitted by least squares "
+        "on logarithms: those of time to the larger half of the sizes, those of memory to the sizes "
+        f"where it is {MEMORY_FLOOR_MB:g} MB or more. One and two threads take turns; a call of more "
+        "than a second is timed once; memory is that with all threads. Errors are those of a few "
+        "rows against NumPy. The diffusion map is not measured over d: it takes too long from d = 8 "
+        "on, and the reason is not known.",
     )
     threads = sorted({1, min(2, options.threads)})
     lines = ["| | over | threads | time | memory |", "|---|---|---:|---:|---:|"]

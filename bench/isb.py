@@ -128,9 +128,10 @@ def run(options: Options) -> Group:
     group = Group(
         "isb",
         "Iterated bridges",
-        "Seconds for all steps. Errors are the L1 marginal errors of the bridges: qkcore and NumPy solve to "
-        f"{TOL:g}; POT, whose alternating updates converge slowly when both marginals are one cloud, is "
-        f"stopped after {POT_ITERATIONS} iterations, and one of its steps is timed.",
+        "Times are for all steps. Errors are the L1 marginal errors of the bridges; qkcore and NumPy "
+        f"solve to {TOL:g}. POT's alternating updates converge slowly when both marginals are one "
+        f"cloud, so POT is stopped after {POT_ITERATIONS} iterations, and only one of its steps is "
+        "timed.",
     )
     for d in (1, 2):
         n, n_steps = (600, 10) if options.quick else (5000, 100)

@@ -118,7 +118,7 @@ def run(options: Options) -> Group:
         "low_rank",
         f"Product of two experts of rank {RANK}",
         "`K @ z` for K = (L₀R₀) ⊙ (L₁R₁) through the factors. Errors are against float64, relative to "
-        "the largest value. Reading: a pass over the four factors by the same threads.",
+        "the largest value. The row for reading is one pass over the four factors by the same threads.",
     )
     for n in (20000,) if options.quick else (100000,):
         for dtype in ("float64", "float32"):

@@ -131,7 +131,8 @@ def run(options: Options) -> Group:
         "lse",
         "Log-sum-exp from points",
         "Row log-sum-exp of scores that are computed on the fly. The floor is one exponential per "
-        "entry, at the better rate of libmvec and of qkcore's own exp on data in L1, same run.",
+        "entry, at the rate of libmvec or of qkcore's own exp on data in L1, whichever is faster in "
+        "the same run.",
     )
     # At d = 64 the matrix product is the work and its rate is reached early: a smaller N will do.
     for d, n in ((3, 2000 if options.quick else 10000), (64, 2000 if options.quick else 4000)):

@@ -143,9 +143,10 @@ def run(options: Options) -> Group:
     group = Group(
         "measure",
         "Attention on measures",
-        "The largest singular value of the Jacobian of self-attention (relative tolerance 1e-3, errors "
-        "against 1e-6), in O(n d) memory and with the weights stored; W₁ exact and bracketed (the error "
-        "of the bracket is its relative width); λ(x) of maximum entropy, errors against the known λ.",
+        "Three tasks. The largest singular value of the Jacobian of self-attention (relative "
+        "tolerance 1e-3, errors against 1e-6), in O(n d) memory and with the weights stored. W₁, "
+        "exact and as a bracket, whose error is its relative width. λ(x) of maximum entropy, whose "
+        "error is against the known λ.",
     )
     qk.set_num_threads(options.threads)
     for n in (500,) if options.quick else (2000, 4000):

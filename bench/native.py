@@ -147,12 +147,13 @@ def run(options: Options) -> Group:
     group = Group(
         "native",
         "The C++ core by itself",
-        "Google Benchmark over the core, without Python; medians of three repetitions. "
-        '"× limit" is the time over what the limit allows, as measured beside each benchmark by the same '
-        "program at the same level and number of threads: FMA + exp counts the operations of scores "
-        "and products and one exponential for each entry; read is one read of what must come from memory; "
-        "where arithmetic and reading overlap the longer of the two counts, and what fits the "
-        "cache can be faster than memory. The first table has the medians of the limits.",
+        "Google Benchmark runs the core without Python; the table has medians of three repetitions. "
+        '"× limit" is the time divided by the time that the limit allows. The same program measures '
+        "the limits beside each benchmark, at the same level and number of threads. The limit FMA + "
+        "exp counts the operations of scores and products and one exponential for each entry; the "
+        "limit read is one read of what must come from memory. Where arithmetic and reading overlap, "
+        "the longer of the two is taken; data that fit the cache can be read faster than that. The "
+        "first table has the medians of the limits.",
     )
     levels = [level for level in LEVELS if environment.cpu_has(level)]
     if not levels:

@@ -182,9 +182,10 @@ def run(options: Options) -> Group:
     group = Group(
         "small",
         "Small problems",
-        "The whole call, from points to result, against the best of several NumPy formulations "
-        "with their buffers made beforehand; a trial chooses it, then the two take turns. "
-        "`vector` and `matrix` are `softmax(s) @ V` with V of shape (N,) and (N, d).",
+        "The whole call, from points to result, is compared with the best of several NumPy "
+        "formulations whose buffers are allocated beforehand. A trial run chooses the best one, then "
+        "the two take turns. `vector` and `matrix` are `softmax(s) @ V` with V of shape (N,) and (N, "
+        "d).",
     )
     optional("threadpoolctl", group)
     qk.set_num_threads(options.threads)

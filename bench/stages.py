@@ -27,8 +27,8 @@ def run(options: Options) -> Group:
     group = Group(
         "stages",
         "Stages of a tile",
-        "ns per matrix entry on one thread with the data in cache. Bounds: the FMA rate for scores "
-        "and products, one exponential of data in L1 for the weights.",
+        "Times are ns per matrix entry on one thread with the data in cache. The bounds are the FMA "
+        "rate for scores and products, and one exponential of data in L1 for the weights.",
     )
     program = compiling.stages()
     if program is None:

@@ -1,5 +1,5 @@
-# The distribution qkcore-cuda (packaging/cuda): kernels by nvcc, the module by the C++ compiler, one shared library
-# with the CUDA runtime inside. Nothing of the CPU library is needed.
+# The distribution qkcore-cuda (packaging/cuda): nvcc compiles the kernels, the C++ compiler the module; the result is one
+# shared library that contains the CUDA runtime. Nothing of the CPU library is needed.
 find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module)
 execute_process(COMMAND ${Python_EXECUTABLE} -m nanobind --cmake_dir OUTPUT_VARIABLE nanobind_dir
                 OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
@@ -8,7 +8,7 @@ find_package(nanobind CONFIG REQUIRED HINTS ${nanobind_dir})
 set(QKCORE_CUDA_BUILD ${CMAKE_CURRENT_BINARY_DIR}/kernels CACHE PATH "where the Makefile puts the kernels' objects")
 set(root ${CMAKE_CURRENT_SOURCE_DIR})
 
-# One recipe for the kernels, that of the Makefile, which also checks their resources (make cuda).
+# The kernels are compiled by the same script as in the Makefile, which also checks their resources (make cuda).
 file(GLOB kernels CONFIGURE_DEPENDS cuda/src/*.cu)
 foreach(kernel IN LISTS kernels)
   get_filename_component(name ${kernel} NAME_WE)

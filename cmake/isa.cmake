@@ -4,11 +4,11 @@ set(qk_march_v3 -march=x86-64-v3)
 set(qk_march_v4 -march=x86-64-v4)
 set(qk_march_native -march=native)
 set(qk_march_baseline)
-# The tile shapes of v4 on a processor without AVX-512: slow, for tests only (-DQKCORE_ISA_LEVELS=wide).
+# The tile shapes of v4 on a processor without AVX-512: slow, only for tests (-DQKCORE_ISA_LEVELS=wide).
 set(qk_march_wide -march=x86-64-v3 -DQK_SIMD_WIDE -Wno-psabi)
 
 set(qk_levels ${QKCORE_ISA_LEVELS})
-# The one level that this machine would choose at import: a third of the work of building all. Not for wheels that travel.
+# The one level that this machine would choose at import, a third of the work of building all. Not for wheels for users.
 if(qk_levels STREQUAL machine)
   try_run(qk_level_ran qk_level_built ${CMAKE_CURRENT_BINARY_DIR}/machine_level ${CMAKE_CURRENT_LIST_DIR}/machine_level.cpp
           RUN_OUTPUT_VARIABLE qk_levels)
@@ -34,7 +34,7 @@ foreach(level IN LISTS qk_levels)
 endforeach()
 message(STATUS "Instruction-set levels: ${qk_levels}")
 
-# GCC < 13 takes the deliberately undefined operands inside its own AVX-512 headers for a mistake (its bug 105593).
+# GCC < 13 wrongly warns about deliberately undefined operands inside its own AVX-512 headers (its bug 105593).
 if(CMAKE_CXX_COMPILER_ID STREQUAL GNU AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   list(APPEND qk_march_v4 -Wno-uninitialized -Wno-maybe-uninitialized)
   list(APPEND qk_march_native -Wno-uninitialized -Wno-maybe-uninitialized)

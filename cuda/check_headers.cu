@@ -1,5 +1,5 @@
 // Compiles and links the functors and the softmax state that CPU and CUDA share, as device code, in float and double.
-// Not a kernel anybody calls: it keeps the headers usable from nvcc.
+// Nobody calls this kernel: it only shows that nvcc accepts the headers.
 
 #include <cstdint>
 
@@ -8,7 +8,7 @@
 
 namespace qk_check {
 
-// out_i = log sum_j exp(s_ij) over the kept entries, plus every weight once so that each is instantiated.
+// out_i = log sum_j exp(s_ij) over the kept entries, plus every weight once so that all of them are instantiated.
 template <class T, class Step, class Mask>
 __global__ void row_log_sum_exp(const T* x, const T* y, std::int64_t rows, std::int64_t columns,
                                 std::int64_t depth, Mask mask, T* out) {

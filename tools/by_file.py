@@ -1,7 +1,8 @@
 """by_file.py [options] FILE... [-- PYTEST ARGUMENTS]: pytest, one process per file.
 
-For runs under a sanitizer, whose first finding ends the process: what it ends is one file, not the run.
-A folder stands for its test files. One line per file, the output of what failed, and a summary.
+For runs under a sanitizer. Its first finding ends the process, and with one process per file only that
+file. A folder stands for its test files. Prints one line per file, the output of the files that failed,
+and a summary.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ class Outcome:
     file: Path
     code: int | None  # None: it did not end in time
     seconds: float
-    closing: str  # pytest's last line, or the sanitizer's word
+    closing: str  # the last line of pytest, or the report of the sanitizer
     output: str
 
     @property
     def good(self) -> bool:
-        return self.code in (0, 5)  # 5: nothing to run in this file
+        return self.code in (0, 5)  # 5: the file has no tests to run
 
     def __str__(self) -> str:
         word = "ok" if self.good else "timeout" if self.code is None else f"exit {self.code}"
@@ -60,7 +61,7 @@ def run(file: Path, seconds: float, arguments: list[str], logs: Path) -> Outcome
         str(file),
         *arguments,
     ]
-    spent = 0.0  # counted in steps: a run that is stopped and continued (SIGSTOP) does not time out
+    spent = 0.0  # counted in steps, so that a run that is stopped and continued (SIGSTOP) does not time out
     with log.open("w") as out:
         process = subprocess.Popen(
             command, stdout=out, stderr=subprocess.STDOUT, start_new_session=True

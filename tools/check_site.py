@@ -1,4 +1,4 @@
-"""check_site.py FOLDER: links within the site lead somewhere, no page fetches anything when viewed."""
+"""check_site.py FOLDER: checks that links within the site work, and that no page fetches anything."""
 
 from __future__ import annotations
 

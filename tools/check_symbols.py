@@ -37,7 +37,7 @@ def exported(path: Path) -> set[str]:
 
 
 def newest(path: Path) -> dict[str, tuple[int, ...]]:
-    """The newest version of GLIBC, GLIBCXX and CXXABI that is asked for."""
+    """The newest version of GLIBC, GLIBCXX and CXXABI that the module needs."""
     found: dict[str, tuple[int, ...]] = {}
     for name, version in re.findall(r"\b(GLIBC|GLIBCXX|CXXABI)_([0-9.]+)", objdump("-p", path)):
         parts = tuple(int(x) for x in version.split("."))

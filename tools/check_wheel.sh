@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# check_wheel.sh WHEEL [pytest arguments]: tests the wheel as a user gets it, in a fresh environment and a folder
+# check_wheel.sh WHEEL [pytest arguments]: tests the wheel as a user installs it, in a new environment and in a folder
 # from which the source tree cannot be imported.
 set -euo pipefail
 
@@ -11,7 +11,7 @@ trap 'rm -rf "$work"' EXIT
 
 "${PYTHON:-python3}" -m venv "$work/venv"
 pip=("$work/venv/bin/python" -m pip --disable-pip-version-check -q install)
-# What a user who has NumPy and SciPy already waits for and stores: shown, not tested.
+# The time and the space that installing takes a user who has NumPy and SciPy already; printed, not tested.
 "${pip[@]}" numpy scipy
 start=$(date +%s%N)
 "${pip[@]}" "$wheel"
@@ -21,7 +21,7 @@ echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes, installed in $took ms,
 "${pip[@]}" "$wheel[test]"
 
 cp "$root/pyproject.toml" "$work/" # the settings of pytest
-cp -r "$root/tests" "$root/docs" "$root/packaging" "$work/" # the guides are tests too, and the types of qkcore-cuda
+cp -r "$root/tests" "$root/docs" "$root/packaging" "$work/" # tests also need the guides, and the types of qkcore-cuda
 cd "$work"
 "$work/venv/bin/python" - "$work" <<'PY'
 import pathlib, sys, qkcore

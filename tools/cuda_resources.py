@@ -1,4 +1,4 @@
-"""Registers, shared memory and spills of every kernel, from what ptxas prints, against cuda/resources.csv.
+"""Compares registers, shared memory and spills of every kernel, as ptxas prints them, with resources.csv.
 
     cuda_resources.py LOG...            fails on a spill, on local memory, and on more than the table allows
     cuda_resources.py --update LOG...   writes the table

@@ -20,7 +20,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "cuda_roofline.md"
 
 @dataclass(frozen=True)
 class Device:
-    """Per multiprocessor and clock, from the vendor's data sheets."""
+    """Rates per multiprocessor and clock, from the vendor's data sheets."""
 
     name: str
     architecture: str
@@ -46,7 +46,7 @@ DEVICES = (
 
 
 def blocks_per_multiprocessor(device: Device, threads: int, registers: int, shared: int) -> int:
-    """Registers are given to warps by 256, shared memory to blocks with 1 kB of the system's own."""
+    """Warps get registers in units of 256; the system itself uses 1 kB of shared memory of each block."""
     per_warp = (registers * 32 + 255) // 256 * 256
     limits = [device.max_threads // threads, device.max_blocks]
     limits.append(device.registers // (per_warp * (threads // 32)))
@@ -56,7 +56,7 @@ def blocks_per_multiprocessor(device: Device, threads: int, registers: int, shar
 
 @dataclass(frozen=True)
 class Work:
-    """What one entry of the score matrix costs. The tile gives the traffic of shared memory."""
+    """The cost of one entry of the score matrix. The tile decides the traffic of shared memory."""
 
     label: str
     kernel: str  # how its name in the table begins
@@ -182,9 +182,8 @@ def page() -> str:
             "**Not yet measured on a GPU.** Written by `tools/cuda_roofline.py` from",
             "`cuda/resources.csv`",
             f"(what ptxas of nvcc {release} reports) and from counting operations. The",
-            "rates are upper bounds:",
-            "latencies, barriers, index arithmetic and traffic that is not counted all",
-            "cost extra.",
+            "rates are upper bounds, because latencies, barriers, index arithmetic and other",
+            "traffic are not counted.",
         ),
         "## Registers, shared memory, occupancy",
         "",
@@ -198,39 +197,35 @@ def page() -> str:
         "## Upper bounds per entry of the score matrix",
         "",
         *paragraph(
-            "FMA: score, shift, range reduction of exp, sum, product. Shared memory: words",
-            "of 4 bytes read per",
-            "entry. L2: bytes of features staged per entry, and for the sweep the weight",
-            "that is written once and",
-            "read once. Dot products; a squared distance from differences takes two",
-            "instructions per feature",
-            "in place of one. The limit is the worst of FMA, exp and shared memory; the bytes from",
-            "L2 are listed and not in it, and for the sweep with few features they will be what counts.",
+            "FMA counts score, shift, range reduction of exp, sum and product. Shared memory",
+            "counts words of 4 bytes read per entry. L2 counts bytes of features staged per",
+            "entry, and for the sweep the weight that is written once and read once. Scores",
+            "are dot products; a squared distance from differences takes two instructions per",
+            "feature in place of one. The limit is the slowest of FMA, exp and shared memory.",
+            "The bytes from L2 are listed but not part of it, although for the sweep with few",
+            "features they will be what limits the speed.",
         ),
         *bounds,
         *paragraph(
             "The scaling sweep reads each stored entry from memory once per iteration:",
             ", ".join(reads) + " in float.",
         ),
-        "## Beside a published time",
+        "## Comparison with a published time",
         "",
         *paragraph(
             "FlashSinkhorn's README gives 10.3 ms for one alternating Sinkhorn iteration",
             "at n = 50 000, d = 64 on",
             "an A100. The bound above for our one-pass iteration at that size is",
-            f"{', '.join(times)}: its score",
-            "products run on the ordinary FMA units, and 64 features per entry fill those.",
-            "So at d = 64 these",
-            "portable kernels are not expected to pass that time on an A100; a variant on",
-            "tensor cores, beside",
-            "them, is what could. With few features the single visit per iteration is what",
-            "counts, and there is no",
-            "published time to set beside it.",
+            f"{', '.join(times)}. Its score",
+            "products run on the ordinary FMA units, and 64 features per entry keep those busy.",
+            "So at d = 64 these portable kernels are not expected to be faster than that time",
+            "on an A100; a variant on tensor cores could be. With few features the single visit",
+            "per iteration matters most, and there is no published time to compare with.",
         ),
         *paragraph(
             "The weights of a strip cost 8 bytes of traffic per entry. At n = 50 000 they",
             "do not fit the L2",
-            f"cache; from memory that is at least {', '.join(traffic)}, beside the arithmetic.",
+            f"cache; from memory that is at least {', '.join(traffic)}, in addition to the arithmetic.",
             "`store_weights = false` computes them a second time instead.",
         ),
     ]

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# nvcc.sh ARGUMENTS: nvcc for every architecture we ship, warnings as errors. Takes the CUDA toolkit of the machine, or
-# without one the toolkit from PyPI (QKCORE_NVCC=pip forces that). nvcc.sh --toolkit prints where that toolkit is.
+# nvcc.sh ARGUMENTS: runs nvcc for every architecture that we ship, with warnings as errors. It uses the CUDA toolkit of the
+# machine, or otherwise the one from PyPI (QKCORE_NVCC=pip forces that). nvcc.sh --toolkit prints where the toolkit is.
 set -euo pipefail
 
 build=${BUILD:-build}
@@ -20,18 +20,18 @@ else
     fi
     toolkit=$(echo "$venv"/lib/python*/site-packages/nvidia/cu13)
     nvcc=$toolkit/bin/nvcc
-    link=(-L"$toolkit/lib") # nvcc looks in lib64, which the wheels do not have
+    link=(-L"$toolkit/lib") # nvcc looks in lib64, which the wheels from PyPI do not have
 fi
 
 if [[ ${1:-} == --toolkit ]]; then
-    # nvcc may be reached by a link or a script: it knows itself where it is.
+    # nvcc may be found through a link or a script, so it is asked where it is installed.
     top=$("$nvcc" --dryrun -c -x cu /dev/null 2>&1 | sed -n 's/^#\$ TOP=//p' | head -n 1)
     realpath "${top:-$(dirname "$nvcc")/..}"
     exit
 fi
 
-# Nothing in the kernels is newer than compute_75: one PTX, made once, is compiled for every architecture, and shipped
-# for what comes after sm_120.
+# The kernels need nothing newer than compute_75. So PTX is made once for it, compiled for every architecture, and shipped
+# for architectures after sm_120.
 architectures=(-gencode 'arch=compute_75,code=[sm_75,sm_80,sm_86,sm_89,sm_90,sm_100,sm_120,compute_75]')
 
 echo "$("$nvcc" --version | grep release) ($nvcc)"

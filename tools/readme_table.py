@@ -17,7 +17,7 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "index.md")
 SOURCE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 
-# What is shown: bench group, start of its heading, case; words for it; the contenders beside qkcore.
+# The rows of the table: bench group, start of its heading, case; the words for it; the contenders.
 SHOWN = (
     (
         ("attention", "Attention", "N=16000 float32"),
@@ -72,7 +72,7 @@ class MissingFigureError(LookupError):
 
 
 def section(text: str, group: str, heading: str) -> str:
-    """A group's part of the page: between its markers, or under a heading of that beginning."""
+    """A group's part of the page: between its markers, or under a heading that begins like that."""
     marked = re.search(rf"<!-- bench:{group} -->\n(.*?)<!-- /bench:{group} -->", text, re.DOTALL)
     if marked:
         return marked[1]
@@ -91,7 +91,7 @@ def cells(line: str) -> list[str]:
 
 
 def rows(part: str) -> list[dict[str, str]]:
-    """The rows of its table of cases; an empty case is that of the row above."""
+    """The rows of its table of cases; an empty case means that of the row above."""
     lines = part.splitlines()
     start = next((k for k, line in enumerate(lines) if line.startswith("| case |")), None)
     if start is None:
@@ -107,7 +107,7 @@ def rows(part: str) -> list[dict[str, str]]:
 
 
 def headline(row: dict[str, str]) -> str:
-    """The smallest time; of times per iteration, which are differences, the median."""
+    """The smallest time. Times per iteration are differences, so for these the median."""
     return row["median"] if row["min"] == "–" else row["min"]
 
 
@@ -137,7 +137,7 @@ def shown_rows(text: str) -> list[list[str]]:
 
 
 def environment(text: str) -> str:
-    """The machine, in the words of the page."""
+    """The line that describes the machine, as it stands on the page."""
     found = re.search(r"^Machine of the figures below: (.*?)\n\n", text, re.DOTALL | re.MULTILINE)
     if found is None:
         found = re.search(r"^\*(.* instruction set .*)\*$", text, re.MULTILINE)
@@ -147,7 +147,7 @@ def environment(text: str) -> str:
 
 
 def table(text: str) -> str:
-    head = ["", "qkcore", "error", "beside it", "time", "error", "their time / ours"]
+    head = ["", "qkcore", "error", "compared with", "time", "error", "their time / ours"]
     lines = ["| " + " | ".join(head) + " |", "|---|---:|---:|---|---:|---:|---:|"]
     lines += ["| " + " | ".join(row) + " |" for row in shown_rows(text)]
     return "\n".join(
@@ -156,8 +156,9 @@ def table(text: str) -> str:
             "",
             f"Best of several runs (iterations: the median) on {environment(text)}. "
             "Rows come from several runs: each section of the performance page names its own commit. "
-            "Errors are largest ones, against float64 or LAPACK; of a bridge, the L1 error of its worse "
-            "marginal, and of an iteration, of its potentials.",
+            "An error is the largest difference from a float64 or LAPACK reference. For a bridge it is the "
+            "L1 error of its worse marginal, for one iteration of a bridge the largest error of its "
+            "potentials.",
         ]
     )
 

@@ -4,7 +4,7 @@
 # the build requirements; the qkcore installed in it is not used. CMAKE and NINJA name the programs.
 #
 # CPython itself is not instrumented, so the sanitizer's library must be loaded before it (LD_PRELOAD), and libstdc++
-# beside it, or the interception of C++ exceptions finds none to intercept.
+# with it, because the sanitizer intercepts C++ exceptions and must find the functions that it replaces.
 set -euo pipefail
 
 sanitizers=$1
@@ -14,8 +14,8 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 build=${BUILD:-$root/build}/${sanitizers//,/-}
 site=$build/site
 
-# -O1: vector code at a bearable speed, and a build that takes minutes. No NDEBUG: Eigen and libstdc++ check their own
-# indices too.
+# -O1 gives vector code of tolerable speed and a build that takes minutes. Without NDEBUG Eigen and libstdc++ check their
+# own indices too.
 mkdir -p "$build"
 "${CMAKE:-cmake}" -G Ninja -S "$root" -B "$build/cmake" -DCMAKE_MAKE_PROGRAM="${NINJA:-ninja}" -DPython_EXECUTABLE="$python" \
     -DQKCORE_ISA_LEVELS=native -DQKCORE_SANITIZE="$sanitizers" -DCMAKE_BUILD_TYPE=Sanitize \
@@ -29,16 +29,16 @@ cp "$build"/cmake/_cpu*.so "$site/qkcore/"
 library() { "${CXX:-g++}" -print-file-name="$1"; }
 export PYTHONPATH=$site
 export UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
-# Leaks: CPython frees little at exit, so that a report at exit says nothing of qkcore; tests/test_limits.py looks for
-# growth instead, without a sanitizer. A failed allocation returns null, as it does without: MemoryError is part of the
-# contract.
+# Leaks are not looked for: CPython frees little at exit, so a report would say nothing about qkcore. tests/test_limits.py
+# looks for growth instead, without a sanitizer. A failed allocation returns null, as without a sanitizer, because
+# MemoryError is part of the contract.
 export ASAN_OPTIONS=detect_leaks=0:halt_on_error=1:allocator_may_return_null=1:detect_stack_use_after_return=1:strict_init_order=1
 export TSAN_OPTIONS=halt_on_error=1:exitcode=66:second_deadlock_stack=1:suppressions=$root/tools/tsan.supp
 run=()
 case $sanitizers in
 thread)
     name=tsan
-    # libtsan before GCC 14 does not start where a newer kernel scatters the addresses further than it knows
+    # libtsan before GCC 14 does not start if a newer kernel randomises addresses more widely than it expects
     if command -v setarch > /dev/null; then run=(setarch "$(uname -m)" -R); fi
     ;;
 *) name=asan ;;

@@ -1,4 +1,4 @@
-"""A little of everything that is compiled, small enough for valgrind (make valgrind)."""
+"""Uses a little of everything that is compiled, and is small enough for valgrind (make valgrind)."""
 
 import numpy as np
 

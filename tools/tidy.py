@@ -1,4 +1,4 @@
-"""Run clang-tidy over cpp/, one instruction-set level only: the levels are the same sources."""
+"""Run clang-tidy over cpp/, at one instruction-set level only, because all levels have the same sources."""
 
 import argparse
 import concurrent.futures
@@ -10,20 +10,20 @@ import sys
 import time
 from pathlib import Path
 
-# Flags that only GCC knows; clang would warn about each.
+# Flags that only GCC knows; clang would warn about each of them.
 GCC_ONLY = {"-fno-fat-lto-objects", "-fno-semantic-interposition"}
 
 
 def without_precompiled(command: str) -> list[str]:
-    """The words of a command less the precompiled header, which is in GCC's own format.
+    """The words of a command without the precompiled header, which is in GCC's own format.
 
-    So every file is also seen to include what it uses.
+    This also checks that every file includes what it uses.
     """
     return re.sub(r"-Winvalid-pch|-include \S*cmake_pch\S*", "", command).split()
 
 
 def one_level(commands: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Each file once: v3 where it was built, because most intrinsics are seen there."""
+    """Each file once: with the flags of v3 where that was built, which enable most intrinsics."""
     by_file: dict[str, dict[str, str]] = {}
     for entry in commands:
         if entry["file"] not in by_file or "-march=x86-64-v3" in entry["command"]:
@@ -51,7 +51,7 @@ def main() -> int:
         return file, time.monotonic() - start, done
 
     files = [c["file"] for c in commands if not args.files or c["file"].endswith(tuple(args.files))]
-    files = [file for file in files if "cmake_pch" not in file]  # no source of ours
+    files = [file for file in files if "cmake_pch" not in file]  # not a source of ours
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for file, seconds, done in pool.map(tidy, files):

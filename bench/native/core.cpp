@@ -1,7 +1,7 @@
 // The C++ core at one instruction-set level, by Google Benchmark, without Python: log-sum-exp, attention, iterations of a
 // bridge (from points, from a matrix, stored), products with low-rank and symmetric kernels, velocities of particles,
-// flows of Gaussian laws. The limits of the machine (FMA, exp, read from memory) are measured beside each of them, by the
-// same program at the same level and number of threads, and every figure is also a multiple of them:
+// flows of Gaussian laws. The same program measures the limits of the machine (FMA, exp, read from memory) next to each
+// benchmark, at the same level and number of threads, and gives every figure also as a multiple of them:
 //   ns_entry   time of one matrix entry (low rank: of one point; Gaussian flow: of one law and step)
 //   x_limit    time over what the limits allow; the label says which one that is
 //   qk_bench_<level> [--quick] [--benchmark_filter=REGEX] [--benchmark_out=FILE ...]
@@ -39,7 +39,7 @@ void limits_of_the_machine(benchmark::State& state, int threads) {
 
 template <class T>
 void log_sum_exp(benchmark::State& state, Index n, Index d, int threads) {
-    // Distances of many dimensions reach the core as products and biases (python/qkcore/scores.py).
+    // The core gets distances in many dimensions as products and biases (python/qkcore/scores.py).
     const Cloud<T> cloud(n, d, d <= 16);
     std::vector<T> out(at(n));
     qk::RowTask<T> task;
@@ -86,7 +86,7 @@ std::unique_ptr<qk::Sweep> sweep_of(Kernel kind, const qk::Problem<T>& problem, 
     return qk::sweep_on_the_fly<T>(problem, run);
 }
 
-// Row log-sum-exps and column sums in one visit: a full iteration of a bridge but for O(n) work.
+// Row log-sum-exps and column sums in one visit: a full iteration of a bridge, except for O(n) work.
 template <class T>
 void sweep(benchmark::State& state, Index n, Kernel kind, int threads) {
     const Cloud<T> cloud(n, 3, true);
@@ -105,7 +105,7 @@ void sweep(benchmark::State& state, Index n, Kernel kind, int threads) {
     const double mass = 1 / number(n);
     const qk::RowMass uniform = [mass](Index, double) { return mass; };
     const auto visit = [&] { kernel->rows(g.data(), uniform, lse.data(), columns.data(), run); };
-    visit();  // the first one fills the store
+    visit();  // the first visit fills the store
     const double seconds = time_of(state, visit);
     std::vector<double> mean;
     for (const Index i : {Index{0}, n / 2, n - 1})
@@ -150,13 +150,14 @@ void low_rank(benchmark::State& state, Index n, Index rank, int threads) {
     }
     const auto& l = limits<T>(threads);
     const double square = number(rank * rank);
-    // Both passes take a product of all pairs of components; the factors, the vector and the result go by once.
+    // Both passes multiply all pairs of components. The factors, the vector and the result are each read or written
+    // once.
     count(
         state, seconds, number(n),
         longer(arithmetic(l, 4 * square * number(n), 0), reading(l, number((4 * rank + 2) * n) * sizeof(T))));
 }
 
-// Half of a symmetric matrix: its weights taken, or its product with k vectors.
+// Half of a symmetric matrix: either its weights are computed, or it is multiplied by k vectors.
 template <class T>
 void symmetric(benchmark::State& state, Index n, Index k, int threads) {
     const Cloud<T> cloud = Cloud<T>::alone(n, 3, true);
@@ -188,7 +189,7 @@ void symmetric(benchmark::State& state, Index n, Index k, int threads) {
     const double half = number(n) * number(n) / 2;
     if (k == 0)
         count(state, seconds, half, arithmetic(l, 6 * half, half));
-    else  // an entry serves its row and its column
+    else  // each stored entry is used for its row and for its column
         count(state, seconds, half,
               longer(arithmetic(l, 4 * number(k) * half, 0), reading(l, half * sizeof(T))));
 }
@@ -243,7 +244,7 @@ void gaussian_flow(benchmark::State& state, Index n, Index d, int threads) {
     const double h = 0.05;
     const std::vector<T> mean = points<T>(n * d, 1), X = points<T>(n * d * d, 2), noise = points<T>(d * d, 3);
     std::vector<T> cov(X.size(), T(0)), A(at(d * d)), V(A);
-    for (Index e = 0; e < d * d; ++e) {  // scores that contract
+    for (Index e = 0; e < d * d; ++e) {  // scores for which the laws contract
         const bool diagonal = e % (d + 1) == 0;
         A[at(e)] = (diagonal ? T(-0.3) : T(0)) + T(0.02) * noise[at(e)];
         V[at(e)] = diagonal ? T(1) : T(0);

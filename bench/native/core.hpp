@@ -1,5 +1,5 @@
-// What the benchmarks of the core share: the machine's limits, floors made of them, problems with a plain loop for an
-// answer.
+// What the benchmarks of the core share: the limits of the machine, the floors that follow from them, and problems
+// whose answer a plain loop computes.
 #pragma once
 
 #include <algorithm>
@@ -29,7 +29,7 @@ constexpr const char* name_of() {
 
 // ---- limits ------------------------------------------------------------------------------------
 
-// Best rate of many short slices, in units per second; `work(worker)` returns the units it did.
+// The best rate over many short slices, in units per second; `work(worker)` returns the number of units that it did.
 template <class Work>
 double best_rate(int threads, double seconds, const Work& work) {
     const qk::Run run{threads, nullptr};
@@ -86,8 +86,8 @@ struct Limits {
 
 inline double limit_seconds = 0.1;  // for each of the three
 
-// All that were measured, the latest last. They are measured again beside every benchmark, because the speed of a shared
-// machine moves within minutes.
+// All limits that were measured, the latest last. They are measured again with every benchmark, because the speed of a
+// shared machine changes within minutes.
 template <class T>
 std::vector<Limits>& measured(int threads) {
     static std::map<int, std::vector<Limits>> all;
@@ -125,20 +125,20 @@ const Limits& limits(int threads) {
 
 // ---- floors ------------------------------------------------------------------------------------
 
-// The time that the limits leave to a kernel, and which of them it is.
+// The shortest time that the limits allow a kernel, and the limit that decides it.
 struct Floor {
     double seconds = 0;
     const char* what = "";
 };
 
-// Flops and exponentials take turns on the same ports: their times are added.
+// Flops and exponentials use the same execution ports, so their times are added.
 inline Floor arithmetic(const Limits& l, double flops, double exps) {
     return {flops / l.flops + exps / l.exps, exps > 0 ? "FMA + exp" : "FMA"};
 }
 
 inline Floor reading(const Limits& l, double bytes) { return {bytes / l.bytes, "read"}; }
 
-// What goes on at the same time takes as long as the longer of the two.
+// Two kinds of work that overlap take as long as the longer one.
 inline Floor longer(const Floor& a, const Floor& b) { return a.seconds > b.seconds ? a : b; }
 
 // Seconds of one call of the body.
@@ -194,7 +194,7 @@ struct Cloud {
           y(points<T>(n_ * d_, 2)),
           v(points<T>(n_ * d_, 3)) {}
 
-    // One set of points that attends to itself, with scores that are sums of products as they are.
+    // One set of points that attends to itself, with plain dot products as scores.
     static Cloud alone(Index n, Index d, bool distance) {
         Cloud out(n, d, distance);
         out.scale = T(1);
@@ -214,7 +214,7 @@ struct Cloud {
         return p;
     }
 
-    // Row i by a plain loop: log-sum-exp and the mean of v.
+    // Row i by a plain loop: its log-sum-exp and the mean of v.
     double row(Index i, std::vector<double>& mean) const {
         std::vector<double> s(static_cast<std::size_t>(n));
         for (Index j = 0; j < n; ++j) {

@@ -1,5 +1,5 @@
-// exp of an array as qkcore's kernels take it for their weights, from the library's headers: its rate on data in L1 is
-// the ceiling of every kernel of ours that takes one exponential per entry.
+// exp of an array as qkcore's kernels compute their weights, from the library's headers. Its rate on data in L1 is an
+// upper bound for every kernel of ours that computes one exponential per entry.
 #include <qk/vector_math.hpp>
 
 #include "limits.hpp"
@@ -7,7 +7,7 @@
 namespace limits {
 namespace {
 
-// n is a multiple of two packs, which is how many the kernels take at a time.
+// n is a multiple of two packs, the number that the kernels process at a time.
 template <class T>
 bool run(const T* x, T* y, std::size_t n) {
     constexpr std::size_t width = qk::SimdTraits<T>::width;

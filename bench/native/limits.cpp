@@ -1,10 +1,10 @@
-// What this machine can do at best, printed as JSON: the yardstick the benchmarks divide by.
+// The best rates of this machine, printed as JSON. The benchmarks compare their times with these.
 //
 //   limits [dtype=float32|float64] [threads=N] [probe=NAME] [seconds=S]
 //
 // Without arguments: every probe, both dtypes, 1 and 2 threads. Rates are in 1e9 per second: bytes
-// for the *_read probes, floating-point operations for fma, exponentials for exp_*. A probe that
-// this build does not have is left out.
+// for the *_read probes, floating-point operations for fma, exponentials for exp_*. Probes that
+// this build does not have are left out.
 #include "limits.hpp"
 
 #include <algorithm>
@@ -49,7 +49,7 @@ struct Vector<double> {
     typedef double type __attribute__((vector_size(vector_bytes)));
 };
 
-// Tells the compiler that the memory behind p is read, so that the work that filled it stays.
+// Tells the compiler that the memory behind p is read, so that it does not remove the work that filled it.
 inline void keep(const void* p) { asm volatile("" : : "r"(p) : "memory"); }
 
 // Hides a value from the optimiser, which would otherwise fold constants into the loop.
@@ -68,11 +68,11 @@ struct Options {
     double seconds = 0.5;
 };
 
-// One thread's share of a probe: does a slice of work of about a millisecond and returns how many
+// One thread's share of a probe. It does work for about a millisecond and returns how many
 // units (bytes, flops, exps) it was; 0 means that the probe is not available.
 using Work = std::function<double()>;
 
-// One processor per thread: a scheduler that finds the machine busy may put both on the same one.
+// Gives each thread a processor of its own: on a busy machine the scheduler may put both on the same one.
 void pin(int t) {
 #if defined(__linux__)
     cpu_set_t allowed, one;
@@ -88,8 +88,8 @@ void pin(int t) {
 #endif
 }
 
-// Best rate over the slices. The threads start every slice together and its time is that of the
-// slowest. Slices are short so that, on a machine that others use too, some run undisturbed.
+// Best rate over the slices. The threads start every slice together, and its time is that of the
+// slowest. Slices are short so that some run undisturbed on a machine that others use too.
 double best_rate(double budget, int threads, const std::function<Work(int)>& make) {
     std::barrier together(threads);
     std::vector<double> units(threads);
@@ -124,7 +124,7 @@ double best_rate(double budget, int threads, const std::function<Work(int)>& mak
     return best / 1e9;
 }
 
-// Sum of an array with eight accumulators: enough to hide the latency of an addition.
+// The sum of an array with eight accumulators, which are enough to hide the latency of an addition.
 template <class T>
 T sum(const T* data, std::size_t n) {
     using V = typename Vector<T>::type;
@@ -159,7 +159,7 @@ Buffer<T> buffer(std::size_t n, double from, double to) {
     return Buffer<T>(p, Free{});
 }
 
-// Reads `chunk` elements `times` over, then moves on to the next chunk of the n that there are.
+// Reads `chunk` elements `times` times, then moves on to the next chunk of the n elements.
 template <class T>
 Work reader(Buffer<T> data, std::size_t n, std::size_t chunk, std::size_t times) {
     auto at = std::make_shared<std::size_t>(0);
@@ -177,7 +177,7 @@ template <class T>
 Work fma_work() {
     return [] {
         using V = typename Vector<T>::type;
-        constexpr int chains = 12;  // cover a latency of 4 on two units, and fit 16 registers
+        constexpr int chains = 12;  // they cover a latency of 4 on two units, and fit 16 registers
         constexpr int steps = 1 << 18;
         V acc[chains];
         V a, b;
@@ -194,7 +194,7 @@ Work fma_work() {
 
 template <class T>
 Work exp_work(bool (*run)(const T*, T*, std::size_t)) {
-    // Input and output side by side in one page: in L1 for certain.
+    // Input and output lie side by side in one page, so they are certainly in L1.
     constexpr std::size_t n = 2048 / sizeof(T);
     auto both = buffer<T>(2 * n, -20, 0);
     return [=] {

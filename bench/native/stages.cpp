@@ -1,7 +1,7 @@
-// Where the time of a row reduction goes: each stage of a tile alone, one thread, data in cache.
+// Where the time of a row reduction goes: each stage of a tile alone, on one thread with the data in cache.
 // Printed as JSON, in ns per matrix entry.
 //
-// For profiling: it includes the engine's internal headers; `perf annotate` then shows one stage.
+// This is for profiling: it includes the engine's internal headers, so `perf annotate` shows one stage at a time.
 //   stages [dtype=float32|float64] [stage=NAME] [seconds=S]
 #include <algorithm>
 #include <chrono>
@@ -13,7 +13,7 @@
 
 #include "engine/row_kernels.hpp"
 #include "engine/tiling.hpp"
-// The kernels themselves, so that this program needs no library.
+// The sources of the kernels themselves, so that this program needs no library.
 #include "engine/row_scores.cpp"
 #include "engine/tile_kernels.cpp"
 
@@ -29,7 +29,7 @@ struct Options {
     double seconds = 0.3;
 };
 
-// Best time of one run in seconds. Short samples: the best of many slips between the disturbances.
+// The best time of one run, in seconds. Samples are short, so that some of them are undisturbed.
 double best_seconds(double budget, const std::function<void()>& run) {
     int repeats = 1;
     double best = 1e9, spent = 0;
@@ -52,7 +52,7 @@ qk::Buffer<T> filled(Index n, double from, double to) {
     return out;
 }
 
-// One tile as the engine cuts it, for d features and k values.
+// One tile as the engine cuts it, for d features and k right-hand sides.
 template <class T>
 struct Tile {
     Index d, k, rows, cols, packs;
@@ -77,7 +77,7 @@ struct Tile {
         values = filled<T>(cols * std::max<Index>(packs, 1) * qk::SimdTraits<T>::width, -1, 1);
         out = filled<T>(rows * std::max<Index>(packs, 1) * qk::SimdTraits<T>::width, 0, 0);
     }
-    // Points of few dimensions come row by row, with the maximum of each: see row_scores.hpp.
+    // For points of few dimensions scores come row by row, with the maximum of each row: see row_scores.hpp.
     void score_rows() {
         for (Index r = 0; r < rows; ++r) {
             const qk::RowScores<T> row{features.data() + r * d,       panels.data(), col_bias.data(),
@@ -100,7 +100,7 @@ struct Tile {
     template <int K, bool Store>
     void weigh() {
         for (Index r = 0; r < rows; ++r) {
-            // With Store the next visit weighs weights instead of scores: the time is the same.
+            // With Store the next call gets weights in place of scores; the time is the same.
             T* s = scores.data() + r * cols;
             const auto sums = qk::weigh_row<qk::ShiftedExp<T>, T, K, false, Store>(
                 s, cols, {qk::broadcast(T(1))}, T(1), values.data(), 0, s, nullptr);

@@ -1,4 +1,4 @@
-// What the registering files share: arrays in, arrays out, the GIL released, Ctrl-C heard.
+// What the registering files share: conversion of arrays, release of the GIL, and Ctrl-C.
 #pragma once
 
 #include <vector>
@@ -42,8 +42,8 @@ auto to_vector(const A& a) {
                                                                                     a.data() + a.size());
 }
 
-// The same in pieces, for inside of without_gil: very long arrays take longer than Ctrl-C may wait. Shorter, and of no
-// use, where the run was stopped.
+// The same in pieces, for use inside without_gil, because copying a very long array takes longer than Ctrl-C may wait.
+// If the run was stopped, the result is too short and must not be used.
 inline std::vector<double> to_vector(const double* data, Index n, const Run& run) {
     std::vector<double> out;
     out.reserve(static_cast<std::size_t>(n));
@@ -67,7 +67,7 @@ inline void raise_on_overflow(Status status, bool float32) {
     throw py::error_already_set();
 }
 
-// Says once, as a RuntimeWarning, that the system has refused to start threads.
+// Gives one RuntimeWarning after the system has refused to start threads.
 inline void warn_of_thread_shortage() {
     if (!take_thread_shortage_notice()) return;
     const ThreadShortage found = thread_shortage();
@@ -81,7 +81,7 @@ inline void warn_of_thread_shortage() {
         throw py::error_already_set();
 }
 
-// Runs `work(run)` without the GIL; Python's signal handlers are run now and then meanwhile.
+// Runs `work(run)` without the GIL; from time to time Python's signal handlers are run.
 template <class Work>
 auto without_gil(int n_threads, const Work& work) {
     StopToken stop([] {

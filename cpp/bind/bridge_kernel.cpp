@@ -47,7 +47,7 @@ private:
     Storage storage_ = Storage::on_the_fly;
 };
 
-// A kernel with one sweep for every solve. `arrays` are what the sweep reads.
+// A kernel with one sweep for every solve. `arrays` keeps the arrays alive that the sweep reads.
 template <class S>
 class OneSweep : public Kernel {
 public:
@@ -68,7 +68,7 @@ private:
     std::unique_ptr<S> sweep_;
 };
 
-// `max_memory` is negative for the default; `scratch` is room for a triangle, or None.
+// `max_memory` is negative for the default; `scratch` is memory for a triangle, or None.
 std::unique_ptr<Kernel> of_scores(const py::tuple& spec, double max_memory, const py::object& scratch) {
     ScoreTuple scores(spec);
     if (scores.float32) return std::make_unique<ScoresKernel<float>>(std::move(scores), max_memory, scratch);
@@ -113,7 +113,7 @@ std::unique_ptr<Kernel> of_object(const py::object& kernel, Index n_rows, Index 
                                              kernel);
 }
 
-// What `visit` does with the sweep, on exact entries, whatever the weights.
+// Calls `visit` with a sweep of exact entries: with a penalty, no entries are stored in single precision.
 template <class Visit>
 void visited(Kernel& kernel, int n_threads, const Visit& visit) {
     BridgeOptions options;
@@ -135,7 +135,7 @@ py::tuple visit_rows(Kernel& kernel, const Doubles& g, const std::function<doubl
     return py::make_tuple(lse, columns);
 }
 
-// Row and column sums of exp(f + s + g), by a visit of the kernel's own.
+// Row and column sums of exp(f + s + g), by one visit of the kernel.
 py::tuple sums(Kernel& kernel, const Doubles& f, const Doubles& g, int n_threads) {
     py::array_t<double> rows(static_cast<py::ssize_t>(kernel.n_rows));
     double* to = rows.mutable_data();

@@ -1,4 +1,4 @@
-// The kernels of bridges as Python holds them.
+// The kernels of bridges, as objects that Python holds.
 #pragma once
 
 #include <memory>
@@ -8,7 +8,8 @@
 
 namespace qk::bind {
 
-// A kernel is for one thread at a time, and made and destroyed with the interpreter held. It keeps what it reads.
+// Only one thread at a time may use a kernel, and it is made and destroyed with the GIL held. It keeps its arrays
+// alive.
 class Kernel {
 public:
     Kernel(Index rows, Index cols) : n_rows(rows), n_cols(cols) {}
@@ -16,12 +17,12 @@ public:
     Kernel(const Kernel&) = delete;
     Kernel& operator=(const Kernel&) = delete;
 
-    // The sweep for a solve, kept for the next one. Adds to the options what is known of the kernel.
+    // The sweep for a solve, which is kept for the next one. Adds to `options` what is known of the kernel.
     virtual Sweep& sweep(const std::vector<double>& mu, const std::vector<double>& nu, BridgeOptions& options,
                          const Run& run) = 0;
-    // Whether the entries were stored for the last solve.
+    // Whether the entries were stored in the last solve.
     virtual bool stored() const { return false; }
-    // Of the rows and of the columns, where a factored kernel follows them; else empty.
+    // The signs of rows and of columns, if a factored kernel follows them; otherwise empty.
     virtual std::pair<std::vector<double>, std::vector<double>> signs() const { return {}; }
 
     const Index n_rows, n_cols;

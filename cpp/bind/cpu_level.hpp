@@ -1,5 +1,5 @@
-// The x86-64 level of the processor. Plain C++ without libraries, because two programs ask for it: the module that
-// chooses a build of the engine at import (cpuid.cpp), and the build, which can make one for this machine alone
+// The x86-64 level of the processor. This is plain C++ without libraries, because two programs use it: the module that
+// chooses a build of the engine at import (cpuid.cpp), and the build, which can make an engine for this machine alone
 // (cmake/machine_level.cpp).
 //
 // The levels are those of the x86-64 psABI. A level counts only if the processor has every feature of it and of the

@@ -1,5 +1,6 @@
-// The module _cpuid: what the processor can do, asked before any module that needs more than the baseline is loaded.
-// Written against CPython itself, because pybind11's headers would take this small file eight seconds to compile.
+// The module _cpuid, which says what the processor can do. It is called before any module that needs more than the
+// baseline is loaded. It uses CPython's own interface, because pybind11's headers would make this small file compile
+// for 8 seconds.
 #include <Python.h>
 
 #include "cpu_level.hpp"
@@ -47,6 +48,6 @@ PyModuleDef definition = {
 
 }  // namespace
 
-// CPython asks for this name.
+// The name that CPython looks for.
 // NOLINTNEXTLINE(bugprone-reserved-identifier)
 PyMODINIT_FUNC PyInit__cpuid() { return PyModuleDef_Init(&definition); }

@@ -1,5 +1,6 @@
-// What CPython looks for in the module of one instruction-set level, PyInit__cpu_v3 for example: the definition that
-// module.cpp makes. The import machinery names the module after its file, so one definition serves all levels.
+// The function that CPython looks for in the module of one instruction-set level, PyInit__cpu_v3 for example. It
+// returns the definition from module.cpp. The import machinery names the module after its file, so one definition
+// serves all levels.
 #include <Python.h>
 
 #define QK_JOIN(a, b) a##b

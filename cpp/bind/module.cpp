@@ -1,4 +1,4 @@
-// The CPU module: functions on arrays. Checks, classes and documentation are Python's. Compiled once; entry.cpp
+// The CPU module: functions on arrays. Checks, classes and documentation are in Python. It is compiled once; entry.cpp
 // gives it its name at each instruction-set level.
 #include "bind.hpp"
 #include "qk/build_facts.hpp"

@@ -1,4 +1,4 @@
-// What every file of the bindings reads, parsed once.
+// Headers that every file of the bindings includes, parsed once.
 #pragma once
 
 #include <pybind11/numpy.h>

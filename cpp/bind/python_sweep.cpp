@@ -10,7 +10,7 @@ namespace {
 
 std::string shape_of(const py::array& a) { return py::str(a.attr("shape")).cast<std::string>(); }
 
-// One vector that a method of the kernel gave back, or gave to `mass`: float64 or float32, of the right length, no NaN.
+// Reads a vector that a method of the kernel returned, or passed to `mass`, and checks its dtype, length and entries.
 void take(const py::handle& given, const char* method, const char* what, Index n, double* out) {
     const std::string name = std::string("kernel.") + method + ": ";
     const std::string wanted =
@@ -39,7 +39,7 @@ py::array_t<double> vector_of(const double* data, Index n) {
     return py::array_t<double>(static_cast<py::ssize_t>(n), data);
 }
 
-// What a kernel's `rows` gets as `mass`: called once, with the log-sum-exps of all rows, it gives their masses.
+// The function that a kernel's `rows` gets as `mass`. It is called once, with all log-sum-exps, and returns all masses.
 class Masses {
 public:
     explicit Masses(Index n_rows) : n_rows_(n_rows) {}
@@ -57,7 +57,7 @@ public:
         return out;
     }
 
-    // For one visit: `lse` is where the log-sum-exps go.
+    // Prepares for one visit; `lse` is where the log-sum-exps are written.
     void open(const RowMass& mass, double* lse) {
         mass_ = &mass;
         lse_ = lse;
@@ -80,7 +80,7 @@ public:
           epsilon_(epsilon),
           masses_(py::cast(Masses(n_rows))) {}
 
-    // A scaled kernel is destroyed by the solver, which runs without the interpreter.
+    // The solver, which runs without the GIL, destroys scaled kernels.
     ~PythonSweep() override {
         const py::gil_scoped_acquire gil;
         kernel_ = py::object();
@@ -107,7 +107,7 @@ public:
             if (!masses.called())
                 throw py::value_error(
                     "kernel.rows: wanted mass(lse) to be called, once, for the masses of the rows");
-            (void)first_of_two(found);  // what mass was called with is what counts
+            (void)first_of_two(found);  // the values that mass was called with are used instead
             take(py::reinterpret_borrow<py::tuple>(found)[1], "rows", "columns", n_cols_, columns);
             for (Index j = 0; j < n_cols_; ++j) {
                 if (g[j] == log_of_nothing) columns[j] = 0;
@@ -147,7 +147,8 @@ private:
         return py::reinterpret_borrow<py::tuple>(found)[0];
     }
 
-    // What a method does, with the interpreter held. Its OverflowError says that the potentials are out of its range.
+    // Calls a method of the kernel with the GIL held. OverflowError means that the potentials are out of the method's
+    // range.
     template <class Method>
     Status call(const Run& run, const Method& method) const {
         if (should_stop(run, 0)) return Status::interrupted;

@@ -1,7 +1,7 @@
 // A kernel of bridges that is given from Python: any object with
 //   rows(g, mass) -> (lse, columns),  columns(f) -> lse,
-// and, which may be missing,  curvature(x, mass) -> out,  scaled(factor) -> the object with all scores times a factor,
-// on NumPy arrays, one call per visit. qk/sweep.hpp says what they mean.
+// and optionally  curvature(x, mass) -> out,  scaled(factor) -> the object with all scores times a factor,
+// on NumPy arrays, with one call per visit. qk/sweep.hpp says what these functions compute.
 #pragma once
 
 #include <memory>
@@ -11,8 +11,8 @@
 
 namespace qk::bind {
 
-// Keeps a reference to `kernel`: made with the interpreter held, used and destroyed without. `epsilon` is of the type that
-// the object computes in.
+// Keeps a reference to `kernel`. Call it with the GIL held; the sweep is then used and destroyed without. `epsilon` is
+// that of the type in which the object computes.
 std::unique_ptr<Sweep> sweep_of_python(const py::object& kernel, Index n_rows, Index n_cols, double epsilon);
 
 void register_python_sweep(py::module_& m);

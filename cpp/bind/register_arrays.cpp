@@ -9,7 +9,7 @@ MatrixView<T> matrix(const py::array& a) {
     return {static_cast<const T*>(a.data()), element_stride<T>(a, 0), element_stride<T>(a, 1)};
 }
 
-// What is not finite, as the sum of 1 (NaN), 2 (+inf), 4 (-inf), and the largest finite magnitude.
+// The kinds of non-finite entries, as the sum of 1 (NaN), 2 (+inf), 4 (-inf), and the largest finite magnitude.
 template <class T>
 py::tuple scan_array(const py::array& a, int n_threads) {
     ArrayView<T> view;
@@ -23,7 +23,7 @@ py::tuple scan_array(const py::array& a, int n_threads) {
         view.strides.push_back(1);
     }
     Scan found;
-    // Small arrays are scanned faster than the GIL is handed over.
+    // Scanning a small array takes less time than releasing the GIL.
     if (a.size() < 4096)
         found = scan(view, Run{});
     else
@@ -32,8 +32,8 @@ py::tuple scan_array(const py::array& a, int n_threads) {
     return py::make_tuple(kinds, found.max_abs);
 }
 
-// The largest magnitude in a small array with nothing unusual about it (C-contiguous, aligned, float32 or
-// float64 in native order, not empty, finite); -1 for every other, which the checks then look at in turn.
+// The largest magnitude of a small array in the usual form (C-contiguous, aligned, float32 or float64 in native order,
+// not empty, finite). For any other array it returns -1, and the checks then examine the array one property at a time.
 double plain_magnitude(const py::array& a) {
     using Api = py::detail::npy_api;
     constexpr int wanted = Api::NPY_ARRAY_C_CONTIGUOUS_ | Api::NPY_ARRAY_ALIGNED_;

@@ -10,7 +10,7 @@
 namespace qk::bind {
 namespace {
 
-// Copies in pieces; false where the run was stopped.
+// Copies in pieces; returns false if the run was stopped.
 bool from_vector(const std::vector<double>& from, double* to, const Run& run) {
     return in_pieces(run, 0, static_cast<Index>(from.size()), [&](Index first, Index end) {
         std::copy(from.data() + first, from.data() + end, to + first);
@@ -27,7 +27,7 @@ BridgeOptions options_of(int method, double tol, Index max_visits, double row_pe
     return options;
 }
 
-// The methods of a solve, in their order.
+// The methods of a solve, in the order in which they were used.
 std::string in_words(const BridgeState& state) {
     std::string words;
     for (const std::string& name : state.methods) words += (words.empty() ? "" : ", then ") + name;
@@ -39,7 +39,7 @@ py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doub
                 int method, double tol, Index max_visits, double row_penalty, double col_penalty,
                 const py::object& report, int n_threads) {
     BridgeOptions options = options_of(method, tol, max_visits, row_penalty, col_penalty);
-    // An exception of the callback, or of a kernel that is given from Python, travels through the solver, which owns
+    // An exception of the callback, or of a kernel that is given from Python, passes through the solver, which owns
     // nothing but memory.
     if (!report.is_none())
         options.report = [&](Index visits, double error) {
@@ -62,8 +62,8 @@ py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doub
                           static_cast<int>(state.status), in_words(state));
 }
 
-// Many problems, each on one thread: (f, g, last error, visits, status, what was done in words, whether it was stored),
-// with the batch in front; ragged problems lie one after the other. mu, nu, f, g have the layout of the result.
+// Solves many problems, each on one thread: (f, g, last error, visits, status, what was done in words, whether it was
+// stored), with the batch axes first; ragged problems follow one another. mu, nu, f, g have the layout of the result.
 template <class T>
 py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doubles& nu, const Doubles& f,
                          const Doubles& g, const BridgeOptions& options, double max_memory, int n_threads) {
@@ -111,8 +111,8 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
     return py::make_tuple(f_out, g_out, errors, visits, status, words, stored);
 }
 
-// (rows, columns) of exp(scores + dense terms), for one problem: `rest` is in double precision, `dense` holds pairs of a
-// matrix in single precision and its scale.
+// (rows, columns) of exp(scores + dense terms), for one problem. `rest` is in double precision; `dense` holds pairs of
+// a matrix in single precision and its scale.
 py::tuple sums_in_double(const py::tuple& rest, const py::tuple& dense, int n_threads) {
     const ScoreTuple scores(rest);
     const Problem<double> problem = scores.problem<double>(0);

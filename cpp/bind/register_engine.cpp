@@ -4,8 +4,8 @@
 namespace qk::bind {
 namespace {
 
-// (log-sum-exp, product, expected score, entropy); what was not asked for is None. With `in_parts` the first is an
-// array of three: log-sum-exp, and its two parts, the maximum and the log of the sum relative to that.
+// (log-sum-exp, product, expected score, entropy), with None for what was not asked for. With `in_parts` the first is
+// an array of three: log-sum-exp, and its two parts, the maximum and the log of the sum relative to it.
 template <class T>
 py::tuple reduce_rows_of(const ScoreTuple& scores, Weight weight, const py::object& values, bool want_lse,
                          bool want_moments, int n_threads, bool in_parts) {
@@ -18,7 +18,7 @@ py::tuple reduce_rows_of(const ScoreTuple& scores, Weight weight, const py::obje
         return data;
     };
     T* lse_data = nullptr;
-    Index n_lse = 0;  // entries of each of the parts
+    Index n_lse = 0;  // the number of entries of each part
     if (in_parts) {
         auto shape = batch.output_shape({batch.n_rows});
         shape.insert(shape.begin(), 3);
@@ -121,7 +121,8 @@ py::array apply_phases_of(const ScoreTuple& scores, const ScoreTuple& phases, co
     return out;
 }
 
-// (sum |d|, sum d^2, sum d (a - b), the largest d by magnitude, max exp(a), column of that d) of each row, d = exp(a) - exp(b).
+// (sum |d|, sum d^2, sum d (a - b), the largest d by magnitude, max exp(a), column of that d) of each row, d = exp(a) -
+// exp(b).
 template <class T>
 py::tuple compare_rows_of(const ScoreTuple& a, const ScoreTuple& b, int n_threads) {
     const Batch& batch = a.batch;

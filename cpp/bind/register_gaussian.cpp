@@ -8,7 +8,7 @@
 namespace qk::bind {
 namespace {
 
-// (n or 1, heads, d, d), contiguous: Python sees to that.
+// (n or 1, heads, d, d), contiguous; Python checks this.
 template <class T>
 MatrixStack<T> stack_of(const py::array& a) {
     return {static_cast<const T*>(a.data()), a.shape(0) == 1};
@@ -64,8 +64,8 @@ py::tuple flow_of(const FieldArguments& field, const py::array& mean, const py::
     return py::make_tuple(means, covs, mean_rates, cov_rates, figures, counts);
 }
 
-// A routine out of a capsule of scipy.linalg.cython_blas or cython_lapack, whose name is the routine's signature; null when
-// that has other integers than ours.
+// A routine from a capsule of scipy.linalg.cython_blas or cython_lapack, whose name is the routine's signature; null if
+// the signature has other integers than ours.
 template <class Routine>
 void fetch(const py::dict& routines, const std::string& name, Routine& out) {
     const auto found = routines[name.c_str()].cast<py::capsule>();
@@ -84,7 +84,7 @@ void fetch_all(const py::dict& routines, const std::string& letter) {
     fetch(routines, letter + "gesdd", to.gesdd);
 }
 
-// Whether laws in many dimensions go through these routines from now on.
+// Returns whether laws in many dimensions use these routines from now on.
 bool use_blas(const py::dict& routines) {
     fetch_all<float>(routines, "s");
     fetch_all<double>(routines, "d");

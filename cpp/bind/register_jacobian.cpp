@@ -4,7 +4,7 @@
 namespace qk::bind {
 namespace {
 
-// (rows, columns, shift, normalizer, values, outputs): contiguous and of one dtype, Python sees to that.
+// (rows, columns, shift, normalizer, values, outputs), contiguous and of one dtype; Python checks this.
 template <class T>
 AttentionFactors<T> factors_of(const py::tuple& arrays) {
     const auto at = [&](std::size_t k) { return py::reinterpret_borrow<py::array>(arrays[k]); };
@@ -44,8 +44,8 @@ py::tuple pull(const py::tuple& arrays, const py::array& u, int n_threads) {
     return py::make_tuple(to_rows, to_columns, to_values);
 }
 
-// (G Y, G^T X, w^T U, G 1, G^T 1) for w = exp(scores) and G = w t, both given as score tuples. `kept`: None, or the blocks
-// that are kept and their sizes.
+// (G Y, G^T X, w^T U, G 1, G^T 1) for w = exp(scores) and G = w t, both given as score tuples. `kept` is None, or the
+// blocks that are kept and their size.
 template <class T>
 py::tuple pull_back(const ScoreTuple& scores, const ScoreTuple& cotangent, const py::array& Y,
                     const py::array& X, const py::array& U, const py::object& kept, int n_threads) {

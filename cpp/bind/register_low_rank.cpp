@@ -4,7 +4,7 @@
 namespace qk::bind {
 namespace {
 
-// A tuple of arrays (rank, n), each with contiguous rows: Python sees to that.
+// A tuple of arrays (rank, n), each with contiguous rows; Python checks this.
 template <class T>
 FactorSide<T> side_of(const py::tuple& factors) {
     FactorSide<T> side;

@@ -41,7 +41,7 @@ AttentionSpec spec_of(const py::tuple& s, Index n) {
             spec.layers.push_back({starts.at(layer), layer_of(Q, layer, n_layers),
                                    layer_of(K, layer, n_layers), layer_of(V, layer, n_layers)});
     } else {
-        // The caller's frame keeps `provider` alive for as long as the spec is used.
+        // `provider` stays alive as long as the spec is used, because the caller's frame holds it.
         spec.parameters = [handle = py::handle(provider)](double t) {
             const py::gil_scoped_acquire gil;
             const auto at = handle(t).cast<py::tuple>();
@@ -181,7 +181,7 @@ py::tuple rows_of(const std::array<std::array<double, N>, max_stages>& x, int ro
     return out;
 }
 
-// All methods by name, as numbers: what they are is written in tableau.cpp alone.
+// The coefficients of all methods by name; they are written only in tableau.cpp.
 py::dict tableaux() {
     py::dict all;
     for (int k = 0; k < n_methods; ++k) {

@@ -4,7 +4,7 @@
 namespace qk::bind {
 namespace {
 
-// p (n, V) of any strides; (n, 6): the fields of RowMobility.
+// p (n, V) with any strides; returns (n, 6), the fields of RowMobility.
 template <class T>
 py::array mobility_of(const py::array& p, int extremes, int n_threads) {
     static_assert(sizeof(RowMobility) == 6 * sizeof(double));

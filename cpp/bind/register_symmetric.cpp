@@ -4,7 +4,7 @@
 namespace qk::bind {
 namespace {
 
-// One problem's weights as upper tiles, (tiles, side, side).
+// The weights of one problem as upper tiles, (tiles, side, side).
 template <class T>
 py::array pack_of(const ScoreTuple& scores, int n_threads) {
     const Problem<T> problem = scores.problem<T>(0);
@@ -16,7 +16,7 @@ py::array pack_of(const ScoreTuple& scores, int n_threads) {
     return out;
 }
 
-// x (k, n) contiguous; so is the product.
+// x (k, n) is contiguous, and so is the product.
 template <class T>
 py::array product_of(const py::array& tiles, const py::array& x, int n_threads) {
     py::array_t<T> out({x.shape(0), x.shape(1)});
@@ -28,7 +28,7 @@ py::array product_of(const py::array& tiles, const py::array& x, int n_threads) 
     return out;
 }
 
-// The factor (max_rank, n), of which the first `rank` rows count, the rank, and the trace of the rest.
+// The factor (max_rank, n), of which the first `rank` rows are set, the rank, and the trace of the rest.
 template <class T>
 py::tuple factor_of(const ScoreTuple& scores, py::ssize_t max_rank, double enough, int n_threads) {
     const Problem<T> problem = scores.problem<T>(0);

@@ -79,7 +79,7 @@ Problem<T> ScoreTuple::problem(Index b) const {
         term.scale = static_cast<T>(t[2].cast<double>());
         return term;
     };
-    // How the sum is rounded (python/qkcore/_rounding.py); what is not said is False, or the first stage.
+    // How the sum is rounded (python/qkcore/_rounding.py). What is left out is False, or the first stage.
     const py::handle rounding = spec_[14];
     const auto said = [&](Py_ssize_t what, std::size_t i) {
         if (rounding.is_none()) return 0;

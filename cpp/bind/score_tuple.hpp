@@ -3,18 +3,18 @@
 //    dots ((X, Y, scale), ...), distances ((X, Y, scale, n_negative, power), ...), dense ((Z, scale), ...),
 //    row_bias (r, ...), col_bias (c, ...), masks (M, ...), band_lo, band_hi,
 //    rounding (scale on the columns? of each dot, stage of each row_bias, stage of each col_bias) | None)
-// Arrays are broadcast over the batch axes here, by zero strides: nothing is copied.
+// Arrays are broadcast over the batch axes here by strides of zero, so nothing is copied.
 #pragma once
 
 #include "bind.hpp"
 
 namespace qk::bind {
 
-// The batch of problems that one tuple stands for: leading axes, or ragged blocks.
+// The batch of problems that one tuple describes: leading axes, or ragged blocks.
 struct Batch {
     std::vector<Index> shape;
     Index n_rows = 0, n_cols = 0;
-    std::vector<Index> row_offsets, col_offsets;  // ragged only
+    std::vector<Index> row_offsets, col_offsets;  // for ragged blocks only
     Index n_problems = 1;
 
     bool ragged() const { return !row_offsets.empty(); }
@@ -28,7 +28,7 @@ struct Batch {
     }
     Index first_row(Index b) const { return ragged() ? row_offsets[static_cast<std::size_t>(b)] : 0; }
     Index first_col(Index b) const { return ragged() ? col_offsets[static_cast<std::size_t>(b)] : 0; }
-    // Where problem b's rows (columns) start in an output that holds all problems' rows one after another.
+    // Where the rows (columns) of problem b start in an output that holds the rows of all problems one after another.
     Index row_base(Index b) const { return ragged() ? first_row(b) : b * n_rows; }
     Index col_base(Index b) const { return ragged() ? first_col(b) : b * n_cols; }
 
@@ -39,11 +39,12 @@ struct Batch {
         return out;
     }
 
-    // Refuses an array whose own axes are not `core` (-1: any length), whose other axes are not the batch's, or whose entries
-    // are of another size. Whoever holds an array can change its shape; then it would be read beyond its end.
+    // Refuses an array whose own axes are not `core` (-1: any length), whose other axes are not the batch's, or whose
+    // entries have another size. Its owner can change an array's shape at any time, and it would then be read beyond
+    // its end.
     void require_shape(const py::array& a, std::initializer_list<Index> core, py::ssize_t itemsize) const;
 
-    // Pointer to problem b of an array whose last `core` axes are the problem's own.
+    // Pointer to problem b of an array, whose last `core` axes belong to one problem.
     template <class T>
     const T* start(const py::array& a, Index b, py::ssize_t core) const {
         const char* data = static_cast<const char*>(a.data());
@@ -58,8 +59,8 @@ struct Batch {
         return reinterpret_cast<const T*>(data);
     }
 
-    // Problem b's matrix; `rows` and `cols` say along which sides of the scores its axes run, so that
-    // size-1 axes broadcast and ragged blocks start at their offsets.
+    // The matrix of problem b. `rows` and `cols` say along which sides of the scores its axes run, so that
+    // axes of length 1 broadcast and ragged blocks start at their offsets.
     template <class T>
     MatrixView<T> matrix(const py::array& a, Index b, Index row_start, Index col_start) const {
         const py::ssize_t r = a.ndim() - 2, c = a.ndim() - 1;

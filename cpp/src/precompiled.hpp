@@ -1,5 +1,6 @@
-// What nearly every file of the core reads, parsed once for each instruction-set level: the compiler's intrinsics
-// alone take two seconds a file otherwise. Files still include what they use, so they compile without this too.
+// Headers that nearly every file of the core includes, parsed once for each instruction-set level. Otherwise the
+// compiler's intrinsics alone take two seconds a file. Files still include what they use, so they also compile without
+// this one.
 #pragma once
 
 #include <algorithm>

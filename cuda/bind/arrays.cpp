@@ -68,7 +68,7 @@ void read_tensor(const dlpack::Tensor& tensor, const std::string& name, Array& o
         out.strides = row_major(out.shape);
 }
 
-// The number by which DLPack names a stream: 0 is not allowed, 1 is the legacy default.
+// The number by which DLPack names a stream: 0 is not allowed, and 1 is the legacy default stream.
 std::intptr_t dlpack_stream(Stream stream) {
     const auto handle = reinterpret_cast<std::intptr_t>(stream);
     return handle == 0 ? 1 : handle;
@@ -82,7 +82,7 @@ nb::object ask_for_capsule(nb::handle object, const std::string& name, Stream st
                 "stream"_a = handle,
                 "max_version"_a = nb::make_tuple(dlpack::newest.major, dlpack::newest.minor));
         } catch (nb::python_error& error) {
-            if (!error.matches(PyExc_TypeError)) throw;  // a producer that knows no versions
+            if (!error.matches(PyExc_TypeError)) throw;  // the producer does not take max_version
             return object.attr("__dlpack__")("stream"_a = handle);
         }
     } catch (nb::python_error& error) {
@@ -216,7 +216,7 @@ Array array_of(nb::handle object, const std::string& name, Stream stream) {
         raise_type(name + ": wanted a DLPack capsule from __dlpack__, got something else");
     }
     if (nb::cast<std::string>(nb::str(object.type().attr("__module__"))).starts_with("jax"))
-        out.writable = false;  // JAX arrays are values: nobody may write to them
+        out.writable = false;  // JAX arrays are values that nobody may write to
     return out;
 }
 
@@ -301,7 +301,7 @@ nb::object capsule_of(const Array& array, const char* name) {
     PyObject* const capsule = PyCapsule_New(&out->managed, name, [](PyObject* c) {
         const char* const now = PyCapsule_GetName(c);
         if (std::strcmp(now, dlpack::name_old) != 0 && std::strcmp(now, dlpack::name_versioned) != 0)
-            return;  // taken over
+            return;  // another library has taken it over
         auto* const left = static_cast<Managed*>(PyCapsule_GetPointer(c, now));
         left->deleter(left);
     });
@@ -316,7 +316,7 @@ nb::object capsule_of(const Array& array, const char* name) {
 
 nb::object to_dlpack(const Array& array, nb::handle stream, nb::handle max_version) {
     const bool told = !stream.is_none() && nb::cast<std::int64_t>(stream) == -1;
-    if (!told) {  // whoever takes it works on `stream`, which must wait for ours
+    if (!told) {  // the consumer works on `stream`, which must wait for ours
         const DeviceGuard guard(array.device);
         check(guard.outcome());
         const Stream theirs = stream.is_none() ? nullptr : stream_of(stream);

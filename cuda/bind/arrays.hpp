@@ -1,4 +1,4 @@
-// Arrays as the module sees them: memory on a device that another library shares by DLPack, or that is ours.
+// Arrays as the module sees them: device memory that another library shares by DLPack, or that is ours.
 #pragma once
 
 #include <memory>
@@ -38,7 +38,7 @@ struct Array {
     DType dtype = DType::float32;
     std::vector<Index> shape, strides;  // strides in elements
     bool writable = false;
-    Stream stream = nullptr;  // where it was written last, as far as we know
+    Stream stream = nullptr;  // the last stream that wrote to it, as far as we know
 
     Index size() const;
     std::size_t bytes() const { return static_cast<std::size_t>(size()) * size_of(dtype); }
@@ -49,17 +49,17 @@ struct Array {
 // ---- errors, as Python exceptions ---------------------------------------------------------------
 [[noreturn]] void raise_type(const std::string& text);
 [[noreturn]] void raise_value(const std::string& text);
-void check(const Outcome& outcome);  // raises what the outcome stands for
+void check(const Outcome& outcome);  // raises the Python exception for a failed outcome
 
 // ---- arguments ----------------------------------------------------------------------------------
 // A stream: None (the default stream), an integer handle, or an object with .ptr (CuPy), .cuda_stream (PyTorch) or
 // __cuda_stream__ (CUDA Python).
 Stream stream_of(nb::handle object);
 
-// What the object shares; nothing is copied. `stream` is where it will be used, which DLPack is told.
+// The array that `object` shares; nothing is copied. `stream`, which DLPack is told, is where it will be used.
 Array array_of(nb::handle object, const std::string& name, Stream stream);
 
-// The same, with what is wanted of it.
+// The same, and raises an error if the array is not as wanted.
 struct Wanted {
     const char* name;
     DType dtype;

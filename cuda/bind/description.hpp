@@ -1,4 +1,4 @@
-// The tuple by which Python describes scores (python/qkcore/_device/_scores.py), read into the structs of the kernels.
+// Reads the tuple by which Python describes scores (python/qkcore/_device/_scores.py) into the structs of the kernels.
 //   (real dtype, device, batch, n_rows, n_cols, dots, distances, dense, row_bias, col_bias, masks, lo, hi)
 #pragma once
 
@@ -9,7 +9,7 @@
 
 namespace qk::cuda {
 
-// An array whose last axes belong to one problem; the axes before are the batch, of length 1 or the batch's.
+// An array whose last axes belong to one problem. The axes before are the batch; each has the batch's length, or 1.
 struct Batched {
     Array array;
     std::vector<Index> batch_strides;  // of every axis of the batch; 0 where it is broadcast
@@ -33,7 +33,7 @@ class Description {
 public:
     Description(nb::handle described, Stream stream);
 
-    // Reads an array with `core` axes of its own, the last ones of the given lengths (-1: any).
+    // Reads an array whose last axes have the lengths `core` (-1: any length) and belong to one problem.
     Batched read(nb::handle object, const char* name, DType dtype, const std::vector<Index>& core) const;
 
     DType real = DType::float32;    // of the results
@@ -43,7 +43,7 @@ public:
     Index n_rows = 0, n_cols = 0;
 
     Index problems() const;
-    std::vector<Index> problem(Index number) const;  // as an index of each axis
+    std::vector<Index> problem(Index number) const;  // the number of a problem as an index of each batch axis
 
     template <class T, class In>
     Scores<T, In> scores(const std::vector<Index>& problem) const {

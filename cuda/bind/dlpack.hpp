@@ -1,4 +1,4 @@
-// The binary layout of DLPack (version 1, and the form before it), by which array libraries share memory.
+// The binary layout of DLPack (version 1, and the layout before it), by which array libraries share memory.
 #pragma once
 
 #include <cstdint>
@@ -46,7 +46,7 @@ struct ManagedVersioned {
 constexpr std::uint64_t read_only = 1;
 constexpr Version newest{1, 1};
 
-// Names of the capsules that carry them; whoever takes one over renames it.
+// Names of the capsules that carry the tensors. A library that takes a tensor over renames its capsule.
 constexpr const char* name_old = "dltensor";
 constexpr const char* name_old_used = "used_dltensor";
 constexpr const char* name_versioned = "dltensor_versioned";

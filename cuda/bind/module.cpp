@@ -1,5 +1,5 @@
-// The Python module: functions on arrays that other libraries share by DLPack. Compiled twice, over CUDA's runtime
-// and, for the tests, over the SIMT layer.
+// The Python module: functions on arrays that other libraries share by DLPack. It is compiled twice, over CUDA's
+// runtime and, for the tests, over the SIMT layer.
 #include <nanobind/nanobind.h>
 
 #include "arrays.hpp"
@@ -10,7 +10,7 @@ void register_simt(nb::module_& module);  // tests/simt/register_simt.cpp
 }
 #endif
 
-// Two levels, for the name to be expanded before it is pasted.
+// Two levels of macros, so that the name is expanded before it is pasted.
 #define QK_NB_MODULE(name, variable) NB_MODULE(name, variable)
 
 QK_NB_MODULE(QK_MODULE_NAME, module) {

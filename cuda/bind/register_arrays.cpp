@@ -30,7 +30,7 @@ DType dtype_named(const std::string& name) {
     raise_type("dtype: wanted float32, float64, float16, bfloat16 or bool, got " + name);
 }
 
-// A view of Python's buffer protocol (NumPy arrays, memoryviews), contiguous.
+// A contiguous view through Python's buffer protocol (of a NumPy array or a memoryview).
 class HostBuffer {
 public:
     HostBuffer(nb::handle object, int flags) {
@@ -51,7 +51,8 @@ Array empty(nb::handle shape, const std::string& dtype, int device, nb::handle s
     return new_array(dtype_named(dtype), device, shape_of(shape), stream_of(stream));
 }
 
-// Bytes of the host, whatever their dtype there: bfloat16 comes as 16-bit integers.
+// Copies the bytes of a host array to the device, whatever the host calls their dtype: bfloat16 comes as 16-bit
+// integers.
 Array upload_of(nb::handle host, nb::handle shape, const std::string& dtype, int device,
                 nb::handle stream_given) {
     const Stream stream = stream_of(stream_given);
@@ -63,7 +64,7 @@ Array upload_of(nb::handle host, nb::handle shape, const std::string& dtype, int
     const DeviceGuard guard(device);
     check(guard.outcome());
     check(upload(out.data, buffer.data(), out.bytes(), stream));
-    check(synchronize(stream));  // the host's memory may change as soon as this returns
+    check(synchronize(stream));  // the caller may change the host's memory as soon as this returns
     return out;
 }
 
@@ -108,7 +109,7 @@ Array entry_of(const Array& array, Index index) {
     return out;
 }
 
-// Entries first to last (exclusive) of an axis that is counted from the end (-1: the last); shares the memory.
+// Entries `first` to `last` (exclusive) of an axis that is counted from the end (-1 is the last); shares the memory.
 Array cut_of(const Array& array, Index axis, Index first, Index last) {
     const auto n = static_cast<Index>(array.shape.size());
     if (axis >= 0 || axis < -n) throw nb::index_error("axis: wanted -1, -2, ... up to the number of axes");
@@ -146,7 +147,7 @@ void synchronize_on(int device, nb::handle stream_given) {
     check(outcome);
 }
 
-// {"available", "reason", "devices", "driver", "runtime"}; initialises the driver, and raises nothing.
+// {"available", "reason", "devices", "driver", "runtime"}. This initialises the driver, and never raises.
 nb::dict status() {
     int count = 0, driver = 0, runtime = 0;
     const Outcome outcome = device_count(count);

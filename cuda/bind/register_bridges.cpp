@@ -7,7 +7,7 @@ namespace {
 
 using namespace nb::literals;
 
-// `n` iterations of one problem, in place. The residual of the last one comes to the host, if there is room for it.
+// `n` iterations of one problem, in place. If memory for a residual is given, that of the last one comes to the host.
 nb::object sweeps(nb::handle described, nb::handle g_given, nb::handle mu_given, nb::handle nu_given,
                   nb::handle lse_given, nb::handle f_given, nb::handle columns_given,
                   nb::handle residual_given, Index n, bool warm, double row_damping, double col_damping,

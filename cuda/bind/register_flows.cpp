@@ -116,7 +116,7 @@ Array velocity_of(nb::handle x_given, nb::handle Q_given, nb::handle K_given, nb
     return result;
 }
 
-// n_steps steps in place on mean (n, d) and cov (n, d, d).
+// n_steps steps, in place on mean (n, d) and cov (n, d, d).
 void gaussian_of(nb::handle mean_given, nb::handle cov_given, nb::handle score_given, nb::handle query_given,
                  nb::handle value_given, bool l2, double gain, bool raw_moment, nb::tuple a, nb::tuple b,
                  double h, Index n_steps, nb::handle stream_given) {

@@ -12,7 +12,7 @@ std::vector<Index> with(std::vector<Index> batch, std::initializer_list<Index> c
     return batch;
 }
 
-// Launches of many problems, with the GIL released; exceptions are raised after it is taken again.
+// Launches the problems of a batch with the GIL released. An error is raised after the GIL is taken again.
 template <class Body>
 void each_problem(const Description& d, Body&& body) {
     Outcome outcome;
@@ -53,7 +53,8 @@ nb::tuple reduce_rows_of(nb::handle described, int weight, nb::handle values, bo
             if (lse_out) task.log_sum_exp = pointer<T>(*lse_out) + b * d.n_rows;
         };
         fill(0, d.problem(0));
-        Scratch scratch(workspace_bytes(task), stream);  // one after another on one stream: they share it
+        Scratch scratch(workspace_bytes(task),
+                        stream);  // all problems share it, one after another on one stream
         each_problem(d, [&](Index b, const std::vector<Index>& problem) {
             fill(b, problem);
             return reduce_rows(task, scratch.room(), stream);

@@ -15,7 +15,7 @@ constexpr const char* figure_names[n_figures] = {"nan",        "plus_inf", "minu
                                                  "difference", "ratio",    "dot"};
 constexpr const char* op_names[] = {"affine", "minus_or_zero", "log", "log_minus", "tilt", "relative"};
 
-// The last two axes as rows and columns; with batch axes that leave no gaps the batch is more rows.
+// The last two axes as rows and columns. Batch axes without gaps between them become more rows.
 template <class In>
 SummaryTask<In> summary_task(const Array& a) {
     SummaryTask<In> task;
@@ -38,7 +38,7 @@ bool without_gaps(const Array& a) {
     return true;
 }
 
-// The matrices of an array whose batch axes have gaps, one by one.
+// The matrices of an array whose batch axes have gaps between them, one by one.
 std::vector<Array> pieces(const Array& a) {
     if (without_gaps(a)) return {a};
     std::vector<Array> out{a};
@@ -94,7 +94,7 @@ struct Job {
     std::optional<Array> pair;
 };
 
-// Figures of several arrays, all brought to the host by one transfer. `given`: tuples (name, a, b or None).
+// Figures of several arrays, brought to the host by one transfer. `given` is a list of tuples (name, a, b or None).
 nb::list summaries(nb::list given, nb::handle stream_given) {
     const Stream stream = stream_of(stream_given);
     nb::list out;

@@ -1,18 +1,18 @@
-// Which kernels are compiled: every combination, once, as data.
+// The list of all kernels that are compiled: every combination of types and tiles, once.
 #pragma once
 
 #include "tile.hpp"
 
 namespace qk::cuda {
 
-// Tiles of the shipped kernels. `narrow`: log-sum-exp and up to narrow_values right-hand sides, summed per thread.
-// `wide`: wide_values right-hand sides per visit, through shared memory. `strip`: the Sinkhorn sweep, few rows so
-// that a strip of weights stays in the L2 cache.
+// Tiles of the shipped kernels. `Narrow` is for log-sum-exps and up to narrow_values right-hand sides, which each
+// thread sums for its own columns. `Wide` is for wide_values right-hand sides per block, through shared memory.
+// `Strip` is for the Sinkhorn sweep; it has few rows, so that a strip of weights stays in the L2 cache.
 struct Shipped {
     static constexpr int vector_threads = 256;
     static constexpr int group_warps = 2;
 };
-// Small blocks, for tests: more edges, more blocks, fewer threads.
+// Small tiles for tests: the same sizes of problems then have more edges and more blocks, with fewer threads.
 struct Small32 {
     static constexpr int vector_threads = 32;
     static constexpr int group_warps = 1;
@@ -22,7 +22,7 @@ struct Small64 {
     static constexpr int group_warps = 2;
 };
 
-// What the functions of qk_cuda/api.hpp launch. The tests of the Python module choose small tiles.
+// The configuration that the functions of qk_cuda/api.hpp launch. The tests of the Python module choose small tiles.
 #if !defined(QK_CUDA_TILES)
 #define QK_CUDA_TILES Shipped
 #endif
@@ -59,7 +59,7 @@ struct Tiles<Small64, T> {
     static constexpr int narrow_values = 2, wide_values = 16;
 };
 
-// X(Config, T) and X(Config, T, In)
+// Each list calls X(Config, T) or X(Config, T, In) for everything that is compiled.
 #define QK_CUDA_REALS(X, Config) X(Config, float) X(Config, double)
 #define QK_CUDA_INPUTS(X, Config) \
     X(Config, float, float) X(Config, double, double) X(Config, float, Half) X(Config, float, BFloat16)

@@ -1,4 +1,4 @@
-// Flows of small Gaussian laws under attention, many at once: D lanes per trajectory, lane r holding row r of every
+// Flows of many small Gaussian laws under attention. D lanes work on a trajectory, and lane r holds row r of every
 // matrix; matrices that other lanes need lie in shared memory. Smaller dimensions are padded with zeros.
 #pragma once
 
@@ -12,7 +12,7 @@ struct GaussianSpace {
     static constexpr int ld = D + 1;
     static constexpr int matrix = D * ld;
     static constexpr int state = matrix + D;  // a covariance and a mean
-    // start, stage, derivatives; three matrices to work in; one vector
+    // A start, a stage and the derivatives; three matrices for intermediate results; one vector.
     static constexpr int size = (2 + max_gaussian_stages) * state + 3 * matrix + D;
 };
 
@@ -37,15 +37,15 @@ QK_DEVICE void get_row(const T* matrix, int r, T (&row)[D]) {
     QK_UNROLL
     for (int c = 0; c < D; ++c) row[c] = matrix[r * (D + 1) + c];
 }
-// Row r of a d x d matrix in global memory, padded.
+// Row r of a d x d matrix in global memory, padded with zeros.
 template <class T, int D>
 QK_DEVICE void load_row(const T* data, int r, int d, T (&row)[D]) {
     QK_UNROLL
     for (int c = 0; c < D; ++c) row[c] = r < d && c < d ? data[r * d + c] : T(0);
 }
 
-// Solves S X = W for symmetric positive definite S by elimination without pivots, all lanes together; X overwrites
-// W and S is spoilt.
+// Solves S X = W for symmetric positive definite S by elimination without pivoting, all lanes together. X overwrites
+// W, and S is destroyed.
 template <class T, int D>
 QK_DEVICE void solve(T* S, T* W, int r) {
     for (int p = 0; p < D; ++p) {
@@ -66,7 +66,7 @@ QK_DEVICE void solve(T* S, T* W, int r) {
     __syncwarp(full_warp);
 }
 
-// Derivative of the state (covariance, mean) at `state` into `out`. All lanes of a warp call this together.
+// Writes the derivative of the state (covariance, mean) to `out`. All lanes of a warp call this together.
 template <class T, int D>
 QK_DEVICE void derivative(const GaussianTask<T>& task, Index trajectory, const T* state, T* out, T* work,
                           int r) {
@@ -138,7 +138,7 @@ QK_DEVICE void derivative(const GaussianTask<T>& task, Index trajectory, const T
             M[k] += product[k];
             b = qk::fma(row[k], vec[k], b);
         }
-        __syncwarp(full_warp);  // U and vec belong to the next head
+        __syncwarp(full_warp);  // the next head overwrites U and vec
     }
     T product[D];
     times<T, D>(M, cov, product);
@@ -166,7 +166,7 @@ __global__ void QK_BOUNDS(32 * Warps) gaussian_flow(QK_PARAM GaussianTask<T> tas
     T* const slopes = stage + Space::state;
     T* const work = slopes + max_gaussian_stages * Space::state;
 
-    // Groups beyond the end step a law of zeros: they take part in every synchronisation.
+    // Groups beyond the last trajectory step a law of zeros, because they must take part in every synchronisation.
     QK_UNROLL
     for (int c = 0; c < D; ++c)
         start[r * Space::ld + c] =
@@ -179,7 +179,7 @@ __global__ void QK_BOUNDS(32 * Warps) gaussian_flow(QK_PARAM GaussianTask<T> tas
             const bool last = s == task.tableau.n_stages;
             const double* const a = last ? task.tableau.b : task.tableau.a[s];
             T* const to = last ? start : stage;
-            // Each lane forms its row and its mean; numbers that only it touches until the next synchronisation.
+            // Each lane forms its row and its entry of the mean, which no other lane reads before the synchronisation.
             for (int c = 0; c <= D; ++c) {
                 const int at = c < D ? r * Space::ld + c : Space::matrix + r;
                 T sum = T(0);

@@ -1,4 +1,4 @@
-// Hadamard products of low-rank matrices, through their factors: H = sum_j z_j prod_e R_e(c_e, j), then
+// Products with Hadamard products of low-rank matrices, through their factors: H = sum_j z_j prod_e R_e(c_e, j), then
 // out_i = sum over (c_0, c_1, ...) of prod_e L_e(c_e, i) H(c_0, c_1, ...).
 #pragma once
 
@@ -24,7 +24,7 @@ struct FactoredArgs {
     T* out;         // k x n_points
 };
 
-// The part of H that one chunk of points gives; a thread per combination of components.
+// The part of H that comes from one chunk of points, with one thread per combination of components.
 template <class T, int Threads>
 __global__ void QK_BOUNDS(Threads) gather_core(QK_PARAM FactoredArgs<T> args) {
     QK_SHARED_DYN(T,
@@ -85,7 +85,7 @@ __global__ void QK_BOUNDS(Threads) gather_core(QK_PARAM FactoredArgs<T> args) {
     }
 }
 
-// Chunks added in their order, in double for both types.
+// Adds the chunks in their order, in double for both types.
 template <class T, int Threads>
 __global__ void QK_BOUNDS(Threads)
     join_core(const T* partial, Index chunks, Index n_combos, Index numbers, T* core) {
@@ -98,7 +98,7 @@ __global__ void QK_BOUNDS(Threads)
     core[at] = static_cast<T>(sum);
 }
 
-// A thread per point. The last expert is the inner loop; the others count like an odometer.
+// One thread per point. The last expert is the inner loop; the indices of the others advance like an odometer.
 template <class T, int Threads>
 __global__ void QK_BOUNDS(Threads) apply_core(QK_PARAM FactoredArgs<T> args) {
     const Index i = static_cast<Index>(blockIdx.x) * Threads + threadIdx.x;
@@ -130,7 +130,7 @@ struct FactoredPlan {
             n_combos *= task.right[e].rank;
             n_components += task.right[e].rank;
         }
-        const Index most = 512;  // chunks
+        const Index most = 512;  // the largest number of chunks
         chunk_points = ceil_div(task.n_right, most) < 256 ? 256 : ceil_div(task.n_right, most);
         chunks = ceil_div(task.n_right, chunk_points);
         const Index fits =

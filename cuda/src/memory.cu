@@ -12,7 +12,7 @@ std::atomic<Index> n_alive{0};
 #if defined(__CUDACC__)
 Outcome outcome(cudaError_t error, Status status = Status::launch_failed) {
     if (error == cudaSuccess) return {};
-    (void)cudaGetLastError();  // it has been seen: the next launch must not report it again
+    (void)cudaGetLastError();  // clears the error, so that the next launch does not report it again
     return {error == cudaErrorMemoryAllocation ? Status::out_of_memory : status, static_cast<int>(error),
             cudaGetErrorString(error)};
 }
@@ -25,11 +25,11 @@ Index live_allocations() noexcept { return n_alive.load(); }
 #if defined(__CUDACC__)
 
 Outcome device_count(int& count) {
-    count = 0;  // without a driver the runtime leaves it as it is
+    count = 0;  // without a driver the runtime does not write to it
     int found = 0;
     const cudaError_t error = cudaGetDeviceCount(&found);
     if (error != cudaSuccess) {
-        (void)cudaGetLastError();  // do not leave the error for the next launch
+        (void)cudaGetLastError();  // clears the error, so that the next launch does not report it
         return {Status::no_device, static_cast<int>(error), cudaGetErrorString(error)};
     }
     count = found;
@@ -77,7 +77,7 @@ Outcome wait_for(Stream later, Stream earlier) {
     if (!result.ok()) return result;
     result = outcome(cudaEventRecord(event, static_cast<cudaStream_t>(earlier)));
     if (result.ok()) result = outcome(cudaStreamWaitEvent(static_cast<cudaStream_t>(later), event, 0));
-    (void)cudaEventDestroy(event);  // goes when it has happened
+    (void)cudaEventDestroy(event);  // the runtime frees it when the event has happened
     return result;
 }
 Outcome allocate_on(Stream stream, std::size_t bytes, void*& out, bool& pooled) {
@@ -92,7 +92,7 @@ Outcome allocate_on(Stream stream, std::size_t bytes, void*& out, bool& pooled) 
     }
     (void)cudaGetLastError();
     out = nullptr;
-    if (error == cudaErrorNotSupported) return allocate(bytes, out);  // a device without memory pools
+    if (error == cudaErrorNotSupported) return allocate(bytes, out);  // the device has no memory pools
     return outcome(error, Status::out_of_memory);
 }
 void release_on(Stream stream, void* pointer, bool pooled) noexcept {

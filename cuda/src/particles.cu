@@ -2,7 +2,7 @@
 
 namespace qk::cuda {
 
-// Compiled in rows.cu.
+// These functions are compiled in rows.cu.
 #define QK_ELSEWHERE(Config, T) \
     extern template Outcome run_rows<Config, T, T>(const RowTask<T, T>&, Workspace, Stream);
 QK_CUDA_REALS(QK_ELSEWHERE, Chosen)

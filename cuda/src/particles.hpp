@@ -51,7 +51,7 @@ Outcome run_combine(const CombineTask<T>& task, Stream stream) {
     return QK_LAUNCH((combine_stages<T, threads>), static_cast<unsigned>(blocks), threads, 0, stream, task);
 }
 
-// What one head needs: its scores and where its product goes.
+// Scratch memory of one head: its queries, its keys and its product.
 template <class T>
 struct VelocityRoom {
     T *queries, *keys, *product;
@@ -86,7 +86,7 @@ std::size_t velocity_workspace(const VelocityTask<T>& task) {
     Cutter cutter(nullptr);
     VelocityRoom<T> room(task, cutter);
     T one{};
-    room.product = &one;  // any address: the task has a product
+    room.product = &one;  // any address will do: it only says that the task has a product
     return cutter.used() + row_workspace<Config, T, T>(head_task(task, room));
 }
 

@@ -1,5 +1,5 @@
-// The few words in which kernels are written. With nvcc they are CUDA's; with another compiler those of the SIMT
-// layer in tests/simt, which runs the same sources on a CPU.
+// The macros and intrinsics that kernels use. With nvcc they are CUDA's own; with another compiler they come from the
+// SIMT layer in tests/simt, which runs the same sources on a CPU.
 #pragma once
 
 #include <cmath>
@@ -14,18 +14,18 @@
 #include <cuda_runtime.h>
 
 #define QK_DEVICE __device__ __forceinline__
-#define QK_PARAM const __grid_constant__  // large structs are read where they are, not copied to every thread
+#define QK_PARAM const __grid_constant__  // large structs are read in place, not copied to every thread
 #define QK_UNROLL _Pragma("unroll")
 #define QK_UNROLL_4 _Pragma("unroll 4")
 #define QK_NO_UNROLL _Pragma("unroll 1")
-// At least so many blocks per multiprocessor (1 unless said): told so, ptxas trades no spills for occupancy.
+// Asks for at least one block, or `blocks` blocks, per multiprocessor. ptxas then does not spill to gain occupancy.
 #define QK_BOUNDS(threads) __launch_bounds__(threads, 1)
 #define QK_BOUNDS_BLOCKS(threads, blocks) __launch_bounds__(threads, blocks)
 #define QK_SHARED(T, name, n) __shared__ __align__(16) T name[n]
 #define QK_SHARED_DYN(T, name)                                         \
     extern __shared__ __align__(16) unsigned char qk_dynamic_shared[]; \
     T* const name = reinterpret_cast<T*>(qk_dynamic_shared)
-// QK_LAUNCH((kernel<float, 128>), grid, block, shared bytes, stream, arguments...): an Outcome.
+// QK_LAUNCH((kernel<float, 128>), grid, block, shared bytes, stream, arguments...) returns an Outcome.
 #define QK_LAUNCH(kernel, grid, block, smem, stream, ...)                                   \
     [&]() -> ::qk::cuda::Outcome {                                                          \
         auto* const qk_launched = kernel;                                                   \
@@ -77,7 +77,7 @@ QK_DEVICE float widen(Half x) {
 #endif
 }
 
-// A sum with the rounding errors kept (Kahan): a row of 10^5 terms costs no digits in single precision.
+// Kahan's compensated sum, which carries its rounding error along: a row of 10^5 terms loses no digits in float.
 template <class T>
 struct CarefulSum {
     T sum = T(0), lost = T(0);

@@ -1,4 +1,4 @@
-// Host side of the row reductions, for any configuration of tiles.
+// The host side of the row reductions, for any configuration of tiles.
 #pragma once
 
 #include "checks.hpp"
@@ -22,8 +22,8 @@ struct RowPlan {
         strips = ceil_div(task.scores.n_rows, rows);
         chunks = narrow || width == 0 ? 1 : ceil_div(width, Set::wide_values);
         const Index tiles = ceil_div(task.scores.n_cols, cols);
-        // Enough blocks for the largest device we know (132 multiprocessors, three blocks each), a split being worth
-        // its merging from eight tiles on.
+        // Enough blocks for the largest device that we know (132 multiprocessors, three blocks each). A split of
+        // fewer than eight tiles would not be worth the merging.
         Index wanted = task.column_splits;
         if (wanted <= 0) {
             wanted = strips > 0 ? 396 / (strips * chunks) : 1;
@@ -61,7 +61,7 @@ Outcome launch_rows(const RowArgs<T, In>& args, const RowPlan<Config, T, In>& pl
     const dim3 grid(static_cast<unsigned>(plan.strips), static_cast<unsigned>(plan.splits),
                     static_cast<unsigned>(plan.chunks));
     if (plan.narrow) {
-        if constexpr (sizeof(In) == sizeof(T)) {  // inputs of 16 bits take the wide kernel always
+        if constexpr (sizeof(In) == sizeof(T)) {  // inputs of 16 bits always use the wide kernel
             if (args.n_values > 0)
                 QK_TRY(QK_LAUNCH((reduce_narrow<T, In, typename Set::Narrow, Set::narrow_values, Softmax>),
                                  grid, Set::Narrow::threads, 0, stream, args));

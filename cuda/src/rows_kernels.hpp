@@ -1,4 +1,4 @@
-// Row reductions: log-sum-exp and products with the weights, one visit of the scores.
+// Row reductions: log-sum-exps and products with the weights, in one visit of the scores.
 #pragma once
 
 #include "qk_cuda/api.hpp"
@@ -6,7 +6,7 @@
 
 namespace qk::cuda {
 
-// Columns may be cut into splits, one block each; their states are merged by merge_rows in the order of the splits.
+// Columns may be cut into splits with one block each; merge_rows merges their states in the order of the splits.
 template <class T, class In>
 struct RowArgs {
     Scores<T, In> scores;
@@ -14,9 +14,9 @@ struct RowArgs {
     Matrix<In> values;
     Index n_values;
     Index split_cols;  // columns per split, a whole number of tiles
-    T* log_sum_exp;    // results when there is one split
+    T* log_sum_exp;    // the results, when there is one split
     T* product;
-    T* part_max;  // otherwise states: (splits, n_rows), (splits, n_rows), (splits, n_rows, n_values)
+    T* part_max;  // with several splits the states: (splits, n_rows), (splits, n_rows), (splits, n_rows, n_values)
     T* part_sum;
     T* part_product;
 };
@@ -32,7 +32,7 @@ QK_DEVICE T plain_weight(Weight weight, T s) {
     return s == -qk::infinity<T>() ? T(0) : SigmoidWeight::of(s);
 }
 
-// The weighted sum that `acc`, relative to the state's maximum, stands for.
+// Turns `acc`, a weighted sum relative to the state's maximum, into the result.
 template <class T>
 QK_DEVICE T finished(Weight weight, const SoftmaxState<T>& state, T acc) {
     if (weight == Weight::softmax) return state.empty() ? T(0) : acc / state.sum;
@@ -61,7 +61,7 @@ QK_DEVICE void write_product(const RowArgs<T, In>& args, Index i, Index c, const
         args.product[at] = finished(args.weight, state, acc);
 }
 
-// At most Values right-hand sides, each thread summing over the columns it holds; lanes are merged at the end.
+// At most Values right-hand sides. Each thread sums over its own columns, and lanes are merged at the end.
 template <class T, class In, class Shape, int Values, bool Softmax>
 __global__ void QK_BOUNDS_BLOCKS(Shape::threads, two_blocks<T>) reduce_narrow(QK_PARAM RowArgs<T, In> args) {
     QK_SHARED(T, x, Shape::row_space);
@@ -152,7 +152,7 @@ __global__ void QK_BOUNDS_BLOCKS(Shape::threads, two_blocks<T>) reduce_narrow(QK
     }
 }
 
-// Values right-hand sides per block (blockIdx.z says which): the tile of weights goes through shared memory, and
+// Values right-hand sides per block (blockIdx.z says which). The tile of weights goes through shared memory, and
 // thread (tx, ty) sums `Values / TX` columns of the product for its rows.
 template <class T, class In, class Shape, int Values, bool Softmax>
 __global__ void QK_BOUNDS_BLOCKS(Shape::threads, two_blocks<T>) reduce_wide(QK_PARAM RowArgs<T, In> args) {
@@ -166,7 +166,7 @@ __global__ void QK_BOUNDS_BLOCKS(Shape::threads, two_blocks<T>) reduce_wide(QK_P
     const Index row0 = static_cast<Index>(blockIdx.x) * Shape::rows;
     const Index c0 = static_cast<Index>(blockIdx.z) * Values;
 
-    SoftmaxState<T> state[Shape::tm];  // the same in all lanes of a row, but for the sum
+    SoftmaxState<T> state[Shape::tm];  // the same in all lanes of a row, except for the sum
     CarefulSum<T> sum[Shape::tm];
     T acc[Shape::tm][cv] = {};
 
@@ -245,7 +245,7 @@ __global__ void QK_BOUNDS_BLOCKS(Shape::threads, two_blocks<T>) reduce_wide(QK_P
     }
 }
 
-// One thread per number: the splits in their order.
+// Merges the splits in their order, one thread per number of the result.
 template <class T, class In, int Threads, bool Softmax>
 __global__ void QK_BOUNDS(Threads) merge_rows(QK_PARAM RowArgs<T, In> args, int splits) {
     const Index n = args.scores.n_rows, width = args.n_values > 0 ? args.n_values : 1;

@@ -1,5 +1,5 @@
-// Sinkhorn's iteration on a stored kernel. A block takes a few rows, dots them with v, and adds them, scaled, to its
-// column sums while they are still in the cache: each entry comes from memory once.
+// Sinkhorn's iteration on a stored kernel. A block takes a few rows, computes their products with v, and adds the
+// scaled rows to its column sums while they are still in the cache: each entry comes from memory once.
 #pragma once
 
 #include "sweep.hpp"

@@ -1,4 +1,4 @@
-// Host side of marginals, the Sinkhorn sweep and dense output, for any configuration of tiles.
+// The host side of marginals, the Sinkhorn sweep and dense output, for any configuration of tiles.
 #pragma once
 
 #include "checks.hpp"
@@ -7,8 +7,8 @@
 
 namespace qk::cuda {
 
-// Blocks that walk strips: enough for the devices we know, few enough that their column sums and strips of weights
-// stay small. A constant, and not the device's count: results must not depend on the device.
+// The number of blocks that walk strips. It is large enough for the devices that we know, and small enough that the
+// column sums and strips of weights of all blocks stay small. It does not depend on the device, so results do not.
 constexpr Index sweep_blocks = 216;
 
 template <class Shape, class T>

@@ -1,5 +1,5 @@
-// One visit of exp(s_ij): row sums and column sums together. A block walks strips of rows and keeps column sums of
-// its own; finish_columns adds those of all blocks in their order.
+// Row sums and column sums of exp(s_ij) in one visit. A block walks strips of rows and keeps column sums of its own;
+// finish_columns adds the column sums of all blocks in their order.
 #pragma once
 
 #include "tile.hpp"
@@ -11,8 +11,8 @@ QK_DEVICE void put_column(T* mine, Index j, T total, bool first) {
     mine[j] = first ? total : mine[j] + total;
 }
 
-// Adds a tile of numbers by columns: over the rows of a thread, then over the rows of threads, in order. Holds two
-// barriers: `space` (ty x cols) is free again only after the next barrier.
+// Adds a tile of numbers by columns: first over the rows of each thread, then over the rows of threads, in order. It
+// has two barriers, and `space` (ty x cols) may be overwritten only after a third one, which the caller provides.
 template <class T, class Shape>
 QK_DEVICE void add_columns(const T (&w)[Shape::tm][Shape::tn], T* space, Index col0, Index n_cols, T* mine,
                            bool first) {
@@ -33,13 +33,13 @@ QK_DEVICE void add_columns(const T (&w)[Shape::tm][Shape::tn], T* space, Index c
     }
 }
 
-// Columns that a block's first strip does not see start at 0.
+// Columns outside the range that a block's first strip visits start at 0.
 template <class T, class Shape>
 QK_DEVICE void clear_unseen(T* mine, ColumnRange seen, Index n_cols) {
     for (Index j = threadIdx.x; j < n_cols; j += Shape::threads)
         if (j < seen.begin || j >= seen.end) mine[j] = T(0);
 }
-// `seen` as whole tiles: what add_columns writes.
+// `seen` widened to whole tiles, which is the range that add_columns writes.
 template <class Shape>
 QK_DEVICE ColumnRange whole_tiles(ColumnRange seen) {
     if (seen.end <= seen.begin) return {0, 0};
@@ -109,7 +109,7 @@ struct SweepArgs {
     Index n_strips;
 };
 
-// exp(s - shift); a row that saw nothing before (shift = -inf) has weight 0 or, if it sees something now, infinity.
+// exp(s - shift). If a row was empty before (shift = -inf), its weight is 0 or, if it has an entry now, infinite.
 template <class T>
 QK_DEVICE T shifted_weight(T s, T shift) {
     if (s == -qk::infinity<T>()) return T(0);
@@ -158,7 +158,7 @@ __global__ void QK_BOUNDS(Shape::threads) sinkhorn_strips(QK_PARAM SweepArgs<T> 
                         for (int b = 0; b < Shape::tn; ++b) top[a] = qk::max(top[a], s[a][b]);
                     }
                 }
-                __syncthreads();  // a first try at this strip may still be reading the shifts
+                __syncthreads();  // in a second pass over this strip threads may still be reading the old shifts
                 QK_UNROLL
                 for (int a = 0; a < Shape::tm; ++a) {
                     const T found = max_over_lanes(top[a], Shape::tx);
@@ -218,7 +218,7 @@ __global__ void QK_BOUNDS(Shape::threads) sinkhorn_strips(QK_PARAM SweepArgs<T> 
                 factors[r] = factor;
             }
         }
-        __syncthreads();  // factors, and the weights that other threads have written
+        __syncthreads();  // now the factors, and the weights that other threads have written, can be read
 
         if (weights != nullptr) {
             for (Index j = threadIdx.x; j < n_cols; j += Shape::threads) {
@@ -307,7 +307,7 @@ __global__ void QK_BOUNDS(Threads) finish_columns(QK_PARAM FinishArgs<T> args) {
     }
 }
 
-// Two sums over the pairs that finish_columns left; one warp.
+// Adds the pairs that finish_columns has written; one warp does it.
 template <int Lanes>
 __global__ void QK_BOUNDS(Lanes) finish_residual(const double* pairs, Index n, double* out) {
     double error = 0, gone = 0;

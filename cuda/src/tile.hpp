@@ -5,14 +5,15 @@
 
 namespace qk::cuda {
 
-// Rows x Cols scores by TX x TY threads, features staged Depth at a time. Thread (tx, ty) holds the tm x tn scores
-// of rows ty * tm + a and columns tx * tn + b: neighbours in memory, so shared memory is read in wide words.
+// A tile of Rows x Cols scores, computed by TX x TY threads with features staged Depth at a time. Thread (tx, ty) holds
+// the tm x tn scores of rows ty * tm + a and columns tx * tn + b. These are neighbours in memory, so shared memory is
+// read in wide words.
 template <int Rows, int Cols, int Depth, int TX, int TY>
 struct Tile {
     static constexpr int rows = Rows, cols = Cols, depth = Depth, tx = TX, ty = TY;
     static constexpr int threads = TX * TY;
     static constexpr int tm = Rows / TY, tn = Cols / TX;
-    // Leading dimensions of the staged features: a multiple of 16 bytes, and not of all the banks.
+    // Leading dimensions of the staged features: a multiple of 16 bytes, but not of the number of banks.
     static constexpr int row_ld = Rows + 4, col_ld = Cols + 4;
     static constexpr int row_space = Depth * row_ld, col_space = Depth * col_ld;
 
@@ -57,8 +58,8 @@ QK_DEVICE void accumulate_kind(Steps<Step...>, FeatureKind kind, const T* x, con
 }
 
 // s[a][b] = the score of row row0 + ty * tm + a and column col0 + tx * tn + b; -inf outside the matrix and where
-// masked. All threads of the block call this together: it holds barriers, and the first of them also frees `x` and
-// `y` for staging. Each term keeps a sum of its own, so that its scale is applied once.
+// masked. All threads of the block must call this together, because it has barriers. After the first of them `x` and
+// `y` may be overwritten. Each term has a sum of its own, so that its scale is applied once.
 template <class T, class In, class Shape>
 QK_DEVICE void score_tile(const Scores<T, In>& scores, Index row0, Index col0, T* x, T* y,
                           T (&s)[Shape::tm][Shape::tn]) {
@@ -76,7 +77,7 @@ QK_DEVICE void score_tile(const Scores<T, In>& scores, Index row0, Index col0, T
         QK_NO_UNROLL
         for (Index k0 = 0; k0 < term.dim; k0 += Shape::depth) {
             const int depth = static_cast<int>(term.dim - k0 < Shape::depth ? term.dim - k0 : Shape::depth);
-            __syncthreads();  // everyone has read what was staged before
+            __syncthreads();  // all threads have read what was staged before
             stage<In, T, Shape::rows, Shape::row_ld, Shape::threads>(term.rows, row0, scores.n_rows, k0,
                                                                      depth, x);
             stage<In, T, Shape::cols, Shape::col_ld, Shape::threads>(term.cols, col0, scores.n_cols, k0,
@@ -138,7 +139,7 @@ QK_DEVICE void score_tile(const Scores<T, In>& scores, Index row0, Index col0, T
             }
         }
     }
-    // Most tiles lie wholly inside the matrix and the band: the whole block skips the check.
+    // Most tiles lie wholly inside the matrix and the band; for these the whole block skips the check.
     const bool inside = row0 + Shape::rows <= scores.n_rows && col0 + Shape::cols <= scores.n_cols &&
                         scores.band.keep(row0, col0 + Shape::cols - 1) &&
                         scores.band.keep(row0 + Shape::rows - 1, col0);
@@ -155,7 +156,7 @@ QK_DEVICE void score_tile(const Scores<T, In>& scores, Index row0, Index col0, T
     }
 }
 
-// The columns that rows [row0, row0 + rows) can see, widened to whole tiles, within [begin, end).
+// The columns within [begin, end) that the band leaves to rows [row0, row0 + rows), widened to whole tiles.
 struct ColumnRange {
     Index begin, end;
 };

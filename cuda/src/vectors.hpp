@@ -1,4 +1,4 @@
-// Summaries and maps of vectors: what the loops of the host need to know, and the little arithmetic between sweeps.
+// Summaries and maps of vectors: figures that loops on the host need, and the arithmetic on vectors between sweeps.
 #pragma once
 
 #include "checks.hpp"
@@ -10,7 +10,7 @@ namespace qk::cuda {
 
 constexpr Index summary_blocks = 216;
 
-// How a figure of two parts follows from theirs: by addition but for the extremes.
+// The figure of two parts together: the sum of theirs, or for extremes the larger or smaller one.
 QK_DEVICE double join(int figure, double a, double b) {
     if (figure == static_cast<int>(Figure::largest) || figure == static_cast<int>(Figure::ratio))
         return qk::max(a, b);

@@ -1,5 +1,6 @@
-// The pool and the engine without Python, under sanitizers (make tsan-native, asan-native): several threads that call at
-// the same time, exceptions, stops, nested calls; and reductions, whose results must be the same bits however they were computed.
+// The pool and the engine without Python, for sanitizers (make tsan-native, asan-native): several threads that call at
+// the same time, exceptions, stops, nested calls; and reductions, which must give the same bits however they are
+// computed.
 #include "qk/threads.hpp"
 
 #include <cstdio>
@@ -33,7 +34,7 @@ void at_once(int n, const Work& work) {
     for (auto& thread : threads) thread.join();
 }
 
-// Plain memory, written by whoever gets the task and read by the caller afterwards.
+// Plain memory, written by the thread that gets the task and read by the caller afterwards.
 void every_task_is_done_once(int n_threads, qk::Index n_tasks) {
     std::vector<int> done(static_cast<std::size_t>(n_tasks), 0);
     std::vector<qk::Index> by_worker(static_cast<std::size_t>(n_threads), 0);
@@ -118,7 +119,7 @@ Reduced<T> reduce(const Points<T>& points, int n_threads) {
     task.values = {points.y.data(), points.d, 1};
     task.log_sum_exp = out.lse.data();
     task.product = out.product.data();
-    // Two problems at once go another way than one.
+    // Two problems at once take another path than one.
     require(qk::reduce_rows<T>({task}, qk::Weight::softmax, points.d, run) == qk::Status::ok, "reduce_rows");
     require(qk::reduce_rows<T>({task, task}, qk::Weight::softmax, points.d, {1, nullptr}) == qk::Status::ok,
             "reduce_rows");
@@ -160,7 +161,7 @@ int main() {
     });
     engine<float>(517, 300, 3);
     engine<double>(300, 517, 20);
-    engine<float>(3, 40000, 2);  // columns cut among tasks
+    engine<float>(3, 40000, 2);  // the columns are cut among tasks
     std::puts("threads: all fine");
     return 0;
 }

@@ -1,4 +1,4 @@
-// Kernels with one mistake each, and the same kernel without it. The tests demand that every mistake is found.
+// Kernels with one mistake each, and the same kernel without it. The tests require that every mistake is found.
 #include "platform.hpp"
 #include "qk_cuda/memory.hpp"
 
@@ -8,24 +8,24 @@ namespace {
 enum Bug : int {
     none,
     missing_barrier,         // between writing and reading shared memory
-    missing_second_barrier,  // between reading and overwriting it
-    missing_warp_sync,       // the same within a warp
+    missing_second_barrier,  // between reading shared memory and overwriting it
+    missing_warp_sync,       // missing_barrier within a warp
     tile_off_by_one,         // reads one element beyond the input
     shared_overrun,          // writes one element beyond a shared array
     global_overrun,          // writes one element beyond the output
     no_tail_check,           // threads beyond the end write too
     narrow_mask,             // a shuffle whose mask leaves out lanes that it reads
-    divergent_shuffle,       // half of a warp never comes
-    divergent_barrier,       // half of the block never comes
+    divergent_shuffle,       // half of a warp never reaches the shuffle
+    divergent_barrier,       // half of the block never reaches the barrier
     early_return,            // threads return before a barrier
-    atomic_order,            // a sum whose order is that of the blocks
+    atomic_order,            // a sum whose order depends on the order of the blocks
     block_race,              // two blocks write the same number
-    uninitialised,           // shared memory that nobody has written
+    uninitialised,           // reads shared memory that was never written
     lost_update,             // a += from all threads without an atomic
     n_bugs,
 };
 
-// out[0] = sum of x, out[1 + b] = sum of block b, and each warp hands its numbers round by shared memory once.
+// out[0] = sum of x, out[1 + b] = sum of block b. On the way each warp rotates its numbers through shared memory.
 template <int Threads>
 __global__ void seeded(const float* x, int n, float* out, int n_out, int bug) {
     QK_SHARED(float, tile, Threads);
@@ -39,7 +39,7 @@ __global__ void seeded(const float* x, int n, float* out, int n_out, int bug) {
     if (bug == shared_overrun && t == Threads - 1) tile[Threads] = 1.0f;
     if (bug != missing_barrier && !(bug == divergent_barrier && t < Threads / 2)) __syncthreads();
 
-    // Reversed over the block: reads what another warp has written.
+    // Reversed over the block: reads what another warp has written to shared memory.
     const float opposite = tile[Threads - 1 - t];
     if (bug != missing_second_barrier) __syncthreads();
     tile[t] = opposite;

@@ -1,8 +1,8 @@
-// The kernels behind a C interface on host arrays, for the tests: uploads, runs, downloads. The same file is compiled
-// over the SIMT layer and, on a machine with a device, by nvcc.
+// The kernels behind a C interface on host arrays, for the tests: each function uploads, runs and downloads. The same
+// file is compiled over the SIMT layer and, on a machine with a device, by nvcc.
 //
-// Every function returns 0 or a Status; qk_message() says more. `config` 0 is what is shipped, 1 and 2 are the small
-// tiles of configs.hpp, which exist over the SIMT layer alone.
+// Every function returns 0 or a Status; qk_message() says more. `config` 0 is what is shipped; 1 and 2 are the small
+// tiles of configs.hpp, which exist only over the SIMT layer.
 #include <memory>
 #include <string>
 #include <vector>
@@ -20,7 +20,7 @@ using namespace qk::cuda;
 
 extern "C" {
 
-// Host arrays, row-major and contiguous; dtype: 0 float, 1 double, 2 half, 3 bfloat16.
+// Host arrays are row-major and contiguous. dtype: 0 float, 1 double, 2 half, 3 bfloat16.
 struct CFeature {
     int kind;
     const void *rows, *cols;
@@ -83,7 +83,7 @@ struct CVelocity {
     int mean;
     Index band_lo, band_hi;
     const unsigned char* mask;
-    // then: out = velocity, and if stages is not 0, stepped = x + h * velocity
+    // Afterwards out is the velocity, and if stages is not 0, stepped = x + h * velocity.
     double h;
     void *out, *stepped;
 };
@@ -91,7 +91,7 @@ struct CVectors {
     Index n_rows, n_cols;
     const void *a, *b;  // b may be null
     double* figures;    // n_figures
-    // and maps of n_rows * n_cols numbers, from a and b and a again: out is (n_ops, n)
+    // Maps of n_rows * n_cols numbers with x = a, y = b, z = a; out is (n_ops, n).
     int n_ops;
     double x, y, z;
     void *maps, *dots;  // either may be null
@@ -132,7 +132,7 @@ public:
             outcome_ = buffers_.back()->reserve(sizeof(T) * static_cast<std::size_t>(n > 0 ? n : 1));
         return static_cast<T*>(buffers_.back()->data());
     }
-    // An array that comes back to `host` by fetch().
+    // An array whose contents fetch() copies back to `host`.
     template <class T>
     T* back(void* host, Index n) {
         if (host == nullptr) return nullptr;
@@ -329,7 +329,7 @@ int velocity_of(const CVelocity& c) {
         CombineTask<T> step;
         step.n = c.n * c.d;
         step.x = task.x;
-        step.n_stages = 2;  // half of the velocity twice: the sum over stages is seen
+        step.n_stages = 2;  // twice half of the velocity, so that the sum over stages is tested
         step.k[0] = step.k[1] = task.out;
         step.a[0] = T(0.25);
         step.a[1] = T(0.75);
@@ -403,7 +403,7 @@ int unknown() {
 
 }  // namespace
 
-// One switch over (config, dtype) per function, from the list of what is compiled.
+// One switch over (config, dtype) per function, made from the list of compiled combinations.
 #define QK_CASE_REAL(Config, T) \
     if (config == config_number<Config> && dtype == dtype_number<T>) return QK_CALL<Config, T>(*task);
 #define QK_CASE_INPUT(Config, T, In) \

@@ -1,4 +1,4 @@
-// What the tests may ask of the SIMT layer itself; a library for a device has none of it.
+// Functions by which the tests control the SIMT layer itself; a library for a real device does not have them.
 #include "simt.hpp"
 
 #define QK_EXPORT extern "C" __attribute__((visibility("default")))

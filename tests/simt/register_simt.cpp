@@ -1,4 +1,4 @@
-// What the tests may ask of the machine that the SIMT layer pretends to be.
+// Functions by which the tests control the machine that the SIMT layer imitates.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/vector.h>
 

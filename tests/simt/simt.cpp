@@ -1,5 +1,5 @@
-// Fibers and their scheduler: runs the blocks of a grid one after another, the threads of a block interleaved at
-// barriers and warp operations, both in an order drawn from the seed.
+// Fibers and their scheduler. The blocks of a grid run one after another, and the threads of a block take turns at
+// barriers and warp operations; both orders are drawn from the seed.
 #include "simt.hpp"
 
 #include <algorithm>
@@ -29,7 +29,7 @@ Machine machine;
 // ---- context switches ---------------------------------------------------------------------------
 
 #if defined(__x86_64__)
-// Saves what the calling convention preserves; ucontext would make two system calls per switch.
+// Saves the registers that the calling convention preserves. ucontext would make two system calls per switch.
 extern "C" void qk_simt_switch(void** save, void* load);
 asm(R"(
 .text
@@ -62,7 +62,7 @@ static void prepare(Context& context, unsigned char* stack, std::size_t bytes, v
     auto* top =
         reinterpret_cast<void**>((reinterpret_cast<std::uintptr_t>(stack) + bytes) & ~std::uintptr_t{15});
     *--top =
-        nullptr;  // a return address for `entry`, which does not return; keeps the stack aligned as after a call
+        nullptr;  // a return address for `entry`, which never returns; it aligns the stack as after a call
     *--top = reinterpret_cast<void*>(entry);
     for (int i = 0; i < 6; ++i) *--top = nullptr;
     context.sp = top;
@@ -148,7 +148,7 @@ struct Fiber {
     State state = State::done;
     WarpOp op = WarpOp::none;
     unsigned mask = 0;
-    std::uint64_t value = 0;  // given to a warp operation, then its result
+    std::uint64_t value = 0;  // the argument of a warp operation, then its result
     int operand = 0, width = 32;
 };
 
@@ -161,8 +161,8 @@ struct Block {
     Body body = nullptr;
     const void* arguments = nullptr;
     const char* name = "";
-    bool broken = false;  // the block cannot go on
-    // static shared arrays, by the place in the source that declares them
+    bool broken = false;  // the block cannot continue
+    // Static shared arrays, identified by the place in the source that declares them.
     struct Array {
         const void* site;
         std::size_t at, bytes;
@@ -210,7 +210,7 @@ void release_barrier() {
     }
 }
 
-// Completes the warp operation that the running thread has joined, if all lanes it names are there.
+// Completes the warp operation that the running thread has joined, if all lanes that it names have arrived.
 void try_warp_op() {
     const int first = block.running / 32 * 32;
     const Fiber& self = block.fibers[static_cast<std::size_t>(block.running)];
@@ -282,7 +282,7 @@ void run_block(int n_threads, std::size_t dynamic_bytes) {
     block.arrays.push_back({nullptr, 0, dynamic_bytes});
     block.shared_used = dynamic_bytes;
     std::memset(shared_memory, 0xFF,
-                shared_capacity);  // NaN: what is read before it is written spoils the result
+                shared_capacity);  // NaN, so that reading what was never written spoils the result
     watch_reset_shared();
     for (int t = 0; t < n_threads; ++t) {
         Fiber& fiber = block.fibers[static_cast<std::size_t>(t)];
@@ -347,7 +347,7 @@ std::uint64_t warp_op(WarpOp op, unsigned mask, std::uint64_t value, int operand
 void* shared_array(const void* site, std::size_t bytes, std::size_t alignment) {
     for (const auto& array : block.arrays)
         if (array.site == site) return shared_memory + array.at;
-    // Room between arrays, so that running over the end of one does not land in the next.
+    // Gaps between arrays, so that running over the end of one does not reach the next.
     const std::size_t at = (block.shared_used + 64 + alignment - 1) / alignment * alignment;
     block.arrays.push_back({site, at, bytes});
     block.shared_used = at + bytes;

@@ -1,5 +1,5 @@
-// CUDA's words for a plain C++ compiler: blocks of threads run on the CPU, one fiber per thread, in an order drawn
-// from a seed. Enough for our kernels, and strict: what CUDA leaves undefined is reported.
+// CUDA's functions for a plain C++ compiler: blocks of threads run on the CPU, one fiber per thread, in an order drawn
+// from a seed. It covers what our kernels use, and it reports whatever CUDA leaves undefined.
 #pragma once
 
 #include <cstddef>
@@ -32,25 +32,25 @@ int atomic_add(int* at, int x);
 
 // ---- called by hosts ----------------------------------------------------------------------------
 using Body = void (*)(const void* arguments);
-// Runs a grid; true when nothing was reported.
+// Runs a grid; returns true if nothing was reported.
 bool run(Body body, const void* arguments, dim3 grid, dim3 block, std::size_t dynamic_bytes,
          const char* name);
 
 void* allocate(std::size_t bytes);  // null when the arena is full
-void release(void* pointer);        // reports writes around it
+void release(void* pointer);        // reports if memory around the allocation was written
 void mark_written(const void* pointer, std::size_t bytes);
 
-void set_seed(std::uint64_t seed);  // 0: threads and blocks in their natural order
+void set_seed(std::uint64_t seed);  // with 0 threads and blocks run in their natural order
 const char* reports();              // what was found since clear_reports, one line each
 void clear_reports();
 bool watches_memory();  // whether this is the race build
 
-// What the runtime of a machine with devices would know; tests set and read it.
+// The devices that the imitated machine has; tests set and read it.
 struct Machine {
     int devices = 1, current = 0;
-    long long allocations_left = -1;  // before one fails; negative: none does
+    long long allocations_left = -1;  // this many allocations succeed, then one fails; negative: none fails
     long long launches = 0, waits = 0, orders = 0;
-    int last_device = -1;  // of the last launch
+    int last_device = -1;  // the device of the last launch
     void* last_stream = nullptr;
 };
 extern Machine machine;
@@ -68,7 +68,7 @@ T shuffle(WarpOp op, unsigned mask, T x, int operand, int width) {
     return bits_of<T>(warp_op(op, mask, bits_of<std::uint64_t>(x), operand, width));
 }
 
-// The arguments are copied, as a launch does, and each thread gets them by value.
+// The arguments are copied, as in a real launch, and each thread gets them by value.
 template <class... Params, class... Args>
 qk::cuda::Outcome launch(const char* name, void (*kernel)(Params...), dim3 grid, dim3 block, std::size_t smem,
                          qk::cuda::Stream stream, Args&&... args) {

@@ -1,6 +1,6 @@
-// Device memory, and the watcher of the race build. There the kernels are compiled with -fsanitize=thread, which
-// calls a function before every load and store; those functions are ours, not libtsan's. This file is compiled
-// without that flag.
+// Device memory, and the memory watcher of the race build. That build compiles the kernels with -fsanitize=thread,
+// which calls a function before every load and store. Those functions are ours and not libtsan's. This file is
+// compiled without that flag.
 #include "watch.hpp"
 
 #include <cstring>
@@ -93,7 +93,7 @@ struct Access {
     const void* pc = nullptr;
 };
 
-// Four bytes: who wrote last, and two threads that have read since, of different warps where there are such.
+// The last accesses to four bytes: the last write, and two later reads, from different warps if there are any.
 struct Cell {
     Access write, read[2];
     bool written = false;
@@ -152,7 +152,7 @@ void watch_access(const void* at, std::size_t bytes, bool write, bool atomic, co
     if (!now.in_kernel) return;
     const Place place = place_of(at, bytes);
     if (place == Place::elsewhere) return;
-    now.in_kernel = false;  // what is done here is not the kernel's
+    now.in_kernel = false;  // accesses made in here are not the kernel's
     if (place == Place::outside) {
         report(std::string(write ? "write" : "read") + " outside of memory at " + source_line(pc));
     } else {

@@ -1,4 +1,4 @@
-// What the scheduler tells the memory watcher, and what the watcher tells it back.
+// What the scheduler and the memory watcher tell each other.
 #pragma once
 
 #include <cstddef>
@@ -7,10 +7,10 @@
 
 namespace simt {
 
-constexpr std::size_t shared_capacity = 228 * 1024;  // the most any device has
+constexpr std::size_t shared_capacity = 228 * 1024;  // the largest that any device has
 
-// The thread that runs now. An access is ordered after another one of the same block when a barrier, or within a
-// warp a __syncwarp of the whole warp, lies between them. Shuffles order no memory.
+// The thread that runs now. Two accesses of one block are ordered if a barrier lies between them, or, within a warp, a
+// __syncwarp of the whole warp. Shuffles do not order memory.
 struct Now {
     bool in_kernel = false;
     std::uint32_t launch = 0, block = 0;
@@ -25,7 +25,7 @@ bool inside_shared_array(std::size_t at, std::size_t bytes);
 void report(const std::string& line);
 std::string source_line(const void* pc);  // "" when it is not known
 
-// `outside`: in our memory, but in no array of it. `elsewhere`: not our memory.
+// `outside` is our memory, but in none of its arrays. `elsewhere` is not our memory.
 enum class Place { elsewhere, shared, device, outside };
 Place place_of(const void* at, std::size_t bytes);
 std::size_t device_offset(const void* at);  // within the arena

@@ -1,5 +1,5 @@
-// Anderson's extrapolation, for fixed-point iterations of any kind: from the last steps, the point at which a linear
-// iteration would have no step left. The solver of bridges uses the same (bridge/extrapolation.hpp).
+// Anderson's extrapolation for fixed-point iterations of any kind: from the last steps it finds the point at which a
+// linear iteration would take no further step. The solver of bridges uses the same code (bridge/extrapolation.hpp).
 #pragma once
 
 #include <memory>
@@ -12,7 +12,8 @@ class Extrapolation;
 
 class Anderson {
 public:
-    // Of points with n coordinates. `weights` say what a coordinate counts; those of weight 0 take the plain step.
+    // For points with n coordinates. `weights` say how much each coordinate counts; those of weight 0 take the plain
+    // step.
     Anderson(const double* weights, Index n, Index memory);
     ~Anderson();
     Anderson(const Anderson&) = delete;
@@ -21,7 +22,7 @@ public:
     Index size() const { return n_; }
     bool empty() const;
     void forget();
-    // `to`: the next point, where the plain iteration would step from `point` by `step`.
+    // Writes the next point to `to`; from `point` the plain iteration would take the step `step`.
     void next(const double* point, const double* step, double* to);
 
 private:

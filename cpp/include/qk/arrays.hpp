@@ -1,4 +1,4 @@
-// Work on plain arrays around the engine: checks, projections, elementwise exp and log.
+// Work on plain arrays for the callers of the engine: checks, projections, elementwise exp and log.
 #pragma once
 
 #include <vector>
@@ -7,7 +7,7 @@
 
 namespace qk {
 
-// An n-dimensional array of any strides (in elements).
+// An n-dimensional array with any strides (in elements).
 template <class T>
 struct ArrayView {
     const T* data = nullptr;

@@ -1,5 +1,5 @@
-// Decompositions (and what goes with them) of a library that the caller brings: the addresses of BLAS and LAPACK routines with
-// the Fortran interface and 32-bit integers. Without one nothing is lost but speed.
+// Decompositions and products from a library that the caller brings, as addresses of BLAS and LAPACK routines with
+// the Fortran interface and 32-bit integers. Without such a library everything still works, only more slowly.
 #pragma once
 
 #include "views.hpp"
@@ -19,7 +19,7 @@ struct Blas {
     }
 };
 
-// The library of this process; empty until somebody fills it.
+// The library of this process; its addresses are null until a caller sets them.
 template <class T>
 Blas<T>& blas();
 

@@ -1,5 +1,5 @@
-// The kernels that bridges are solved over, each as a Sweep, and where the entries of one live. qk/sweep.hpp has the
-// contract and the sweeps of rows of entries.
+// The kernels over which bridges are solved, each as a Sweep, and the decision where entries are stored. qk/sweep.hpp
+// has the contract and the sweeps of rows of entries.
 #pragma once
 
 #include <memory>
@@ -12,71 +12,71 @@ namespace qk {
 
 // ---- symmetric kernels -----------------------------------------------------------------------------------------
 
-// Entries of scratch that the stored upper triangle of n points takes.
+// The number of entries of scratch memory that the stored upper triangle of n points takes.
 template <class T>
 Index triangle_size(Index n);
 
-// The upper triangle of a symmetric kernel, stored, for the method "symmetric". `scratch` holds triangle_size(n) entries
-// and outlives the sweep; with null the sweep has its own. Where entries leave the range of T, they are computed on
-// the fly from then on.
+// A symmetric kernel stored as its upper triangle, for the method "symmetric". `scratch` holds triangle_size(n) entries
+// and must outlive the sweep; if it is null, the sweep allocates its own. If entries leave the range of T, the sweep
+// computes them on the fly from then on.
 template <class T>
 std::unique_ptr<Sweep> sweep_triangle(const Problem<T>& problem, T* scratch);
 
-// Whether exp(s_ij) is known to be positive semi-definite: a product of Gaussian kernels of points and of exponentials
-// of their inner products, scaled alike on both sides. False when that is merely not known.
+// Whether exp(s_ij) is known to be positive semi-definite, because it is a product of Gaussian kernels of points and of
+// exponentials of their inner products, with equal biases on both sides. False means only that it is not known.
 template <class T>
 bool positive_semidefinite(const Problem<T>& problem);
 
 // ---- kernels that are not given by scores -----------------------------------------------------------------------
 
-// What scalings of a kernel with negative factors may do.
+// How scalings of a factored kernel deal with negative factors.
 enum class Signs {
     nonnegative,  // no factor is negative, so nothing is checked
     guarded,      // K v and K^T u must be positive where there is mass: otherwise Status::negative
-    followed      // the potentials are those of |u| and |v|, and the signs are kept beside them
+    followed      // the potentials are those of |u| and |v|, and the signs are kept separately
 };
 
-// The product of low-rank matrices, entry by entry: O((N + M) rank) per visit. RowMass is called with NaN for rows whose
-// sum is not positive, and must give 0 where such a row has no mass.
+// An entrywise product of low-rank matrices, with O((N + M) rank) work per visit. RowMass is called with NaN for rows
+// whose sum is not positive, and must return 0 for those of them that have no mass.
 class FactoredSweep : public Sweep {
 public:
-    // The signs of u and v at the last visit, when they are followed; else empty.
+    // The signs of u and v at the last visit, if signs are followed; otherwise empty.
     virtual const std::vector<double>& row_signs() const = 0;
     virtual const std::vector<double>& column_signs() const = 0;
 };
 std::unique_ptr<FactoredSweep> sweep_factored(const FactorSide<double>& left, const FactorSide<double>& right,
                                               Signs signs);
 
-// exp of the scores of several steps, multiplied as matrices, which are never formed.
+// The matrix product of the exponentials of the scores of several steps. The product is never formed.
 template <class T>
 std::unique_ptr<Sweep> sweep_chain(const std::vector<Problem<T>>& steps);
 
-// ---- where the entries of scores live ---------------------------------------------------------------------------
+// ---- where the entries of scores are stored ----------------------------------------------------------------------
 
 enum class Storage {
     on_the_fly,  // computed at every visit, O(N + M) memory
-    stored,      // as they are
-    single,      // in single precision for a problem of doubles, corrected
-    triangle     // the upper triangle alone
+    stored,      // in the type of the problem
+    single,      // in single precision for a problem of doubles, with corrected sums
+    triangle     // only the upper triangle
 };
 
-// The one place where this is decided. `max_memory`: bytes for entries, or negative for the default: as much as a dense
-// kernel has already, 256 MB for one from points.
+// The one place where this is decided. `max_memory` is in bytes. If it is negative, a dense kernel may take as much as
+// it has already, and a kernel from points 256 MB.
 template <class T>
 Storage where_entries_live(const Problem<T>& problem, double max_memory, const std::vector<double>& mu,
                            const std::vector<double>& nu, const BridgeOptions& options, const Run& run);
 
-// Entries of scratch for the triangle of n points, or 0 where it does not fit.
+// The entries of scratch memory for the triangle of n points, or 0 if it may not be stored.
 template <class T>
 Index triangle_scratch(Index n, double max_memory);
 
-// `scratch`: of a triangle; may be null.
+// `scratch` is the memory for a triangle, and may be null.
 template <class T>
 std::unique_ptr<Sweep> sweep_of(const Problem<T>& problem, Storage storage, T* scratch, const Run& run);
 
 // ---- the final check ----------------------------------------------------------------------------------------------
 
-// A dense term in single precision, whose scale is not rounded.
+// A dense term in single precision. Its scale is in double, so that it is not rounded.
 struct SingleTerm {
     MatrixView<float> values;
     double scale = 1;

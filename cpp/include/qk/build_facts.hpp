@@ -1,5 +1,5 @@
-// What one build of the core is: compiled once for each instruction-set level, where the bindings are compiled once
-// for all levels.
+// Facts about one build of the core. This file is compiled once for each instruction-set level, whereas the bindings
+// are compiled once for all levels.
 #pragma once
 
 namespace qk {

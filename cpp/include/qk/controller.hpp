@@ -1,4 +1,4 @@
-// How long the next step of an adaptive integrator is, from the error of the last one in units of the tolerance.
+// The size of the next step of an adaptive integrator, from the error of the last step relative to the tolerance.
 #pragma once
 
 #include <algorithm>
@@ -7,16 +7,18 @@
 namespace qk {
 
 struct StepRules {
-    // The factor after an accepted step: safety error^(-alpha / order) last_error^(beta / order), within [shrink, grow].
+    // The factor after an accepted step: safety error^(-alpha / order) last_error^(beta / order), within [shrink,
+    // grow].
     double alpha = 0.7, beta = 0.4;
     double safety = 0.9, shrink = 0.2, grow = 10.0;
-    // No longer step after a rejected one. Otherwise only after one that was not finite.
+    // Whether the step after any rejected step may not be longer. If false, this holds only after a step that was not
+    // finite.
     bool hold = true;
 };
 
 // Gustafsson's proportional-integral control, the default.
 inline constexpr StepRules pi_rules{};
-// EOT H.1: the error of the step alone decides.
+// The rule of EOT H.1, in which only the error of the last step counts.
 inline constexpr StepRules elementary_rules{1.0, 0.0, 0.9, 0.2, 10.0, false};
 
 class StepController {
@@ -24,7 +26,7 @@ public:
     StepController() = default;
     StepController(int order, const StepRules& rules) : order_(order), rules_(rules) {}
 
-    // The factor of the step size after a step with this error, at most 1, was accepted.
+    // The factor for the step size after a step with this error, at most 1, was accepted.
     double accepted(double error) {
         const double floor = std::max(error, 1e-10);
         const double factor = rules_.safety * std::pow(floor, -rules_.alpha / order_) *
@@ -35,7 +37,7 @@ public:
         return std::clamp(factor, rules_.shrink, most);
     }
 
-    // The factor after a step was rejected; its error is above 1, or inf or NaN where the step was not finite.
+    // The factor after a step was rejected. Its error is above 1, or inf or NaN if the step was not finite.
     double rejected(double error) {
         const bool finite = std::isfinite(error);
         held_ = rules_.hold || !finite;
@@ -43,19 +45,19 @@ public:
                       : rules_.shrink;
     }
 
-    // The velocity jumps here: errors of the past say nothing about what follows.
+    // Forgets the errors of the past, because the velocity jumps here and they say nothing about what follows.
     void reset() {
         last_error_ = 1.0;
         held_ = false;
     }
 
-    // Hairer, Norsett and Wanner, II.4, from the scaled norms of the state and its slope: how long a step of Euler's
-    // method shows how fast the slope changes. Asked once a flow, and a call of its own: in a loop over lanes the compiler
-    // would read its constants through a mask (in_register in simd.hpp says why that must not be).
+    // The length of an Euler step that shows how fast the slope changes, from the scaled norms of the state and its
+    // slope (Hairer, Norsett and Wanner, II.4). It is needed once a flow and never inlined: in a loop over lanes the
+    // compiler would read its constants through a mask, which is slow (see in_register in simd.hpp).
     [[gnu::noinline]] static double probe(double size, double speed, double longest) {
         return std::min(longest, size < 1e-5 || speed < 1e-5 ? 1e-6 * longest : 0.01 * size / speed);
     }
-    // The first step, from that probe and the scaled norm of the change of the slope along it.
+    // The first step, from that probe and from the scaled norm of the change of the slope along it.
     double first(double probe, double speed, double change, double longest) const {
         const double bend = change / probe, steepest = std::isfinite(bend) ? std::max(speed, bend) : speed;
         const double wanted =

@@ -1,4 +1,4 @@
-// The engine: walks tiles of scores, computed on the fly or read, and reduces them.
+// The engine walks tiles of scores, which it computes on the fly or reads, and reduces them.
 // Each function takes a batch of independent problems (equal or ragged sizes) in one call.
 #pragma once
 
@@ -15,7 +15,7 @@ enum class Status {
     ok,
     interrupted,
     overflow,  // a score or a result left the range of the type
-    negative,  // of sweeps: a sum of entries that has to be positive is not
+    negative,  // only from sweeps: a sum of entries that has to be positive is not
 };
 
 // What to compute for each row i of one problem; null outputs are skipped.
@@ -25,18 +25,18 @@ struct RowTask {
     MatrixView<T> values;      // n_cols x n_values, for `product`
     T* log_sum_exp = nullptr;  // log sum_j exp(s_ij); softmax and exp only
     T* peak = nullptr;         // the same in two parts: max_j s_ij, one of the scores exactly,
-    T* log_sum = nullptr;      // and log sum_j exp(s_ij - peak_i); both 0 for rows that see nothing
+    T* log_sum = nullptr;      // and log sum_j exp(s_ij - peak_i); both 0 for rows in which all is masked
     T* expected = nullptr;     // sum_j p_ij s_ij, p the row softmax
     T* entropy = nullptr;      // -sum_j p_ij log p_ij
     T* product = nullptr;      // n_rows x n_values, row-major: sum_j w_ij v_j
 };
 
-// Rows that see nothing get log_sum_exp = -inf and zeros elsewhere. Bitwise the same for any number
-// of threads: how rows and columns are cut depends on the shapes alone.
+// Rows in which everything is masked get log_sum_exp = -inf and zeros elsewhere. Results have the same bits for any
+// number of threads, because how rows and columns are cut depends on the shapes alone.
 template <class T>
 Status reduce_rows(const std::vector<RowTask<T>>& tasks, Weight weight, Index n_values, const Run& run);
 
-// Row and column sums of exp(s_ij), in one pass. Bitwise the same for the same number of threads.
+// Row and column sums of exp(s_ij), in one pass. Results have the same bits for the same number of threads.
 template <class T>
 struct MarginalTask {
     Problem<T> problem;
@@ -46,7 +46,8 @@ struct MarginalTask {
 template <class T>
 Status marginals(const std::vector<MarginalTask<T>>& tasks, const Run& run);
 
-// Writes w(s_ij) into a row-major array, with softmax the row softmax; `scores` itself when raw is true (masked = -inf).
+// Writes w(s_ij) into a row-major array; for softmax the row softmax. If raw is true it writes the scores (masked =
+// -inf).
 template <class T>
 struct DenseTask {
     Problem<T> problem;
@@ -57,7 +58,7 @@ template <class T>
 Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weight, const Run& run);
 
 // out_i = sum_j exp(s_ij) e^{i theta_ij} v_j with complex v. Complex numbers are pairs of reals: `values`
-// holds (re, im) of each column of v, `turned` those of i v, both n_cols x n_values.
+// holds (re, im) of each column of v, `turned` holds (re, im) of i v; both are n_cols x n_values.
 template <class T>
 struct PhaseTask {
     Problem<T> problem;
@@ -69,7 +70,7 @@ struct PhaseTask {
 template <class T>
 Status apply_phases(const std::vector<PhaseTask<T>>& tasks, Index n_values, const Run& run);
 
-// What compare_rows finds in a row, with d_j = exp(a_j) - exp(b_j).
+// What compare_rows finds for one row, with d_j = exp(a_j) - exp(b_j).
 struct RowComparison {
     double absolute = 0;  // sum |d_j|
     double squares = 0;   // sum d_j^2

@@ -1,5 +1,6 @@
-// exp and 2^x with AVX-512, by a table that lies in one or two registers: 2^(i/16) for i < 16 leaves a third of the
-// polynomial, and one permutation looks up all lanes. For weights: see exp2_nonpos_each and weight_exp_each.
+// exp and 2^x with AVX-512 by a table of 2^(i/16), i < 16, that lies in one or two registers. It leaves a third of the
+// polynomial, and one permutation looks it up for all lanes. It serves weights: see exp2_nonpos_each and
+// weight_exp_each.
 #pragma once
 
 #include "simd.hpp"
@@ -8,9 +9,9 @@
 
 namespace qk::detail {
 
-// Bits of 2^(i/16), less i where its four bits end up when n = 16 k + i is shifted into the exponent: adding that
-// gives the bits of 2^(n/16). `natural`: exp(r) = 1 + r (c0 + c1 r + ...) for |r| <= ln 2 / 32; `binary`: 2^r for
-// |r| <= 1/32.
+// The bits of 2^(i/16), from which i is subtracted at the place where its four bits end up when n = 16 k + i is shifted
+// into the exponent. Adding the shifted n then gives the bits of 2^(n/16). `natural` are the coefficients of
+// exp(r) = 1 + r (c0 + c1 r + ...) for |r| <= ln 2 / 32; `binary` those of 2^r for |r| <= 1/32.
 template <class T>
 struct PowerTable;
 
@@ -27,7 +28,7 @@ struct PowerTable<float> {
         0x3f800000, 0x3f7daac3, 0x3f7b95c2, 0x3f79c3d3, 0x3f7837f0, 0x3f76f532, 0x3f75fed7, 0x3f75583f,
         0x3f7504f3, 0x3f7508a4, 0x3f75672a, 0x3f76248c, 0x3f7744fd, 0x3f78ccdf, 0x3f7ac0c7, 0x3f7d257d};
 
-    // The entries that the four lowest bits of each lane say. (maskz: see max in simd.hpp.)
+    // The entries of the table that the four lowest bits of each lane name. (max in simd.hpp says why maskz.)
     QK_INLINE static PackF look_up(PackF where) {
         return _mm512_maskz_permutexvar_ps(0xffff, (__m512i)where, (PackF)_mm512_load_si512(bits));
     }
@@ -69,8 +70,8 @@ struct PowerTable<double> {
     }
 };
 
-// exp(x) or 2^x of N packs, in place. Checked: 0 below `lowest`, where the result is no normal number, and NaN stays NaN;
-// else x must be in range. For exp the reduced argument is off by x times the rounding of ln 2 alone.
+// exp(x) or 2^x of N packs, in place. If Checked, the result is 0 below `lowest`, where it is no normal number, and NaN
+// stays NaN; otherwise x must be in range. For exp the reduced argument is off only by x times the rounding of ln 2.
 template <class T, int N, bool Natural, bool Checked>
 QK_INLINE void table_exp(Pack<T> (&x)[N], T lowest) {
     using C = PowerTable<T>;

@@ -1,4 +1,4 @@
-// A number of rows that is known at run time, as a constant for kernels that keep so many rows in registers.
+// Turns a number of rows that is known at run time into a constant, for kernels that keep so many rows in registers.
 #pragma once
 
 #include <type_traits>

@@ -1,12 +1,12 @@
-// The lines of the design, one functor each: how a score accumulates and what it weighs; which entries
-// exist is in masks.hpp. Templated on the value: a scalar (CUDA thread, tail) or a SIMD pack.
+// Functors for the parts of the engine that differ from case to case: how a score accumulates, and what it weighs.
+// Which entries exist is in masks.hpp. The value type is a scalar (CUDA thread, tail of a loop) or a SIMD pack.
 #pragma once
 
 #include "feature_kind.hpp"
 #include "masks.hpp"
 #include "scalar_math.hpp"
 #if !defined(__CUDACC__)
-// Packs are built-in types, which argument-dependent lookup does not find: their overloads must be
+// Argument-dependent lookup does not find packs, because they are built-in types. So their overloads must be
 // declared before the templates below.
 #include "vector_math.hpp"
 #endif

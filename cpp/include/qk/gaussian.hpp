@@ -39,22 +39,24 @@ struct GaussianProblem {
     const T* cov = nullptr;   // (n, d, d), symmetric
 };
 
-// min_step, max_step and first_step are not read: steps are as long as the tolerances allow.
+// min_step, max_step and first_step are ignored: steps are as long as the tolerances allow.
 struct GaussianOptions : IntegrationOptions {
     GaussianOptions() : IntegrationOptions{.method = Method::euler, .rtol = 1e-8, .atol = 1e-10} {}
 
-    // The covariance of what the method does to particles, P cov P^T, rather than the method applied to the ODE of
-    // the covariance.
+    // If true, the covariance is P cov P^T, the covariance of particles that the method moves by P. Otherwise the
+    // method is applied to the ODE of the covariance.
     bool pushforward = false;
-    Index n_steps = 1;      // steps, or, for adaptive methods, intervals between the times that may be stored
-    Index store_every = 1;  // the start and the end are always stored
-    double max_growth = 1e8;  // a trajectory blows up when its size has grown by this factor
-    bool judge_mean = false;  // size: |cov|, or the larger of |cov| and |mean|^2
+    Index n_steps =
+        1;  // the number of steps or, for adaptive methods, of intervals between times that may be stored
+    Index store_every = 1;    // every so many states are stored, and always the start and the end
+    double max_growth = 1e8;  // a trajectory is ended when its size has grown by this factor
+    bool judge_mean = false;  // if true, the size is the larger of |cov| and |mean|^2, otherwise |cov|
     std::function<void(double)> report;
 };
 
-// How one trajectory ended. A mark is a state whose growth per step was still resolved (at most a tenth); `mark`
-// is the last, `earlier` one at half its size or less, `first` the first at twice the size of the start. growth = d log(size) / dt.
+// How one trajectory ended. A mark is a state whose growth per step was still resolved (at most a tenth). `mark` is the
+// last one, `earlier` is one at half its size or less, and `first` is the first at twice the size of the start. growth
+// = d log(size) / dt.
 struct GaussianOutcome {
     FlowStatus end = FlowStatus::finished;
     double t = 0;  // of the last state, which is finite
@@ -66,8 +68,8 @@ struct GaussianOutcome {
     Index n_steps = 0, n_rejected = 0;
 };
 
-// Where results go: states (n_stored, n, d) and (n_stored, n, d, d), a trajectory that has ended keeping its last
-// state; rates (mean', cov') of the last states.
+// Where results go: states (n_stored, n, d) and (n_stored, n, d, d); rates (mean', cov') of the last states. A
+// trajectory that has ended keeps its last state.
 template <class T>
 struct GaussianResult {
     T *mean = nullptr, *cov = nullptr;
@@ -79,10 +81,10 @@ inline Index gaussian_stored(const GaussianOptions& o) {
     return 1 + (o.n_steps + o.store_every - 1) / o.store_every;
 }
 
-// Whether the library of qk/blas.hpp makes laws of this kind and dimension faster.
+// Whether the library of qk/blas.hpp would make flows of this kind and dimension faster.
 bool gaussian_wants_blas(GaussianField field, Index d);
 
-// Explicit methods as told; implicit ones in double precision alone, and for the covariance itself.
+// Explicit methods use the form that `options` name; implicit ones need double precision and the covariance form.
 template <class T>
 void gaussian_flow(const GaussianProblem<T>& problem, const GaussianOptions& options,
                    const GaussianResult<T>& result, const Run& run);

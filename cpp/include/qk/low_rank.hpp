@@ -1,6 +1,6 @@
-// Hadamard products of low-rank matrices, applied through their factors:
+// Products with Hadamard products of low-rank matrices, through their factors:
 //   K_ij = prod_e sum_c L_e(c, i) R_e(c, j),   K z = sum over (c_0, c_1, ...) of prod_e L_e(c_e, i) H(c_0, c_1, ...)
-// with H = sum_j z_j prod_e R_e(c_e, j): one visit of the right factors, one of the left ones.
+// with H = sum_j z_j prod_e R_e(c_e, j). The right factors are read once, then the left ones.
 #pragma once
 
 #include <vector>
@@ -24,18 +24,18 @@ struct FactorSide {
     Index n_points = 0;
 };
 
-// out (k x left.n_points) = z (k x right.n_points) times K^T, both row-major. The order of all sums is fixed by
-// the sizes: the number of threads does not change a bit. Partial sums of long columns are joined in double.
+// out (k x left.n_points) = z (k x right.n_points) times K^T, both row-major. The sizes alone fix the order of all
+// sums, so the number of threads does not change a bit. Partial sums of long columns are joined in double.
 template <class T>
 void factored_product(const FactorSide<T>& left, const FactorSide<T>& right, const T* z, Index k, T* out,
                       const Run& run);
 
-// The entries u_i K_ij v_j of a scaled kernel (u, v >= 0): smallest one, and those with
-// K_ij < -row_slack_i col_slack_j, which are not negative by rounding alone.
+// The negative entries u_i K_ij v_j of a scaled kernel (u, v >= 0). Only those with K_ij < -row_slack_i col_slack_j
+// count, because smaller ones may be negative by rounding alone.
 struct NegativeEntries {
     Index count = 0;
-    double smallest = 0;  // of all u_i K_ij v_j
-    double mass = 0;      // sum of the negative ones
+    double smallest = 0;  // the smallest of all u_i K_ij v_j
+    double mass = 0;      // the sum of the entries that count
 };
 template <class T>
 struct EntryScales {

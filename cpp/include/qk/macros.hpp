@@ -1,4 +1,4 @@
-// Marks functions that CPU and CUDA code share. Under a plain C++ compiler the marks are empty.
+// Marks functions that CPU and CUDA code share. For a plain C++ compiler the macros are empty.
 #pragma once
 
 #if defined(__CUDACC__)

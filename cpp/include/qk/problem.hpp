@@ -2,10 +2,10 @@
 //     s_ij = sum dot terms + sum distance terms + sum dense terms + r_i + c_j,   masked to -inf,
 // so one description and one engine serve them all. Nothing here owns memory.
 //
-// The order of the additions is part of the description, because normalised weights depend on it. A row of scores near
-// 1e4 minus its log-sum-exp, rounded to the type, is off by 1e4 eps in every weight. Its maximum is one of the scores,
-// as they were rounded: subtracting that from the rounded scores is exact wherever the weight matters, and the log of
-// the sum relative to the maximum is small. So a bias may be added late, after everything else has been rounded.
+// The order of the additions is part of the description, because normalised weights depend on it. If the log-sum-exp of a
+// row of scores near 1e4 were rounded to the type and subtracted, every weight would be off by 1e4 eps. The row's maximum,
+// however, is exactly one of the rounded scores, so subtracting it is exact wherever the weight matters, and the log of
+// the sum relative to the maximum is small. Therefore a bias may be added late, after everything else has been rounded.
 #pragma once
 
 #include <utility>
@@ -26,8 +26,8 @@ struct FeatureTerm {
     Index dim = 0;
     Index n_negative = 0;
     T scale = T(1);
-    // Dot terms: the scale multiplies the features of the columns, and not those of the rows. Transposed scores have
-    // it on the other side, so that both have the same bits.
+    // Dot terms: whether the scale multiplies the features of the columns instead of those of the rows. Transposed
+    // scores have it on the other side, so that both have the same bits.
     bool scale_cols = false;
     FeatureKind kind = FeatureKind::distance;  // distance terms
 };
@@ -39,9 +39,9 @@ struct DenseTerm {
 };
 
 enum class Stage {
-    early,      // added to the terms as they are summed
-    reference,  // added to the rounded score, rows before columns: minus a maximum
-    late,       // added after that: the log of a sum, and whatever shifts normalised scores
+    early,      // added together with the terms
+    reference,  // added to the rounded score, rows before columns: minus the maximum of a row or column
+    late,       // added after that: minus the log of a sum, and other shifts of normalised scores
 };
 
 template <class T>

@@ -1,5 +1,5 @@
 // Scalar arithmetic under the same names as the SIMD packs of simd.hpp, so that one functor serves
-// a CUDA thread, a SIMD pack and a scalar tail.
+// a CUDA thread, a SIMD pack and the scalar tail of a loop.
 #pragma once
 
 #include <cmath>
@@ -21,7 +21,7 @@ struct is_scalar_real<double> {
     static constexpr bool value = true;
 };
 
-// Explicit infinities: no dependence on <limits> in device code.
+// Infinities without <limits>, which device code cannot use.
 template <class T>
 QK_HD QK_INLINE T infinity() {
     return static_cast<T>(HUGE_VAL);
@@ -43,7 +43,7 @@ QK_HD QK_INLINE double abs(double x) { return ::fabs(x); }
 QK_HD QK_INLINE float exp(float x) { return ::expf(x); }
 QK_HD QK_INLINE double exp(double x) { return ::exp(x); }
 
-// exp for arguments that cannot overflow (softmax: x <= 0); on the device the plain one.
+// exp for arguments that cannot overflow (softmax: x <= 0); for scalars it is the plain exp.
 QK_HD QK_INLINE float exp_nonpos(float x) { return ::expf(x); }
 QK_HD QK_INLINE double exp_nonpos(double x) { return ::exp(x); }
 

@@ -1,5 +1,5 @@
 // SIMD packs on the compilers' vector extensions (GCC, Clang): one source for SSE, AVX2, AVX-512 and
-// NEON. Only where the compiler misses an instruction (max, fma) is there an intrinsic.
+// NEON. Intrinsics are used only for instructions that the compiler does not generate itself (max, fma).
 #pragma once
 
 #if defined(QK_NO_SIMD)
@@ -30,7 +30,7 @@
 #define QK_SIMD_REGISTERS 16
 #endif
 
-// QK_SIMD_WIDE: packs of 512 bits that the compiler splits. For tests: the tile shapes of AVX-512 run on
+// QK_SIMD_WIDE makes packs of 512 bits that the compiler splits. Tests use it to run the tile shapes of AVX-512 on
 // processors without it.
 
 namespace qk {
@@ -43,7 +43,8 @@ struct SimdTraits<float> {
     typedef float Pack __attribute__((vector_size(QK_SIMD_BYTES)));
     typedef float Unaligned __attribute__((vector_size(QK_SIMD_BYTES), aligned(4), may_alias));
     typedef std::int32_t Bits __attribute__((vector_size(QK_SIMD_BYTES)));
-    typedef std::uint32_t Words __attribute__((vector_size(QK_SIMD_BYTES)));  // Bits whose sums may wrap
+    typedef std::uint32_t Words
+        __attribute__((vector_size(QK_SIMD_BYTES)));  // bits in lanes whose sums may wrap
     static constexpr int width = QK_SIMD_BYTES / 4;
 };
 
@@ -75,7 +76,7 @@ template <class T>
 QK_INLINE Pack<T> load(const T* p) {
     return *reinterpret_cast<const typename SimdTraits<T>::Unaligned*>(p);
 }
-// As many floats as a pack of doubles has lanes, as doubles. GCC 12 makes four instructions of the conversion.
+// Loads as many floats as a pack of doubles has lanes. GCC 12 would make four instructions of the conversion.
 QK_INLINE PackD load_as_doubles(const float* p) {
 #if defined(__AVX512F__)
     return _mm512_cvtps_pd(_mm256_loadu_ps(p));
@@ -92,7 +93,7 @@ QK_INLINE void store(T* p, Pack<T> v) {
 }
 template <class T>
 QK_INLINE Pack<T> broadcast(T x) {
-    return x - Pack<T>{};  // x - 0 is x for every x, so this compiles to a broadcast; x + 0 is not
+    return x - Pack<T>{};  // x - 0 is x for every x, so this compiles to a broadcast; x + 0 changes -0
 }
 
 // ---- fma, max: one instruction each ------------------------------------------------------------
@@ -101,7 +102,7 @@ QK_INLINE PackF fma(PackF a, PackF b, PackF c) { return _mm512_fmadd_ps(a, b, c)
 QK_INLINE PackD fma(PackD a, PackD b, PackD c) { return _mm512_fmadd_pd(a, b, c); }
 QK_INLINE PackF fnma(PackF a, PackF b, PackF c) { return _mm512_fnmadd_ps(a, b, c); }
 QK_INLINE PackD fnma(PackD a, PackD b, PackD c) { return _mm512_fnmadd_pd(a, b, c); }
-// maskz with a full mask: the plain intrinsic trips -Wmaybe-uninitialized in GCC 12 (same instruction).
+// maskz with a full mask is the same instruction, but the plain intrinsic causes -Wmaybe-uninitialized in GCC 12.
 QK_INLINE PackF max(PackF a, PackF b) { return _mm512_maskz_max_ps(0xffff, a, b); }
 QK_INLINE PackD max(PackD a, PackD b) { return _mm512_maskz_max_pd(0xff, a, b); }
 #else
@@ -111,7 +112,7 @@ QK_INLINE PackD fma(PackD a, PackD b, PackD c) { return _mm256_fmadd_pd(a, b, c)
 QK_INLINE PackF fnma(PackF a, PackF b, PackF c) { return _mm256_fnmadd_ps(a, b, c); }
 QK_INLINE PackD fnma(PackD a, PackD b, PackD c) { return _mm256_fnmadd_pd(a, b, c); }
 #else
-// Without FMA hardware two roundings; with it (NEON) the compiler contracts.
+// Without FMA hardware there are two roundings. On NEON, which has it, the compiler contracts the expression.
 QK_INLINE PackF fma(PackF a, PackF b, PackF c) { return a * b + c; }
 QK_INLINE PackD fma(PackD a, PackD b, PackD c) { return a * b + c; }
 QK_INLINE PackF fnma(PackF a, PackF b, PackF c) { return c - a * b; }
@@ -139,9 +140,9 @@ QK_INLINE PackD abs(PackD a) {
     return reinterpret_cast<PackD>(reinterpret_cast<SimdTraits<double>::Bits>(a) & 0x7fffffffffffffff);
 }
 
-// For constants that are selected for lanes out of the ordinary. GCC folds a constant into the selecting instruction of
-// AVX-512, which reads it through the mask: a page that nothing else has touched is then never faulted in, because no lane
-// asks for it, and every such read costs over a hundred cycles.
+// For constants that are selected in rare lanes only. GCC folds such a constant into the selecting instruction of
+// AVX-512, which reads it through the mask. If nothing else has touched its page and no lane asks for it, the page is
+// never mapped, and every such read costs over a hundred cycles.
 template <class V>
 QK_INLINE V in_register(V v) {
 #if defined(__AVX512F__)
@@ -153,7 +154,7 @@ QK_INLINE V in_register(V v) {
 QK_INLINE PackF select(SimdTraits<float>::Bits condition, PackF a, PackF b) { return condition ? a : b; }
 QK_INLINE PackD select(SimdTraits<double>::Bits condition, PackD a, PackD b) { return condition ? a : b; }
 
-// Lane i of the result is lane lanes[i] of the two packs, those of b counted on from those of a.
+// Lane i of the result is lane lanes[i] of the two packs; the lanes of b are numbered after those of a.
 template <class T>
 QK_INLINE Pack<T> pick_lanes(Pack<T> a, Pack<T> b, typename SimdTraits<T>::Bits lanes) {
 #if defined(__clang__)
@@ -166,8 +167,8 @@ QK_INLINE Pack<T> pick_lanes(Pack<T> a, Pack<T> b, typename SimdTraits<T>::Bits 
 #endif
 }
 
-// Exchanges rows and columns of a square of packs: at every step packs that are `step` apart exchange the lanes
-// that are.
+// Transposes a square of packs. At every step packs that are `step` apart exchange the lanes that are `step`
+// apart.
 template <class T>
 QK_INLINE void transpose(Pack<T> (&square)[SimdTraits<T>::width]) {
     constexpr int width = SimdTraits<T>::width;
@@ -190,9 +191,9 @@ QK_INLINE void transpose(Pack<T> (&square)[SimdTraits<T>::width]) {
     }
 }
 
-// ---- horizontal reductions: a fixed pairwise order, so results repeat --------------------------
-// Lane i becomes join(lane i, lane i + half), and so on with half as many. By whole packs: of a loop over an array of lanes
-// GCC 12 makes loads, stores and branches, which take longer than a short row does.
+// ---- horizontal reductions: the pairwise order is fixed, so results repeat ---------------------
+// Lane i becomes join(lane i, lane i + half), and so on with half as many lanes. This works on whole packs, because
+// GCC 12 turns a loop over an array of lanes into loads, stores and branches, which take longer than a short row does.
 template <class T, int half, class Join, int... Lane>
 QK_INLINE T fold_lanes(Pack<T> v, const Join& join, std::integer_sequence<int, Lane...> all) {
     constexpr int width = SimdTraits<T>::width;
@@ -217,8 +218,8 @@ QK_INLINE T reduce_max(Pack<T> v) {
     return fold_lanes<T>(v, [](Pack<T> a, Pack<T> b) { return max(a, b); });
 }
 
-// Bit i says whether lane i is at least that much. AVX-512 compares into a mask; a vector of conditions in between would be
-// made by a masked read of a constant (see in_register).
+// Bit i says whether lane i is at least `least`. AVX-512 compares into a mask directly; with a vector of conditions in
+// between, the compiler would read a constant through a mask (see in_register).
 template <class T>
 QK_INLINE unsigned lanes_at_least(Pack<T> pack, T least) {
 #if defined(__AVX512F__)

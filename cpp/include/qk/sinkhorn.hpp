@@ -1,5 +1,5 @@
 // Sinkhorn's problem: potentials f, g such that exp(f_i + s_ij + g_j) has row sums mu and column sums nu.
-// Written once against Sweep, for every kernel. Potentials are natural logs, in double for both types.
+// The solver sees every kernel through Sweep. Potentials are natural logarithms, in double for both types.
 #pragma once
 
 #include <limits>
@@ -10,7 +10,7 @@
 
 namespace qk {
 
-// The potential of weight 0, and the log-sum-exp of a row that sees nothing.
+// The potential of weight 0, and the log-sum-exp of a row in which everything is masked.
 constexpr double log_of_nothing = -std::numeric_limits<double>::infinity();
 
 enum class BridgeMethod {
@@ -35,14 +35,15 @@ enum class BridgeStatus {
 
 struct BridgeOptions {
     BridgeMethod method = BridgeMethod::alternating;
-    double tol = 1e-9;         // L1 error of the column marginal, rows being met, as a share of the mass
-    Index max_visits = 10000;  // of all entries
-    // Weights of KL penalties on the marginals; infinite: a constraint.
+    double tol = 1e-9;         // L1 error of the columns when the rows are exact, as a share of the mass
+    Index max_visits = 10000;  // the largest number of visits of all entries
+    // Weights of KL penalties on the marginals; infinity makes them constraints.
     double row_penalty = std::numeric_limits<double>::infinity();
     double col_penalty = std::numeric_limits<double>::infinity();
-    // Of the method "symmetric": exp(s_ij) is known to be positive semi-definite, so that momentum can be chosen.
+    // Only for the method "symmetric": whether exp(s_ij) is known to be positive semi-definite, which allows momentum.
     bool positive_semidefinite = false;
-    std::function<void(Index, double)> report;  // after each iteration: visits so far, error
+    std::function<void(Index, double)>
+        report;  // called after each iteration with the visits so far and the error
 };
 
 struct BridgeState {
@@ -50,12 +51,12 @@ struct BridgeState {
     std::vector<double> errors;  // after each iteration
     Index n_visits = 0;
     double relaxation = 1.0;
-    std::vector<std::string> methods;  // what was done, in this order
+    std::vector<std::string> methods;  // the methods that were used, in this order
     BridgeStatus status = BridgeStatus::iteration_limit;
 };
 
-// `state` comes with starting potentials and goes with the solution: f belongs to g by an exact row update.
-// Weights may be 0: their potentials are -inf.
+// `state` holds the starting potentials on entry and the solution on return, in which f follows from g by an exact row
+// update. Weights may be 0; their potentials are -inf.
 void solve_bridge(Sweep& sweep, const std::vector<double>& mu, const std::vector<double>& nu,
                   const BridgeOptions& options, BridgeState& state, const Run& run);
 

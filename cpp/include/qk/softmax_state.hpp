@@ -5,8 +5,8 @@
 
 namespace qk {
 
-// Stands for sum_j exp(s_j) = sum * exp(max), and sum_j exp(s_j) (s_j - max) = tilt. The neutral
-// element is (-inf, 0, 0). Whoever keeps an accumulator acc = sum_j exp(s_j - max) v_j multiplies it
+// Represents sum_j exp(s_j) = sum * exp(max), and sum_j exp(s_j) (s_j - max) = tilt. The neutral
+// element is (-inf, 0, 0). Code that keeps an accumulator acc = sum_j exp(s_j - max) v_j must multiply it
 // by the factor that raise() or merge() returns.
 template <class T>
 struct SoftmaxState {
@@ -14,10 +14,10 @@ struct SoftmaxState {
     T sum = T(0);
     T tilt = T(0);  // only kept by reductions that ask for the expected score
 
-    // Moves the reference to max(max, candidate); returns the factor for accumulators.
+    // Raises the reference to max(max, candidate); returns the factor for accumulators.
     QK_HD QK_INLINE T raise(T candidate) {
         if (!(candidate > max)) return T(1);
-        // An empty state holds zeros: factor 0 also clears accumulators that were never written.
+        // An empty state holds zeros. Factor 0 also clears accumulators that were never written.
         const T factor = max == -infinity<T>() ? T(0) : exp(max - candidate);
         tilt = factor == T(0) ? T(0) : factor * (tilt + sum * (max - candidate));
         sum *= factor;

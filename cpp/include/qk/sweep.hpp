@@ -1,6 +1,6 @@
-// One visit of every entry of a kernel exp(s_ij): what Sinkhorn's iteration and Newton's method need.
-// Two implementations: entries computed on the fly (O(N + M) memory, one exp each per visit), and entries
-// stored once and read again (one read each per visit, no exp).
+// The contract between kernels exp(s_ij) and solvers: visits of every entry, as Sinkhorn's iteration and Newton's
+// method need them. The sweeps declared here compute entries on the fly (O(N + M) memory, one exp each per visit), or
+// store them once and read them again (one read each per visit, no exp). bridge_kernels.hpp declares the others.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +13,13 @@
 
 namespace qk {
 
-// The mass m_i to give to row i, from lse_i = log sum_j exp(s_ij + g_j).
+// Returns the mass m_i of row i for the log-sum-exp lse_i = log sum_j exp(s_ij + g_j); called as mass(i, lse_i).
 using RowMass = std::function<double(Index, double)>;
 
-// The row softmax p_ij of a sweep without its small entries, row by row.
+// The larger entries of the row softmax p_ij of a sweep, row by row.
 struct SparseRows {
     std::vector<Index>
-        start;  // of each row in the two below, and their length; empty when nothing was gathered
+        start;  // where each row starts in the two arrays below, and their length; empty if nothing was gathered
     std::vector<std::int32_t> column;
     std::vector<double> share;
 };
@@ -31,49 +31,49 @@ public:
     Sweep(const Sweep&) = delete;
     Sweep& operator=(const Sweep&) = delete;
 
-    // With p_ij = exp(s_ij + g_j - lse_i), the row softmax at g: lse_i, and in the same visit
-    // columns_j = sum_i m_i p_ij. `columns` may be null, and then no mass is asked for.
+    // With p_ij = exp(s_ij + g_j - lse_i), the row softmax at g, it computes lse_i and, in the same visit,
+    // columns_j = sum_i m_i p_ij. `columns` may be null; then `mass` is not called.
     virtual Status rows(const double* g, const RowMass& mass, double* lse, double* columns,
                         const Run& run) = 0;
 
-    // A bound on the L1 error of the columns of the last rows(), beyond the rounding of the type; the next
-    // rows() after refine() has none.
+    // A bound on the L1 error of the columns of the last rows(), beyond the rounding of the type. After refine() the
+    // next rows() has no such error.
     virtual double uncertainty() const { return 0; }
     virtual void refine() {}
 
-    // lse_j = log sum_i exp(f_i + s_ij), exactly, for columns whose mass underflows in rows().
+    // lse_j = log sum_i exp(f_i + s_ij), exactly; used for columns whose mass underflows in rows().
     virtual Status columns(const double* f, double* lse, const Run& run) = 0;
 
-    // out_j = sum_i m_i p_ij (sum_k p_ik x_k) at the g and lse of the last rows(). `rough`: single precision
-    // is enough, where that is faster.
+    // out_j = sum_i m_i p_ij (sum_k p_ik x_k) at the g and lse of the last rows(). `rough` allows single precision,
+    // where that is faster.
     virtual Status curvature(const double* x, const double* mass, double* out, bool rough,
                              const Run& run) = 0;
 
-    // The entries p_ij >= least at the g and lse of the last rows(), to the precision of the type. Where there are more
-    // than `most`, or the kernel has no entries to show, `out` stays empty.
+    // The entries p_ij >= least at the g and lse of the last rows(), to the precision of the type. If there are more
+    // than `most`, or the kernel cannot give entries, `out` stays empty.
     virtual Status gather(double least, Index most, SparseRows& out, const Run& run);
 
-    // Whether curvature() can be asked for.
+    // Whether curvature() is available.
     virtual bool curved() const { return true; }
 
-    // The spacing of numbers next to 1 in the type that scores are computed in.
+    // The spacing of numbers next to 1 in the type in which scores are computed.
     virtual double epsilon() const { return std::numeric_limits<double>::epsilon(); }
 
-    // The same kernel with every score multiplied by a factor, computed on the fly; null where that is not possible.
+    // The same kernel with every score multiplied by a factor, computed on the fly; null if that is not possible.
     virtual std::unique_ptr<Sweep> scaled(double factor, const Run& run) const;
 };
 
 template <class T>
 std::unique_ptr<Sweep> sweep_on_the_fly(const Problem<T>& problem, const Run& run);
 
-// Stores n_rows x n_cols entries of T. They are scaled to the potentials at which they were taken, and
-// taken anew when the potentials have moved too far for the type.
+// Stores n_rows x n_cols entries of T, scaled by the potentials at the moment of storing. When the potentials have
+// moved so far that entries could leave the range of the type, they are computed and stored again.
 template <class T>
 std::unique_ptr<Sweep> sweep_stored(const Problem<T>& problem, const Run& run);
 
-// Stores the entries in single precision, half to read, and computes in double. What the rounding of the
-// entries has done to the sums is measured by an exact visit (refine()) and divided out from then on: it stays
-// what it was but for second order as the potentials move. Not for weights below 1e-20 of the total.
+// Stores the entries in single precision, which halves what is read, and computes in double. An exact visit (refine())
+// measures by how much the rounding of the entries changes the sums, and from then on this change is divided out. As
+// the potentials move, the change varies only to second order. Not for weights below 1e-20 of the total.
 std::unique_ptr<Sweep> sweep_stored_single(const Problem<double>& problem, const Run& run);
 
 }  // namespace qk

@@ -10,8 +10,8 @@
 
 namespace qk {
 
-// Lets the caller stop a long computation. Only the calling thread asks `poll` (under Python it needs
-// the interpreter), at most every few milliseconds; the others read a flag.
+// Lets the caller stop a long computation. Only the calling thread calls `poll` (under Python that needs
+// the interpreter), at most every few milliseconds; the other threads read a flag.
 class StopToken {
 public:
     using Clock = std::chrono::steady_clock;
@@ -40,24 +40,24 @@ private:
 struct Run {
     int n_threads = 1;
     StopToken* stop = nullptr;
-    bool by_caller = true;  // whether the thread that does the work alone is the one that may ask `stop`
+    bool by_caller = true;  // whether the thread that does the work alone may call `stop->check()`
 };
 
 // For work inside a task that does not use further threads.
 inline Run alone(const Run& run, int worker) { return {1, run.stop, run.by_caller && worker == 0}; }
 
-// Called by a task between tiles: true when the computation should end. `worker` 0 is the caller.
+// Called by a task between tiles; returns true if the computation should end. `worker` 0 is the caller.
 inline bool should_stop(const Run& run, int worker) {
     if (run.stop == nullptr) return false;
     return worker == 0 && run.by_caller ? run.stop->check() : run.stop->stopped();
 }
 
-// Entries of a vector that are worked on between two looks at the clock: tens of microseconds, up to well below a
-// millisecond where each takes an exponential. It stands here, and not in engine/tuning.hpp, because the bindings cut their
-// copies by it too.
+// The number of vector entries that are worked on between two checks of the clock. That takes tens of microseconds, or
+// up to a good part of a millisecond if each entry takes an exponential. It is here and not in engine/tuning.hpp,
+// because the bindings cut their copies by it too.
 inline constexpr Index piece_entries = 1 << 15;
 
-// Calls body(first, end) for [0, n) in pieces, and looks between them whether to stop. False when it did.
+// Calls body(first, end) for pieces of [0, n), and checks between them whether to stop. Returns false if it stopped.
 template <class Body>
 bool in_pieces(const Run& run, int worker, Index n, const Body& body) {
     for (Index first = 0; first < n; first += piece_entries) {
@@ -68,19 +68,19 @@ bool in_pieces(const Run& run, int worker, Index n, const Body& body) {
 }
 
 // Calls body(task, worker) for every task in [0, n_tasks) on up to run.n_threads threads; worker is in
-// [0, n_threads). Which worker gets a task is not fixed, so bodies must not let it change results.
-// Stops handing out tasks once the token is stopped. The first exception is rethrown here.
-// A thread that the system refuses to start (a limit of processes or memory) is done without: the others do its
-// work. What a body computes must not depend on how many there are.
+// [0, n_threads). Which worker gets a task is not fixed, so results must not depend on it.
+// No more tasks are given out once the token is stopped. The first exception is rethrown here.
+// If the system refuses to start a thread (a limit of processes or memory), the others do its
+// work, so results must not depend on the number of threads that were started either.
 void parallel_for(const Run& run, Index n_tasks, const std::function<void(Index, int)>& body);
 
-// How many threads a computation wanted and had when the system last refused to start one; zeros if it never did.
+// How many threads a computation wanted and got when the system last refused to start one; zeros if it never did.
 struct ThreadShortage {
     int wanted = 0, had = 0;
 };
 ThreadShortage thread_shortage();
 
-// True once after the first refusal, so that somebody can say so.
+// Returns true once after the first refusal, so that the caller can warn.
 bool take_thread_shortage_notice();
 
 }  // namespace qk

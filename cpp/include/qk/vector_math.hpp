@@ -1,10 +1,10 @@
-// exp and log on SIMD packs. Bounds are tested over the whole range (tests/test_math.py):
+// exp and log on SIMD packs. Their bounds are tested over the whole range (tests/test_math.py):
 //   exp: at most exp_max_ulp ulp where the result is a normal number; results below the smallest
 //        normal number are returned as 0; exp(-inf) = 0, exp(+inf) = +inf, NaN stays NaN.
-//   exp2_nonpos: at most exp_max_ulp ulp for smallest normal exponent <= x <= 0, exactly 0 at and below
-//        one less, NaN stays NaN. Between the two the result is at most the smallest normal number.
+//   exp2_nonpos: at most exp_max_ulp ulp for x from the smallest normal exponent to 0, and exactly 0 from
+//        one less downwards. Between the two the result is at most the smallest normal number. NaN stays NaN.
 //   log: at most log_max_ulp ulp for every positive number, subnormals included; log(0) = -inf,
-//        log(+inf) = +inf, negative and NaN give NaN.
+//        log(+inf) = +inf, negative numbers and NaN give NaN.
 #pragma once
 
 #include "exp_table.hpp"
@@ -56,8 +56,8 @@ struct ExpConstants<double> {
                                         2.7630309031204317282e-7,   2.500007134457038305e-8};
 };
 
-// 2^x = 2^n (1 + r (c0 + c1 r + ...)), n = round(x), |r| <= 1/2. Half the constants of exp: no reduction
-// by ln 2. A softmax may scale its shifted scores by log2(e) beforehand (see ShiftedExp).
+// 2^x = 2^n (1 + r (c0 + c1 r + ...)), n = round(x), |r| <= 1/2. This needs half the constants of exp, because there is
+// no reduction by ln 2. A softmax may scale its shifted scores by log2(e) beforehand (see ShiftedExp).
 template <class T>
 struct Exp2Constants;
 
@@ -81,14 +81,14 @@ struct Exp2Constants<double> {
         7.0725704128144235096e-9,   4.078071929588336665e-10};
 };
 
-// exp of N packs, in place, without its range checks: right for lowest <= x <= highest, garbage
-// elsewhere. Every step is taken for all packs before the next, so that a constant is loaded once for
-// the N of them: with 16 registers the constants live in memory, and their loads would be the bound.
+// exp of N packs, in place, without range checks: right for lowest <= x <= highest, arbitrary
+// elsewhere. Every operation is done for all packs before the next one, so that a constant is loaded once for
+// N packs. With 16 registers the constants stay in memory, and loading them would otherwise limit the speed.
 template <class T, int N>
 QK_INLINE void exp_core(Pack<T> (&x)[N]) {
     using C = ExpConstants<T>;
     using V = Pack<T>;
-    using Words = typename SimdTraits<T>::Words;  // out of range the sum below wraps
+    using Words = typename SimdTraits<T>::Words;  // out of range the sum below wraps around
     V shifted[N], r[N], r2[N], even[N], odd[N];
 #define QK_EACH _Pragma("GCC unroll 4") for (int h = 0; h < N; ++h)
     QK_EACH shifted[h] = fma(x[h], broadcast<T>(C::log2e), broadcast<T>(C::magic));
@@ -96,7 +96,7 @@ QK_INLINE void exp_core(Pack<T> (&x)[N]) {
     QK_EACH r[h] = fnma(even[h], broadcast<T>(C::ln2_hi), x[h]);
     QK_EACH r[h] = fnma(even[h], broadcast<T>(C::ln2_lo), r[h]);
     QK_EACH r2[h] = r[h] * r[h];
-    // Even and odd powers apart: one operation more than Horner's rule, half its chain of dependencies.
+    // Even and odd powers are summed separately: one operation more than Horner's rule, half its chain of dependencies.
     constexpr int last = C::terms - 1;
     constexpr int last_even = last - last % 2, last_odd = last - 1 + last % 2;
     QK_EACH even[h] = broadcast<T>(C::c[last_even]);
@@ -122,14 +122,14 @@ QK_INLINE void exp_nonpos_packs(Pack<T> (&x)[N]) {
     QK_EACH x[h] = select(gone[h], Pack<T>{}, x[h]);
 }
 
-// 2^(n + x) for |x| <= 1/2, in place, where it is a normal number; `shifted` is n + magic.
+// 2^(n + x) for |x| <= 1/2, in place, if it is a normal number; `shifted` is n + magic.
 template <class T, int N>
 QK_INLINE void exp2_fraction(Pack<T> (&x)[N], const Pack<T> (&shifted)[N]) {
     using C = Exp2Constants<T>;
     using V = Pack<T>;
     using Words = typename SimdTraits<T>::Words;
     V q[N];
-    // Horner's rule: short of registers and of scheduler slots, fewer operations beat shorter chains.
+    // Horner's rule: where registers and scheduler slots are few, fewer operations are faster than shorter chains.
     QK_EACH q[h] = fma(x[h], broadcast<T>(C::c[C::terms - 1]), broadcast<T>(C::c[C::terms - 2]));
 #pragma GCC unroll 16
     for (int k = C::terms - 3; k >= 0; --k) {
@@ -139,7 +139,7 @@ QK_INLINE void exp2_fraction(Pack<T> (&x)[N], const Pack<T> (&shifted)[N]) {
     QK_EACH x[h] = (V)((Words)q[h] + ((Words)shifted[h] << ExpConstants<T>::mantissa_bits));
 }
 
-// Without a range check: right where 2^x is a normal number.
+// Without a range check: right if 2^x is a normal number.
 template <class T, int N>
 QK_INLINE void exp2_core(Pack<T> (&x)[N]) {
     using E = ExpConstants<T>;
@@ -150,7 +150,7 @@ QK_INLINE void exp2_core(Pack<T> (&x)[N]) {
 }
 
 #if defined(__FMA__)
-// exp(x) for x <= 0 as 2^(x log2(e)), the product without its rounding: n is taken from it before it is rounded.
+// exp(x) for x <= 0 as 2^(x log2(e)). The product is not rounded: n is subtracted in the same fused operation.
 template <class T, int N>
 QK_INLINE void weight_exp_packs(Pack<T> (&x)[N]) {
     using E = ExpConstants<T>;
@@ -167,7 +167,7 @@ QK_INLINE void weight_exp_packs(Pack<T> (&x)[N]) {
 template <class T, int N>
 QK_INLINE void exp2_nonpos_packs(Pack<T> (&x)[N]) {
     // At zero_at the polynomial is exactly 1, and the exponent field of 1 minus its bias gives the bits
-    // of +0: one max is the whole range check. (max returns its second operand when one is NaN.)
+    // of +0, so this max is the whole range check. (max returns its second operand if one is NaN.)
     QK_EACH x[h] = max(broadcast<T>(Exp2Constants<T>::zero_at), x[h]);
     exp2_core<T, N>(x);
 }
@@ -180,7 +180,7 @@ QK_INLINE Pack<T> exp_nonpos_pack(Pack<T> x) {
     return y[0];
 }
 
-// exp of N packs in place, at once: see exp_core.
+// exp of N packs in place: see exp_core.
 template <class T, int N>
 QK_INLINE void exp_packs(Pack<T> (&x)[N]) {
     Pack<T> y[N];
@@ -203,7 +203,7 @@ template <class T>
 struct LogConstants;
 
 // log(m) = 2 atanh(z), z = (m-1)/(m+1), |z| <= 0.1716: the Taylor series, cut where the first
-// neglected term is far below one ulp.
+// omitted term is far below one ulp.
 template <>
 struct LogConstants<float> {
     static constexpr float smallest_normal = 1.17549435e-38f;
@@ -232,7 +232,7 @@ QK_INLINE Pack<T> log_pack(Pack<T> x) {
     using E = ExpConstants<T>;
     using V = Pack<T>;
     using Bits = typename SimdTraits<T>::Bits;
-    using Words = typename SimdTraits<T>::Words;  // the bits of a negative argument wrap
+    using Words = typename SimdTraits<T>::Words;  // the bits of a negative argument wrap around
     const auto subnormal = x < C::smallest_normal;
     const V lifted = select(subnormal, x * in_register(broadcast<T>(C::lift)), x);
     // Split x = m 2^e with m in [sqrt(1/2), sqrt(2)).
@@ -247,7 +247,7 @@ QK_INLINE Pack<T> log_pack(Pack<T> x) {
     V q = broadcast<T>(C::c[C::terms - 1]);
 #pragma GCC unroll 16
     for (int k = C::terms - 2; k >= 0; --k) q = fma(q, z2, broadcast<T>(C::c[k]));
-    // log(1+f) = f - z (f - q z^2): keeps the leading f exact.
+    // log(1+f) = f - z (f - q z^2); in this form the leading f is exact.
     const V tail = fnma(z, f - q * z2, e * E::ln2_lo);
     V y = fma(e, broadcast<T>(E::ln2_hi), f + tail);
     y = select(x == V{}, in_register(-infinity<V>()), y);
@@ -259,14 +259,14 @@ QK_INLINE Pack<T> log_pack(Pack<T> x) {
 
 QK_INLINE PackF exp(PackF x) { return detail::exp_pack<float>(x); }
 QK_INLINE PackD exp(PackD x) { return detail::exp_pack<double>(x); }
-// For x <= 0 (up to rounding), the softmax case: two instructions less than exp.
+// For x <= 0 (up to rounding), as in a softmax; two instructions less than exp.
 QK_INLINE PackF exp_nonpos(PackF x) { return detail::exp_nonpos_pack<float>(x); }
 QK_INLINE PackD exp_nonpos(PackD x) { return detail::exp_nonpos_pack<double>(x); }
 template <class T, int N>
 QK_INLINE void exp_each(Pack<T> (&x)[N]) {
     detail::exp_packs<T, N>(x);
 }
-// 2^x for x <= 0 (up to 1, in fact), N packs in place: faster than one after the other.
+// 2^x of N packs in place, for x <= 0 (it also works up to 1). Faster than one pack after the other.
 template <class T, int N>
 QK_INLINE void exp2_nonpos_each(Pack<T> (&x)[N]) {
 #if defined(__AVX512F__)
@@ -275,7 +275,7 @@ QK_INLINE void exp2_nonpos_each(Pack<T> (&x)[N]) {
     detail::exp2_nonpos_packs<T, N>(x);
 #endif
 }
-// 2^x where it is a normal number, garbage elsewhere: for arguments whose range is known.
+// 2^x if it is a normal number, arbitrary otherwise: for arguments whose range is known.
 template <class T, int N>
 QK_INLINE void exp2_in_range_each(Pack<T> (&x)[N]) {
 #if defined(__AVX512F__)
@@ -285,8 +285,8 @@ QK_INLINE void exp2_in_range_each(Pack<T> (&x)[N]) {
 #endif
 }
 inline constexpr double log2_e = 1.44269504088896340736;
-// exp(x) for x <= 0, as weight beside one of 1: rounding log2(e), or with AVX-512 ln 2, costs up to half an ulp of the
-// weight for every unit of -x.
+// exp(x) for x <= 0, as a weight relative to a weight of 1. Rounding log2(e), or with AVX-512 ln 2, costs up to half an
+// ulp of the weight for every unit of -x.
 template <class T, int N>
 QK_INLINE void weight_exp_each(Pack<T> (&x)[N]) {
 #if defined(__AVX512F__)
@@ -294,7 +294,7 @@ QK_INLINE void weight_exp_each(Pack<T> (&x)[N]) {
 #elif defined(__FMA__)
     detail::weight_exp_packs<T, N>(x);
 #else
-    detail::exp_nonpos_packs<T, N>(x);  // without fused products the way by 2^x would cost a rounding
+    detail::exp_nonpos_packs<T, N>(x);  // without fused products the other way, by 2^x, would add a rounding
 #endif
 }
 QK_INLINE PackF log(PackF x) { return detail::log_pack<float>(x); }

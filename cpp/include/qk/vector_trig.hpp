@@ -1,4 +1,4 @@
-// sin and cos on SIMD packs, both at once. The error is at most sincos_max_error eps, absolutely, for
+// sin and cos on SIMD packs, both at once. The absolute error is at most sincos_max_error eps for
 // every finite argument (tests/test_math.py); infinities and NaN give NaN.
 #pragma once
 
@@ -12,7 +12,7 @@ inline constexpr double sincos_max_error = 1.0;
 
 namespace detail {
 
-// x = k pi/2 + r with |r| <= pi/4. pi/2 is cut in three: k times each of the first two parts is exact up
+// x = k pi/2 + r with |r| <= pi/4. pi/2 is split into three parts: k times each of the first two is exact up
 // to |x| = reducible. Taylor series in r, cut where the next term is far below one eps.
 template <class T>
 struct TrigConstants;
@@ -47,7 +47,7 @@ struct TrigConstants<double> {
         1.0 / 479001600, -1.0 / 87178291200.0, 1.0 / 20922789888000.0};
 };
 
-// Arguments beyond `reducible`: one by one. Rare, so not worth being fast.
+// Arguments beyond `reducible` are computed one by one; they are rare, so this need not be fast.
 template <class T>
 inline void sincos_lanes(Pack<T> x, Pack<T>& sine, Pack<T>& cosine) {
     constexpr int width = SimdTraits<T>::width;
@@ -69,7 +69,7 @@ QK_INLINE void sincos(Pack<T> x, Pack<T>& sine, Pack<T>& cosine) {
     using V = Pack<T>;
     using Bits = typename SimdTraits<T>::Bits;
     const V size = max(x, -x);
-    if (!(reduce_max<T>(size) <= C::reducible)) {  // NaN too: max keeps its second operand
+    if (!(reduce_max<T>(size) <= C::reducible)) {  // true for NaN too, because max returns its second operand
         detail::sincos_lanes<T>(x, sine, cosine);
         return;
     }
@@ -86,7 +86,7 @@ QK_INLINE void sincos(Pack<T> x, Pack<T>& sine, Pack<T>& cosine) {
     for (int n = C::cos_terms - 2; n >= 0; --n) c = fma(c, r2, broadcast<T>(C::c[n]));
     s = fma(s * r2, r, r);
     c = fma(c * r2, r2, fnma(r2, broadcast<T>(T(0.5)), broadcast<T>(T(1))));
-    // Quadrant k mod 4: 1 and 3 exchange the two, 2 and 3 negate the sine, 1 and 2 the cosine.
+    // By the quadrant k mod 4: 1 and 3 exchange sine and cosine, 2 and 3 negate the sine, 1 and 2 the cosine.
     const Bits quadrant = (Bits)shifted;
     const Bits swap = -(quadrant & 1);
     constexpr int sign = sizeof(T) * 8 - 1;

@@ -18,25 +18,26 @@ enum class VelocityStatus {
     no_convergence,  // Sinkhorn's iteration did not reach its tolerance
 };
 
-// Q, K: heads x k x d; V: n_values x d x d, with n_values = heads, or 1 when the heads share it.
+// Q, K: heads x k x d; V: n_values x d x d, where n_values is heads, or 1 when the heads share V.
 struct AttentionParameters {
-    double start = 0;  // layers: in force from this time on
+    double start = 0;  // for layers: the parameters hold from this time on
     std::vector<double> Q, K, V;
 };
 
 struct AttentionSpec {
     FieldKind kind = FieldKind::softmax;
     Index n = 0, d = 0, k = 0, heads = 1, n_values = 1;
-    // Particle i sees the first ends[i] particles; empty: all. Rising, and at least i + 1.
+    // Particle i sees the first ends[i] particles. `ends` increases and is at least i + 1; empty: all are seen.
     std::vector<Index> ends;
     std::vector<double> weights;  // sum to 1; empty: 1/n each
-    bool renormalise = true;      // unnormalised kinds: the particles that are seen have mass 1
-    bool sphere = false;          // velocities projected on the tangent space at x
+    bool renormalise = true;      // unnormalised kinds: whether the visible particles count as mass 1
+    bool sphere = false;          // whether velocities are projected on the tangent space at x
     double epsilon = 1.0;
     double sinkhorn_tol = 1e-10;
     Index sinkhorn_visits = 10000;
-    bool stored = true;  // Sinkhorn: keep the n x n kernel in memory
-    // Exactly one of the two: layers in the order of their start, or parameters asked for at each time.
+    bool stored = true;  // Sinkhorn: whether the n x n kernel is kept in memory
+    // Exactly one of the two is set: layers in the order of their start, or a function that returns the parameters at a
+    // time.
     std::vector<AttentionParameters> layers;
     std::function<AttentionParameters(double)> parameters;
 };
@@ -49,7 +50,7 @@ public:
     Velocity& operator=(const Velocity&) = delete;
     virtual ~Velocity() = default;
 
-    // A step between t0 and t1 is about to be taken: where parameters jump, they are those inside.
+    // Called before a step from t0 to t1. Where parameters jump, those inside the step are used.
     virtual void enter(double /*t0*/, double /*t1*/) {}
 
     // out = velocity at (t, x), both n x d row-major.

@@ -39,8 +39,8 @@ bool column_major(const MatrixView<T>& m) {
     return m.row_stride == 1 && m.col_stride != 1;
 }
 
-// Asks for large pages for memory that nothing has been written to yet: a fault for every 4 KB takes as long as filling
-// it does, and giving such pages back takes 0.1 s for each GB. Advice only: small pages will do.
+// Asks the system for large pages, for memory to which nothing has been written yet. With pages of 4 KB the page faults
+// take as long as filling the memory does, and returning it takes 0.1 s for each GB. This is only advice to the system.
 inline void ask_for_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] std::size_t bytes) {
 #if defined(__linux__)
     constexpr std::size_t small = 4096, worthwhile = std::size_t{4} << 20;
@@ -50,7 +50,7 @@ inline void ask_for_large_pages([[maybe_unused]] void* memory, [[maybe_unused]] 
 #endif
 }
 
-// Memory aligned to a cache line, or to a large page where it has several; null when there is none.
+// Memory aligned to a cache line, or to a large page if it takes two or more of these; null if there is none.
 inline void* allocate_aligned(std::size_t bytes) {
     constexpr std::size_t line = 64, page = std::size_t{2} << 20;
     if (bytes >= 2 * page) {
@@ -62,7 +62,7 @@ inline void* allocate_aligned(std::size_t bytes) {
     return std::aligned_alloc(line, (bytes + line - 1) / line * line);
 }
 
-// Memory aligned to a cache line, uninitialised. Grows, never shrinks: scratch is reused.
+// Uninitialised memory aligned to a cache line. It grows and never shrinks, because scratch memory is reused.
 template <class T>
 class Buffer {
 public:

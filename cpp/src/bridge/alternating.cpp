@@ -8,7 +8,7 @@ void alternate(Iterate& at, bool may_relax) {
     auto best = infinity<double>();
     Index since_best = 0, settled = 0;
     double relaxation = 1.0, previous = infinity<double>(), rate = 0;
-    if (!may_relax) at.plateaus_left = 0;  // Sinkhorn's own iteration, and nothing else
+    if (!may_relax) at.plateaus_left = 0;  // the plain iteration takes no other steps
     while (at.visit(relaxation)) {
         if (at.columns_vanish()) {
             if (!at.recover_columns()) return;
@@ -34,13 +34,13 @@ void alternate(Iterate& at, bool may_relax) {
                 best = infinity<double>();
                 continue;
             }
-            relaxation = 1.0;  // it does not help here
+            relaxation = 1.0;  // over-relaxation does not help here
         }
         if (relaxation != 1.0 && (error > 10 * best || !std::isfinite(error))) {
             relaxation = 1.0;
             may_relax = false;
         }
-        if (error <= tol) relaxation = 1.0;  // the last visit is an exact one
+        if (error <= tol) relaxation = 1.0;  // so that the last visit makes the rows exact
         if (may_relax && relaxation == 1.0 && at.state.errors.size() >= 10) {
             const double now = error / previous;
             settled = std::abs(now - rate) < 0.02 * (1 - now) + 0.002 ? settled + 1 : 0;

@@ -6,8 +6,8 @@
 namespace qk {
 namespace {
 
-// Whether, at the rate of the last iterations, too many more would be needed: then each product of Newton's method is
-// better spent.
+// Whether the rate of the last iterations means that too many more would be needed; products of Newton's method are
+// then a better use of visits.
 bool slow(const std::vector<double>& errors, double tol) {
     constexpr std::size_t window = 5, early = 10;
     constexpr double many = 15;
@@ -22,7 +22,7 @@ bool anderson(Iterate& at, bool may_give_up) {
     using Vector = Iterate::Vector;
     const Run& run = at.run;
     Extrapolation extrapolation(at.nu, run);
-    Vector best_g, step = room_for(at.nu.size()), plain;  // plain: Sinkhorn's own step from the point before
+    Vector best_g, step = room_for(at.nu.size()), plain;  // plain: where Sinkhorn's own step would have led
     set(run, best_g, at.g);
     double dual_before = -infinity<double>(), error_before = infinity<double>();
     auto best = infinity<double>();
@@ -37,8 +37,8 @@ bool anderson(Iterate& at, bool may_give_up) {
         at.note(error);
         if (error <= at.options.tol) return at.end(BridgeStatus::converged);
         if (at.out_of_visits()) return false;
-        // A bad extrapolation: go back, and forget what led to it. The error of a plan of far too much mass is 1 whatever
-        // its excess, so it says nothing.
+        // A bad extrapolation is undone, and the steps that led to it are forgotten. (If a penalised plan has far too
+        // much mass, its error is 1 whatever the excess, so that the comparison says nothing.)
         if (error > 2 * best && (at.balanced || best < 0.5)) {
             set(run, at.g, best_g);
             extrapolation.forget();
@@ -46,8 +46,9 @@ bool anderson(Iterate& at, bool may_give_up) {
             dual_before = -infinity<double>();
             continue;
         }
-        // So is one that lowers the dual, which Sinkhorn's own step never does: it may lie on a plateau far out, where
-        // the error says nothing. Rounding hides changes close to the solution; there the error decides.
+        // So is an extrapolation that lowers the dual, because Sinkhorn's own step never does. It may have led to a
+        // plateau far away, where the error says nothing. Close to the solution rounding hides changes of the dual;
+        // there the error decides.
         const double dual_here = at.dual();
         const double rounding = 1e-12 * (1 + std::abs(dual_here));
         if (!(dual_here >= dual_before - rounding) && !(error < 0.5 * error_before)) {
@@ -70,7 +71,7 @@ bool anderson(Iterate& at, bool may_give_up) {
         if (++since_best > Iterate::patience) return at.end(BridgeStatus::stagnated);
         at.find_step(step);
         set(run, plain, at.g + step);
-        // A penalised plan of the wrong mass is far out, where steps say nothing of the next.
+        // A penalised plan of the wrong mass is far from the solution, where the last steps do not predict the next.
         const bool wild = !at.balanced && !(error < 2);
         if (wild)
             set(run, at.g, plain);

@@ -16,7 +16,7 @@ template <class T>
 class Chain final : public Sweep {
 public:
     explicit Chain(const std::vector<Problem<T>>& steps) : Chain(steps, {}) {}
-    // `biases` are what the steps refer to.
+    // `biases` holds the arrays that the steps refer to.
     Chain(const std::vector<Problem<T>>& steps, std::vector<std::vector<T>> biases)
         : steps_(steps), biases_(std::move(biases)), h_(steps.size() + 1) {
         h_[0].resize(static_cast<std::size_t>(steps.front().n_rows));
@@ -69,7 +69,7 @@ public:
         }
         for (std::size_t i = 0; i < values.size(); ++i) values[i] *= static_cast<T>(mass[i]);
         for (std::size_t k = 0; k < steps_.size(); ++k) {
-            // Column sums of the row softmax, weighted: exp(s_ij + h_j - lse_i), at most 1.
+            // Column sums of the weighted row softmax exp(s_ij + h_j - lse_i), which is at most 1.
             Problem<T> step = transposed(steps_[k]);
             std::vector<T> minus(h_[k].size());
             for (std::size_t i = 0; i < minus.size(); ++i) {
@@ -87,7 +87,7 @@ public:
         return Status::ok;
     }
 
-    // The scores of every step times the factor: the same law of paths at another temperature.
+    // The chain whose scores, in every step, are multiplied by the factor.
     std::unique_ptr<Sweep> scaled(double factor, const Run&) const override {
         std::vector<Problem<T>> steps;
         std::vector<std::vector<T>> biases;
@@ -104,7 +104,7 @@ private:
         for (std::size_t i = 0; i < to.size(); ++i) to[i] = static_cast<T>(from[i]);
     }
 
-    // Potentials shift scores that may be normalised already, and come after all that is added late.
+    // Scores may be normalised already. Potentials shift them, and are therefore added after all late biases.
     static Bias<T> bias(const Problem<T>& problem, const std::vector<T>& values) {
         return {values.data(), 1, problem.has_late_biases() ? Stage::late : Stage::early};
     }
@@ -129,7 +129,7 @@ private:
 
     std::vector<Problem<T>> steps_;
     std::vector<std::vector<T>> biases_;
-    std::vector<std::vector<T>> h_;  // at the last visit
+    std::vector<std::vector<T>> h_;  // the h_k of the last visit
 };
 
 }  // namespace

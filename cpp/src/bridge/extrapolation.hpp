@@ -1,5 +1,5 @@
-// Anderson's extrapolation: from the last steps of a fixed-point iteration, the point at which a linear iteration
-// would have no step left.
+// Anderson's extrapolation: from the last steps of a fixed-point iteration it finds the point at which a linear
+// iteration would take no further step.
 #pragma once
 
 #include <Eigen/Core>
@@ -19,11 +19,11 @@ public:
     // Whether it remembers no step yet.
     bool empty() const { return n_seen_ == 0; }
 
-    // After a point that turned out worse: drops the remembered steps, which would lead there again. After repeated
-    // failures the memory shrinks, and with memory 0 this is the plain iteration.
+    // Called after a point that turned out worse. It drops the remembered steps, which would lead there again. After
+    // repeated failures the memory shrinks, and with memory 0 this is the plain iteration.
     void forget();
 
-    // The next point, where the plain iteration would step from `point` by `step`.
+    // The next point; from `point` the plain iteration would take the step `step`.
     Vector next(const Vector& point, const Vector& step);
 
 private:
@@ -31,8 +31,8 @@ private:
 
     const Run& run_;
     Vector weight_, last_point_, last_step_;
-    Eigen::MatrixXd changes_, moves_;  // of the step, weighted; of the point that it leads to
-    Eigen::MatrixXd rest_;             // of fit()
+    Eigen::MatrixXd changes_, moves_;  // changes of the weighted step, and of the point to which it leads
+    Eigen::MatrixXd rest_;             // scratch memory of fit()
     Vector target_;
     Index n_seen_ = 0, n_failed_ = 0;
     Index memory_;

@@ -24,7 +24,7 @@ public:
     }
 
     Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
-        // Only ratios of the scalings matter: the largest one is 1.
+        // Only ratios of the scalings matter, so the largest one is set to 1.
         const double top = scaling(g, column_signs_, z_);
         if (!multiply(left_, right_, z_, row_sums_, run)) return Status::interrupted;
         for (std::size_t i = 0; i < w_.size(); ++i) {
@@ -32,7 +32,7 @@ public:
             if (!std::isfinite(sum)) return Status::overflow;
             const double size = signs_ == Signs::followed ? std::abs(sum) : sum;
             lse[i] = std::max(size, 0.0);
-            // A row whose sum is not positive must have no mass; before anything is done with the others.
+            // A row whose sum is not positive must have no mass. This is checked before any other row is used.
             if (size > 0 || signs_ == Signs::nonnegative) continue;
             if (columns == nullptr || mass(static_cast<Index>(i), std::nan("")) != 0) return Status::negative;
         }
@@ -91,7 +91,7 @@ private:
         return static_cast<std::size_t>(side.n_points);
     }
 
-    // out = signs exp(potential - its maximum), which is returned.
+    // out = signs exp(potential - its maximum); returns the maximum.
     static double scaling(const double* potential, const std::vector<double>& signs,
                           std::vector<double>& out) {
         double top = log_of_nothing;

@@ -1,4 +1,4 @@
-// Collects the large entries of a kernel, rows cut among threads.
+// Collects the large entries of a kernel; the rows are cut among threads.
 #pragma once
 
 #include <algorithm>
@@ -12,8 +12,9 @@
 
 namespace qk {
 
-// Calls found(j) in order for every j < n where value(j), the pack from j on, is at least `least`; n may be beyond
-// whole packs, and value() then is asked for what is not used. Few are found: the others take a comparison for each pack.
+// Calls found(j), in order, for every j < n at which value(j), the pack from j on, is at least `least`. If n is not a
+// multiple of a pack, value() is also called for lanes beyond n, which are ignored. Large entries are rare: all others
+// cost one comparison for each pack.
 template <class T, class Value, class Found>
 QK_INLINE void each_at_least(Index n, T least, const Value& value, const Found& found) {
     constexpr Index width = SimdTraits<T>::width;
@@ -27,7 +28,8 @@ public:
     Gathering(Index n_rows, Index most, double work, const Run& run)
         : n_rows_(n_rows), most_(most), run_(scaled_run(run, work)) {}
 
-    // visit(first, end, found, run, worker) calls found(i, j, share) in the order of the rows, and of the columns in each.
+    // visit(first, end, found, run, worker) calls found(i, j, share) in the order of the rows, and of the columns in
+    // each.
     template <class Visit>
     Status operator()(SparseRows& out, const Visit& visit) {
         out = {};
@@ -72,7 +74,7 @@ public:
     }
 
 private:
-    // Whether some of the rows, spread evenly, have more than their share of the large entries that there may be.
+    // Whether some rows, spread evenly, have so many large entries that all rows together would have more than `most_`.
     template <class Visit>
     bool hopeless(const Visit& visit) const {
         const Index step = std::max(tuning::gather_rows, n_rows_ / tuning::gather_sample);

@@ -18,11 +18,11 @@ Vector to_vector(const std::vector<double>& v, const Run& run) {
     return out;
 }
 
-// With a penalty of weight w the potential is this fraction of the one that would meet the marginal.
+// With a penalty of weight w the potential is this fraction of the potential that would meet the marginal.
 double damping(double penalty) { return std::isinf(penalty) ? 1.0 : penalty / (1 + penalty); }
 
-// Of weights, in the unit of mass. Vectors may be so long that Ctrl-C has to be heard in between: the next visit then
-// ends the solve.
+// The logarithms of weights, relative to the unit of mass. Vectors may be so long that Ctrl-C must be checked in
+// between; if it was pressed, the next visit ends the solve.
 Vector logs(const Vector& weights, double log_unit, const Run& run) {
     Vector out;
     set(run, out, (weights.array().log() - log_unit).matrix());
@@ -87,7 +87,7 @@ bool Iterate::visit(double relaxation) {
     if (relaxation != 1.0) set(run, before, f);
     if (!visit_once(relaxation)) return false;
     if (sweep.uncertainty() == 0) return true;
-    // The bound is in units of mass, as the columns are; errors are shares of it.
+    // The uncertainty is in units of mass, as the columns are; errors are shares of the mass.
     const double bearable = negligible * std::max(column_error(), options.tol) * sum(run, columns);
     if (!columns_vanish() && sweep.uncertainty() <= bearable) return true;
     if (relaxation != 1.0) set(run, f, before);
@@ -101,7 +101,7 @@ bool Iterate::visit_once(double relaxation) {
             f[i] = log_of_nothing;
             return 0.0;
         }
-        if (std::isnan(row_lse)) return row_lse;  // a row whose sum is not positive: see FactoredSweep
+        if (std::isnan(row_lse)) return row_lse;  // a row whose sum is not positive, see FactoredSweep
         const double target = row_damping * (log_mu[i] - row_lse);
         f[i] = relaxation == 1.0 || f[i] == log_of_nothing ? target : f[i] + relaxation * (target - f[i]);
         return f[i] == log_mu[i] - row_lse && log_scale == 0 ? mu[i] : std::exp(f[i] + row_lse - log_scale);
@@ -112,7 +112,7 @@ bool Iterate::visit_once(double relaxation) {
     bool feasible = true;
     each(run, mu.size(), [&](Index i) {
         if (lse[i] != log_of_nothing) return;
-        // A row that sees nothing cannot have mass; a penalty bears that, a constraint does not.
+        // A row in which everything is masked cannot have mass. Penalties allow that, constraints do not.
         if (mu[i] > 0 && std::isinf(options.row_penalty)) feasible = false;
         f[i] = log_of_nothing;
     });
@@ -139,12 +139,13 @@ bool Iterate::recover_columns() {
             feasible = false;
             return;
         }
-        // A column that no entry reaches stays empty, whatever its penalty: it is as one without weight.
+        // A column in which everything is masked stays empty whatever its penalty, so it is treated as one of weight 0.
         nu[j] = 0;
         log_nu[j] = g[j] = log_of_nothing;
     });
     if (!feasible) return end(columns_have_entries ? BridgeStatus::overflow : BridgeStatus::infeasible);
-    // No entry at all: the empty plan. Or entries that were seen are out of reach by potentials that ran away.
+    // Either there is no entry at all, and the plan is empty. Or there are entries, but the potentials have moved so
+    // far that all of them underflow.
     if (top == log_of_nothing)
         return end(columns_have_entries ? BridgeStatus::overflow : BridgeStatus::converged);
     if (!balanced) log_scale = top;
@@ -166,7 +167,7 @@ bool Iterate::recover_columns() {
 
 bool Iterate::settle_columns() {
     constexpr int most_rounds =
-        20;  // where potentials are out of the range of the type, updates change nothing
+        20;  // if potentials are out of the range of the type, further updates change nothing
     for (int k = 0; k < most_rounds && columns_vanish(); ++k)
         if (!recover_columns() || !visit(1.0)) return false;
     return true;
@@ -199,7 +200,7 @@ bool Iterate::cross_plateau(double error) {
         const double promised = 2 * length * slope;
         if (columns_vanish() || !(dual() - before > 0.5 * promised)) break;
     }
-    if (length < 16) {  // back to where it was, and to the rows that belong there
+    if (length < 16) {  // no plateau: return to where it was, and to the rows that belong to it
         set(run, g, from);
         return visit(1.0) && end(BridgeStatus::stagnated);
     }
@@ -237,7 +238,7 @@ void Iterate::charge(double visits) {
 // ---- measures -------------------------------------------------------------------------------------------
 
 bool Iterate::columns_vanish() const {
-    // Weights next to the smallest number of the type vanish at any potentials.
+    // Weights next to the smallest number of the type underflow at any potentials.
     const double least = !balanced ? 0.0 : sweep.epsilon() > 1e-10 ? 1e-34 : 1e-300;
     bool found = false;
     each(run, nu.size(), [&](Index j) { found = found || (nu[j] > least && !(columns[j] > 0)); });

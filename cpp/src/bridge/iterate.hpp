@@ -1,5 +1,5 @@
-// The point at which a bridge solver is: potentials, what the last visit of the kernel found there, and the steps and
-// measures that every method shares.
+// The state of a bridge solver: potentials, the results of the last visit of the kernel, and the steps and
+// measures that all methods share.
 #pragma once
 
 #include <cmath>
@@ -15,62 +15,65 @@ class Iterate {
 public:
     using Vector = Eigen::VectorXd;
 
-    // Visits of the kernel without 1 % less error after which a method takes itself to be stuck.
+    // The number of visits without 1 % less error after which a method counts as stuck.
     static constexpr Index patience = 100;
 
     Iterate(Sweep& sweep, const std::vector<double>& mu, const std::vector<double>& nu,
             const BridgeOptions& options, BridgeState& state, const Run& run);
 
-    // Gives the potentials back to the state.
+    // Writes the potentials to the state.
     void finish();
 
-    // ---- visits: false when the solve has ended; its status is then set ---------------------------------
+    // ---- visits: they return false when the solve has ended; its status is then set ----------------------
 
-    // Visits the kernel at g: f by a row update with the given relaxation, and the columns that follow from it. Where
-    // a sweep that rounds could not tell the error of the columns, it is refined and visited again.
+    // Visits the kernel at g: f follows from a row update with the given relaxation, and the columns from f. If the
+    // uncertainty of a sweep that rounds is too large for the present error, the sweep is refined and visited again.
     bool visit(double relaxation);
-    // Column updates from exact log-sum-exps, for columns whose mass underflows in visits. Leaves g not visited.
+    // Updates columns from exact log-sum-exps, because their mass underflows in visits. Leaves g changed and not
+    // visited.
     bool recover_columns();
-    // recover_columns() and visits until no column vanishes, or weights are too small for that; leaves g visited.
+    // Repeats recover_columns() and a visit until no column underflows, or it cannot be helped. Leaves g visited.
     bool settle_columns();
-    // Sinkhorn steps from the g just visited; leaves g visited.
+    // Takes Sinkhorn steps from the g that was visited last, and leaves g visited.
     bool plain_steps(int count);
-    // What looks like stagnation may be a plateau: where blocks of rows and columns hardly see each other, the error
-    // stays as it is while the potentials of whole blocks move by the same small step at every visit, until their
-    // distance lets the missing mass pass. The dual rises in proportion to the way, so the step is doubled as long as
-    // it does. Leaves g moved and not visited; ends as "stagnated" where the dual does not rise.
+    // Decides whether a standstill of the error is a plateau, and crosses it. Where blocks of rows and columns have
+    // tiny weights for each other, the error stays the same while the potentials of whole blocks move by the same small
+    // step at every visit, until the missing mass can pass between them. On the way the dual rises in proportion, so
+    // the step is doubled as long as the dual does. Leaves g moved and not visited; ends as "stagnated" if the dual
+    // does not rise.
     bool cross_plateau(double error);
     bool out_of_visits() const { return state.n_visits >= options.max_visits; }
-    // Sets the status; always false.
+    // Sets the status and returns false.
     bool end(BridgeStatus status);
-    // Whether a sweep went through; else the status says why not.
+    // Returns whether a sweep succeeded; if not, sets the status that says why.
     bool went_through(Status status);
-    // Counts work beside the kernel's visits by the share of a visit that it amounts to.
+    // Counts other work than visits, as the share of a visit that takes as long.
     void charge(double visits);
 
     // ---- measures of the last visit ---------------------------------------------------------------------
 
     bool columns_vanish() const;
-    // How far the columns are from what they should be: L1, as a share of the mass of the plan.
+    // The L1 distance of the columns from what they should be, as a share of the mass of the plan.
     double column_error() const;
-    double row_error() const;  // of balanced problems; not 0 after a relaxed update
-    // What the columns should be at the present g, in the unit of `columns`, less what they are: the dual's gradient.
+    double row_error() const;  // for balanced problems; not 0 after a relaxed update
+    // What the columns should be at the present g, minus what they are, in the unit of `columns`: the gradient of the
+    // dual.
     Vector residual() const;
-    // The dual as a function of g alone, f being best for it; in the unit of `columns`.
+    // The dual as a function of g alone, with the best f for it, in the unit of `columns`.
     double dual() const;
     void note(double error);
 
     // ---- moves of g -------------------------------------------------------------------------------------
 
-    // Sinkhorn's step of every column; of penalised problems followed by that of balance_masses().
+    // Sinkhorn's step of every column; for penalised problems together with that of balance_masses().
     void find_step(Vector& step) const;
-    // g moved by a multiple of Sinkhorn's step.
+    // Moves g by a multiple of Sinkhorn's step.
     void step_columns(double relaxation);
-    // Penalised problems: f + t and g - t give the same plan for every t, and only the penalties tell them apart.
-    // Their best t is known in closed form; the iteration alone would approach it like (1 - 1 / penalty)^k.
+    // For penalised problems: f + t and g - t give the same plan for every t, and only the penalties depend on t. The
+    // best t is known in closed form; the iteration alone would approach it like (1 - 1 / penalty)^k.
     void balance_masses();
-    // A penalised plan may have any mass: the next columns are scaled by that of these, so that neither underflows.
-    // Whether the unit has changed.
+    // A penalised plan may have any mass. The unit of the next columns is the mass of these, so that neither
+    // underflows. Returns whether the unit has changed.
     bool rescale();
     void move(const Vector& from, double length, const Vector& step);
 
@@ -80,46 +83,46 @@ public:
     const Run& run;
     const double row_damping, col_damping;  // 1 without penalties
     const bool balanced;
-    const double log_unit;  // of the mass that the marginals are counted in
-    Vector mu, nu;          // of mass 1 if balanced, so that every threshold is a share of the mass
+    const double log_unit;  // logarithm of the mass that is the unit of the marginals
+    Vector mu, nu;          // with mass 1 if balanced, so that every threshold is a share of the mass
     Vector log_mu, log_nu;
     Vector f, g, lse;
-    Vector columns;  // of the plan, times exp(-log_scale)
+    Vector columns;  // column sums of the plan, times exp(-log_scale)
     double log_scale = 0;
     Index plateaus_left = 20;
-    // Whether every row, every column with weight was seen to have an entry: one that has none later is out of reach by
-    // the potentials alone.
+    // Whether every row (column) with weight was seen to have an entry. If one has none later, only the potentials are
+    // out of range.
     bool rows_have_entries = false, columns_have_entries = false;
 
-    // The logarithm of column j of the solution: with a KL penalty of weight w it is nu_j exp(-g_j / w).
+    // The logarithm of what column j should be: nu_j, or nu_j exp(-g_j / w) with a KL penalty of weight w.
     double log_wanted(Index j) const;
 
 private:
     bool visit_once(double relaxation);
-    // step(j, Sinkhorn's step of g_j) for every column
+    // Calls step(j, Sinkhorn's step of g_j) for every column.
     template <class Step>
     void each_column_step(const Step& step) const;
     double mass_shift(const Vector& at_g) const;
 
-    double charged_ = 0;  // less than a visit
+    double charged_ = 0;  // work not counted yet, less than a visit
 };
 
-// ---- methods; each leaves its verdict in the state ----------------------------------------------------------
+// ---- methods; each sets the status when it ends the solve --------------------------------------------------
 
-// Sinkhorn's iteration; `may_relax`: over-relaxed once its rate has settled, and only while that helps.
+// Sinkhorn's iteration. With `may_relax` it is over-relaxed once its rate has settled, and only while that helps.
 void alternate(Iterate& at, bool may_relax);
-// Anderson's extrapolation of the last iterates. With `may_give_up`, true says that it is slow; g is then the best
+// Anderson's extrapolation of the last iterates. With `may_give_up` it returns true if it is slow; g is then the best
 // that was found.
 bool anderson(Iterate& at, bool may_give_up);
-// Newton's method on the dual in g, damped where the dual is not like its quadratic model. With `may_give_up`, true
-// says that it makes little progress here.
+// Newton's method on the dual in g, damped where the dual differs from its quadratic model. With `may_give_up` it
+// returns true if it makes little progress.
 bool newton(Iterate& at, bool may_give_up);
-// From a small multiple of the scores to the scores: each stage starts from the potentials of the one before, which are
-// nearly proportional to the multiple. For kernels that can be scaled; true says that this one cannot.
+// Solves for a small multiple of the scores first, and raises the multiple to 1. Each stage starts from the potentials
+// of the one before, which are nearly proportional to the multiple. Returns true if the kernel cannot be scaled.
 bool anneal(Iterate& at);
-// Every method in turn, as long as it makes progress.
+// Tries the methods in turn, each as long as it makes progress.
 void automatic(Iterate& at);
-// The averaged update of symmetric problems: f = g, half-way to the row update.
+// The averaged update of symmetric problems: f = g, and g moves half-way to the row update.
 void symmetric(Iterate& at);
 
 }  // namespace qk

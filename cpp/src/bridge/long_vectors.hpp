@@ -1,7 +1,7 @@
-// Vector arithmetic of the bridge solvers in pieces: a row may have so many columns that one expression over all of
-// them takes longer than Ctrl-C may wait. Where the run is stopped, what is left of a result is undefined; the next
-// visit of the kernel then ends the solve. Up to one piece Eigen does it all, which short vectors need; sums are
-// of Eigen's own vectors, for the order of additions over other memory depends on its alignment.
+// Vector arithmetic of the bridge solvers in pieces, because a row may have so many columns that one expression over
+// all of them takes longer than Ctrl-C may wait. If the run is stopped, results are undefined; the next visit of the
+// kernel then ends the solve. Vectors of one piece go to Eigen directly, which is faster for short ones. Sums are taken
+// over Eigen's own vectors only, because for other memory the order of additions depends on its alignment.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 
 namespace qk {
 
-// Room for n entries, or for a matrix, in pages that are soon got and given back; what was there is lost.
+// Makes room for n entries, or for a matrix, in large pages, which are allocated and freed quickly. The contents are
+// lost.
 inline void make_room(Eigen::VectorXd& v, Index n) {
     if (v.size() == n) return;
     v.resize(n);
@@ -27,7 +28,8 @@ inline void make_room(Eigen::MatrixXd& m, Index rows, Index cols) {
     ask_for_large_pages(m.data(), static_cast<std::size_t>(rows * cols) * sizeof(double));
 }
 template <class Part>
-void make_room([[maybe_unused]] const Part& column, [[maybe_unused]] Index n) {  // of a matrix, which has it
+void make_room([[maybe_unused]] const Part& column,
+               [[maybe_unused]] Index n) {  // part of a matrix, which has room
     assert(column.size() == n);
 }
 inline Eigen::VectorXd room_for(Index n) {
@@ -36,7 +38,7 @@ inline Eigen::VectorXd room_for(Index n) {
     return out;
 }
 
-// to = expression, entry by entry; `to` may be part of the expression.
+// Sets to = expression, entry by entry; `to` may occur in the expression.
 template <class To, class Expression>
 void set(const Run& run, To& to, const Expression& expression) {
     make_room(to, expression.size());
@@ -92,7 +94,7 @@ bool all_finite(const Run& run, const A& a) {
     return found;
 }
 
-// body(j) for every j in [0, n)
+// Calls body(j) for every j in [0, n).
 template <class Body>
 void each(const Run& run, Index n, const Body& body) {
     in_pieces(run, 0, n, [&](Index from, Index end) {

@@ -11,7 +11,7 @@ namespace {
 
 using Vector = Iterate::Vector;
 
-// Far from the solution Sinkhorn steps first, as long as they reduce the error.
+// Far from the solution Sinkhorn steps come first, as long as they reduce the error.
 bool come_near(Iterate& at) {
     if (!at.visit(1.0)) return false;
     auto before = infinity<double>();
@@ -24,15 +24,16 @@ bool come_near(Iterate& at) {
     }
 }
 
-// How exactly the system is solved: the more so the nearer the solution, and not beyond what is asked for. Where a step
-// is expected to square the error, the one that may be the last is solved to the tolerance at once.
+// The relative tolerance for the linear system: smaller near the solution, but not smaller than the result needs. If
+// the next step is expected to reach the tolerance by squaring the error, the system is solved accurately enough for
+// that.
 double exactness(double error, double tol) {
     const double wanted = 0.3 * tol / error;
     const double usual = error * error < 0.1 * tol ? 0.0 : std::clamp(std::sqrt(error), 1e-3, 0.1);
     return std::min(0.1, std::max(usual, wanted));
 }
 
-// How far a step may go, and how much it is damped: more after a step that failed, less after one that served.
+// How far a step may go, and how much it is damped: more after a step that failed, less after one that succeeded.
 struct Caution {
     static constexpr double least_damping = 1e-15;
 
@@ -48,9 +49,10 @@ struct Caution {
     }
 };
 
-// A column that has hardly any of its mass gains more than its tangent says: with the mass that it should have on the
-// diagonal its step is Sinkhorn's. The power leaves columns alone that have most of their mass. With a penalty on the
-// columns, what they should have depends on g too.
+// An addition to the diagonal for columns that lack most of their mass, because these gain more than their tangent
+// predicts: with the mass that the column should have on the diagonal, its step is Sinkhorn's. The power makes the
+// addition negligible for columns that have most of their mass. With a penalty on the columns, what they should have
+// depends on g too.
 Vector diagonal(const Iterate& at, const Vector& residual, double damping) {
     const double b = at.options.col_penalty;
     Vector out = room_for(residual.size());
@@ -65,8 +67,8 @@ Vector diagonal(const Iterate& at, const Vector& residual, double damping) {
     return out;
 }
 
-// Whether most of the error is in columns that lack more than half of their mass, as a long step leaves them. They
-// would determine where conjugate gradients stop; a Sinkhorn step fills them.
+// Whether more than a fifth of the missing mass is in columns that lack more than half of theirs, as after a long step.
+// These columns would determine when conjugate gradients stop; a Sinkhorn step fills them.
 bool starved(const Iterate& at) {
     const Vector residual = at.residual();
     double lacking = 0, all = 0;
@@ -134,7 +136,7 @@ bool newton(Iterate& at, bool may_give_up) {
             at.move(from, length, step);
             if (!at.visit(1.0)) return false;
             const double now = at.columns_vanish() ? infinity<double>() : at.column_error();
-            // Near the solution the dual's own rounding hides its increase: then the error decides.
+            // Near the solution the rounding of the dual hides its increase; there the error decides.
             const double gain = at.dual() - before;
             accepted = gain >= 1e-4 * length * slope || now < 0.7 * error ||
                        (now < error && std::abs(gain) <= unclear);

@@ -34,7 +34,7 @@ bool NewtonSystem::refresh() {
     } else if (!has_entries() && error < gather_below_) {
         if (!gather(std::clamp(1e-3 * error, 1e-12, 1e-5), std::min(most_entries, n * m / sparse)))
             return false;
-        if (!has_entries()) gather_below_ = error / 30;  // too many
+        if (!has_entries()) gather_below_ = error / 30;  // there were too many
     }
     if (has_entries()) sum_entries();
     return true;
@@ -42,7 +42,7 @@ bool NewtonSystem::refresh() {
 
 bool NewtonSystem::gather(double least, Index most) {
     if (!at_.went_through(at_.sweep.gather(least, most, rows_, at_.run))) return false;
-    if (!has_entries()) return true;  // which a few rows have shown
+    if (!has_entries()) return true;  // too many, as a few rows have shown
     at_.charge(1);
     set(at_.run, gathered_g_, at_.g);
     set(at_.run, gathered_lse_, at_.lse);
@@ -51,7 +51,8 @@ bool NewtonSystem::gather(double least, Index most) {
     return true;
 }
 
-// Entries change like their potentials. Those that were left out are missed, so far moves empty the store.
+// Updates the entries by the changes of the potentials. Entries that were left out may matter after far moves, so such
+// moves empty the store.
 void NewtonSystem::follow() {
     double moved = 0;
     each(at_.run, at_.nu.size(), [&](Index j) {
@@ -117,15 +118,15 @@ void NewtonSystem::multiply(const Vector& x, Vector& out) {
                (static_cast<double>(masses_.size()) * static_cast<double>(x.size())));
 }
 
-// Multiplications: of the matrix, as many as pairs of entries in rows, and of its factor.
+// The number of multiplications: those of the matrix, one for each pair of entries in a row, and those of its factor.
 double NewtonSystem::factoring_work() const {
     const auto n = static_cast<double>(masses_.size()), m = static_cast<double>(at_.nu.size());
     const double per_row = has_entries() ? static_cast<double>(rows_.share.size()) / n : m;
     return n * per_row * per_row / 2 + m * m * m / 6;
 }
 
-// The off-diagonal entries are sums of positive terms, and the diagonal is the sum of its row's plus `extra`: so weak
-// connections keep their digits, which a difference of like numbers would lose.
+// The off-diagonal entries are sums of positive terms, and the diagonal is the sum of its row's entries plus `extra`.
+// So weak connections keep their digits, which a difference of nearly equal numbers would lose.
 void NewtonSystem::factorise(const Vector& extra) {
     const Index n = masses_.size(), m = at_.nu.size();
     const auto entries = static_cast<double>(rows_.share.size());
@@ -174,7 +175,7 @@ bool NewtonSystem::solve(const Vector& r, const Vector& extra, double tolerance,
         bool converged = false;
         if (!by_conjugate_gradients(r, extra, tolerance, limit, converged, x)) return false;
         if (converged || !factorable || at_.out_of_visits()) return true;
-        // Weak connections between blocks of columns decide the last digits; a factorisation resolves them.
+        // Weak connections between blocks of columns decide the last digits, and a factorisation resolves them.
         direct_ = true;
         rows_ = {};
         if (!refresh()) return false;
@@ -189,7 +190,7 @@ bool NewtonSystem::solve(const Vector& r, const Vector& extra, double tolerance,
     return true;
 }
 
-// The constant, along which the matrix vanishes without penalties, is projected out.
+// Without penalties the matrix maps constant vectors to 0, so the constant is projected out.
 bool NewtonSystem::by_conjugate_gradients(const Vector& residual, const Vector& extra, double tolerance,
                                           Index most, bool& converged, Vector& x) {
     const Index m = at_.nu.size();
@@ -229,7 +230,8 @@ bool NewtonSystem::by_conjugate_gradients(const Vector& residual, const Vector& 
         }
         const double curvature = dot(run, p, q);
         const double rounding = rough_ && !kept ? 1e-6 : 1e-14;
-        if (!(curvature > rounding * dot(run, p.cwiseProduct(columns), p)) && !kept) break;  // flat
+        if (!(curvature > rounding * dot(run, p.cwiseProduct(columns), p)) && !kept)
+            break;  // only rounding is left
         if (!(curvature > 0)) break;
         const double alpha = rz / curvature;
         set(run, x, x + alpha * p);

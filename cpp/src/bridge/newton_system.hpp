@@ -1,7 +1,7 @@
-// The linear system of Newton's method on the dual in g, at the point of an Iterate that was visited last:
+// The linear system of Newton's method on the dual in g, at the point that an Iterate has visited last:
 //     (diag(columns) - rho P^T diag(masses) P + diag(extra)) x = r,
-// where P is the row softmax, rho = a / (1 + a) for a penalty a on the rows, 1 without. In the graph whose edges join
-// columns that rows share, this is the Laplacian plus a diagonal.
+// where P is the row softmax, and rho = a / (1 + a) for a penalty a on the rows, 1 without. It is a Laplacian plus a diagonal:
+// the Laplacian of the graph in which two columns are connected if they share rows.
 #pragma once
 
 #include <Eigen/Core>
@@ -17,14 +17,14 @@ public:
 
     explicit NewtonSystem(Iterate& at);
 
-    // Comes to the point just visited. The kernel's large entries, where they are few, are gathered by a visit, or
-    // updated from the last ones while the potentials have not moved far: then products need no visits of the kernel.
-    // False when the solve has ended.
+    // Updates the system to the point that was visited last. If the kernel has few large entries, a visit gathers them,
+    // or they are updated while the potentials have not moved far; products then need no visits of the kernel. Returns
+    // false if the solve has ended.
     bool refresh();
-    // To the given relative tolerance, or as far as rounding allows. An x that is not finite says that the matrix was
-    // not positive definite to rounding. False when the solve has ended.
+    // Solves to the given relative tolerance, or as far as rounding allows. If x is not finite, the matrix was not
+    // positive definite up to rounding. Returns false if the solve has ended.
     bool solve(const Vector& r, const Vector& extra, double tolerance, Vector& x);
-    // Products in more than single precision from now on.
+    // From now on products need more than single precision.
     void refine() { rough_ = false; }
 
 private:
@@ -33,7 +33,7 @@ private:
     void follow();
     void sum_entries();
     double factoring_work() const;
-    void multiply(const Vector& x, Vector& out);  // P^T diag(masses) P x, from the entries
+    void multiply(const Vector& x, Vector& out);  // P^T diag(masses) P x, from the gathered entries
     void weigh();
     void factorise(const Vector& extra);
     bool by_conjugate_gradients(const Vector& r, const Vector& extra, double tolerance, Index most_steps,
@@ -42,13 +42,13 @@ private:
     Iterate& at_;
     SparseRows rows_;
     Vector gathered_g_, gathered_lse_, last_g_, last_lse_;
-    Vector masses_;  //  rho times those of the rows
+    Vector masses_;  // rho times the masses of the rows
     Vector laplacian_,
-        diagonal_;  // diagonal of the Laplacian, with and without the part that cancels; from the entries
+        diagonal_;  // the diagonal of the Laplacian, with and without the part that cancels; from the gathered entries
     Eigen::MatrixXd factor_;
-    bool direct_;                               // factored from now on
-    bool has_all_ = true;                       // whether the kernel shows enough entries for that
-    double gather_below_ = infinity<double>();  // the error from which it is worth trying
+    bool direct_;                               // whether the system is factored from now on
+    bool has_all_ = true;                       // whether enough entries can be gathered for that
+    double gather_below_ = infinity<double>();  // the error below which gathering is tried
     bool rough_ = true;
 };
 

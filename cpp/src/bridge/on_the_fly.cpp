@@ -1,4 +1,4 @@
-// Sweeps whose entries are computed at every visit.
+// Sweeps that compute their entries at every visit.
 #include <atomic>
 #include <limits>
 
@@ -9,7 +9,7 @@
 namespace qk {
 namespace {
 
-// Weights p_ij at the log-sum-exps of the last visit, times the sum of p_ij x_j of their row and its mass.
+// The weights p_ij at the log-sum-exps of the last visit, times the mass of their row and its sum of p_ij x_j.
 template <class T>
 class Curvature : public SweepReducer<T> {
     using Base = SweepReducer<T>;
@@ -50,7 +50,7 @@ private:
     const T* direction_;
 };
 
-// Entries p_ij >= least at the log-sum-exps of the last visit: found(i, j, p_ij), row by row.
+// Calls found(i, j, p_ij) for the entries p_ij >= least at the log-sum-exps of the last visit, row by row.
 template <class T, class Found>
 class LargeEntries {
 public:
@@ -150,7 +150,7 @@ private:
         return {p.n_rows, p.n_cols, run, scores_.work(), sums_};
     }
 
-    std::vector<std::vector<T>> biases_;  // what a scaled problem refers to
+    std::vector<std::vector<T>> biases_;  // the arrays that a scaled problem refers to
     SweepScores<T> scores_;
     std::vector<double> lse_;
     std::vector<SweepLocal<T>> locals_;

@@ -1,4 +1,4 @@
-// What "auto" tries, in which order, and when it changes its mind.
+// What the method "auto" tries, in which order, and when it changes the method.
 #include <algorithm>
 
 #include "bridge/iterate.hpp"
@@ -12,7 +12,7 @@ bool may_go_on(const Iterate& at) {
     return (status == BridgeStatus::stagnated || status == BridgeStatus::overflow) && !at.out_of_visits();
 }
 
-// The error that rounding of potentials and scores leaves: below it no method makes progress.
+// The error that rounding of potentials and scores leaves; no method makes progress below it.
 double precision(const Iterate& at) {
     double largest = 32;
     for (const auto* potential : {&at.f, &at.g})
@@ -26,7 +26,7 @@ double precision(const Iterate& at) {
 }  // namespace
 
 void automatic(Iterate& at) {
-    // Beyond this error annealing finds the way in fewer visits than Newton's method.
+    // If the error is larger than this, annealing needs fewer visits than Newton's method.
     constexpr double far = 0.3;
     Iterate::Vector start;
     set(at.run, start, at.g);

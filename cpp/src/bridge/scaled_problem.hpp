@@ -11,10 +11,10 @@ template <class T>
 struct ScaledProblem {
     Problem<T> problem;
     std::vector<std::vector<T>>
-        biases;  // the ones that `problem` refers to; moving keeps them where they are
+        biases;  // the arrays that `problem` refers to; moving this struct does not move them
 };
 
-// Terms are multiplied as they are computed; biases have no factor of their own, so they are copied.
+// Terms have a factor and are scaled when they are computed. Biases have none, so they are copied and multiplied.
 template <class T>
 ScaledProblem<T> scaled_problem(const Problem<T>& problem, double factor) {
     ScaledProblem<T> out{problem, {}};

@@ -9,16 +9,16 @@ namespace {
 
 constexpr double default_bytes = 256.0 * 1024 * 1024;
 
-// Whether this many entries of T may be stored; dense scores take as many already.
+// Whether this many entries of T may be stored. A dense kernel may take as much as its scores take already.
 template <class T>
 bool fits(double entries, bool dense, double max_memory) {
     const double bytes = entries * sizeof(T);
     return max_memory >= 0 ? bytes <= max_memory : dense || bytes <= default_bytes;
 }
 
-// Weights that single precision can tell from nothing.
+// Whether single precision can tell all weights from 0.
 bool ordinary(const std::vector<double>& weights, const Run& run) {
-    double largest = 0, least = infinity<double>();  // of those that are not 0
+    double largest = 0, least = infinity<double>();  // the largest weight, and the least that is not 0
     in_pieces(run, 0, static_cast<Index>(weights.size()), [&](Index from, Index to) {
         for (Index k = from; k < to; ++k) {
             const double w = weights[static_cast<std::size_t>(k)];
@@ -64,12 +64,13 @@ Storage where_entries_live(const Problem<T>& problem, double max_memory, const s
                            const std::vector<double>& nu, const BridgeOptions& options, const Run& run) {
     const double entries = static_cast<double>(problem.n_rows) * static_cast<double>(problem.n_cols);
     const bool symmetric = options.method == BridgeMethod::symmetric;
-    // Gaussian and Laplacian kernels have entries of at most 1, so that no scaling of the triangle overflows at first.
+    // Only for Gaussian and Laplacian kernels: their entries are at most 1, so the first scaling of the triangle does
+    // not overflow.
     if (symmetric && problem.dots.empty() && positive_semidefinite(problem))
         return triangle_scratch<T>(problem.n_rows, max_memory) > 0 ? Storage::triangle : Storage::on_the_fly;
     if (!fits<T>(entries, !problem.dense.empty(), max_memory)) return Storage::on_the_fly;
     const bool balanced = std::isinf(options.row_penalty) && std::isinf(options.col_penalty);
-    // Entries in single precision, corrected, are worth their second visits when there are many.
+    // If there are many entries, single precision with corrections is faster in spite of its additional visits.
     constexpr double many = 1 << 20;
     if (sizeof(T) == sizeof(double) && entries >= many && balanced && !symmetric && ordinary(mu, run) &&
         ordinary(nu, run))

@@ -1,4 +1,4 @@
-// Sweeps that store their entries, scaled to the potentials at which they were taken.
+// Sweeps that store their entries, scaled by the potentials at the moment of storing.
 #include <atomic>
 #include <numeric>
 #include <tuple>
@@ -11,7 +11,7 @@
 namespace qk {
 namespace {
 
-// How much the sums over entries that were rounded to single precision are off, from one exact visit.
+// The errors that rounding the entries to single precision causes in the sums, as measured by one exact visit.
 class Corrections {
 public:
     bool known() const { return known_; }
@@ -28,18 +28,19 @@ public:
         known_ = true;
     }
 
-    // The sums of a row are off by an average of its entries' errors, with weights that change by as much as
-    // the factors of the columns have since (a common factor does not matter); so for columns.
+    // A bound on how much these errors have changed since. The error of a row sum is an average of its entries' errors;
+    // the weights of this average change as much as the factors of the columns have (a common factor does not matter).
+    // The same holds for columns.
     double doubt(const std::vector<double>& row_factors, const std::vector<double>& masses,
                  const std::vector<double>& column_factors, const double* columns, const Run& run) const {
-        constexpr double rounding = 1.0 / (1 << 23);  // twice the half unit of an entry
+        constexpr double rounding = 1.0 / (1 << 23);  // twice the largest rounding error of an entry
         if (!known_) return 2 * rounding * std::accumulate(masses.begin(), masses.end(), 0.0);
         return rounding * (moved(row_factors, row_factors_, masses.data(), run) +
                            moved(column_factors, column_factors_, columns, run));
     }
 
 private:
-    // sum_k weight_k |now_k / (before_k scale) - 1|, at most 1 each
+    // sum_k weight_k |now_k / (before_k scale) - 1|, where each factor of a weight is at most 1
     static double moved(const std::vector<double>& now, const std::vector<double>& before,
                         const double* weights, const Run& run) {
         double total = 0, scale = 0, sum = 0;
@@ -74,7 +75,7 @@ std::vector<T> zeros(Index n, const Run& run) {
     return out;
 }
 
-// Entries of type E for a problem of type T.
+// Stores entries of type E for a problem of type T.
 template <class T, class E>
 class Stored final : public Sweep {
     static constexpr bool rounded = sizeof(E) < sizeof(T);
@@ -98,7 +99,7 @@ public:
         if (wants_full_ && !full_) store_in_full(run);
         if (full_) return full_->rows(g, mass, lse, columns, run);
         if (!taken_ || too_far(g, run) || (refine_ && columns != nullptr)) {
-            // In double the entries are taken at g itself, and this is the visit as well.
+            // In double the entries are computed at g itself, so storing them is the visit as well.
             const bool at_once = sizeof(T) == sizeof(double) && columns != nullptr;
             const Status status = take(g, mass, lse, at_once ? columns : nullptr, run);
             if (status != Status::ok) return status;
@@ -132,7 +133,7 @@ public:
 
     double uncertainty() const override { return full_ ? 0.0 : uncertainty_; }
 
-    // Where exact visits are asked for again and again the entries are better stored as they are.
+    // If exact visits are needed again and again, it is better to store the entries in double.
     void refine() override {
         constexpr int most = 5;
         if (++n_refined_ > most)
@@ -149,7 +150,8 @@ public:
         if (full_) return full_->curvature(x, mass, out, rough, run);
         if constexpr (rounded) {
             if (rough) return curvature_of(entries_, ld_, x, mass, out, run);
-            // Visits that follow are exact, this one's sums come from the last.
+            // From now on visits are exact, but this product needs the sums of the last visit, which are computed
+            // again.
             Buffer<double> g(problem().n_cols);
             std::vector<double> lse(sums_.size());
             each(run, problem().n_cols, [&](Index j) {
@@ -202,7 +204,7 @@ private:
         entries_ = Buffer<E>();
     }
 
-    // After an exact visit: what the stored entries say at the same potentials.
+    // After an exact visit: compares its sums with those of the stored entries at the same potentials.
     Status measure(const double* lse, const double* columns, const Run& run) {
         std::vector<double> row_ratios(sums_.size(), 1.0), ratios = zeros(problem().n_cols, run);
         if (should_stop(run, 0)) return Status::interrupted;
@@ -249,7 +251,7 @@ private:
 
     Index ld_single() const { return round_up(problem().n_cols, 2 * SimdTraits<float>::width); }
 
-    // A copy of the entries in single precision: half to read.
+    // Makes a copy of the entries in single precision, which halves what is read.
     void halve(const Run& run) {
         const Index ld = ld_single();
         single_.reserve(problem().n_rows * ld);
@@ -288,7 +290,7 @@ private:
         return found;
     }
 
-    // Takes the entries exp(s_ij + g_j - max_k (s_ik + g_k)) anew; with `columns`, as a visit.
+    // Computes and stores the entries exp(s_ij + g_j - max_k (s_ik + g_k)); with `columns` this is a visit too.
     Status take(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) {
         taken_ = halved_ = refine_ = false;
         corrections_.forget();
@@ -313,14 +315,14 @@ private:
         if (!scores_.walk_shares(shares, rows, columns)) return Status::interrupted;
         if (overflow.load()) return Status::overflow;
         taken_ = in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
-            for (Index j = from; j < to; ++j)  // exactly what the entries were taken at
+            for (Index j = from; j < to; ++j)  // exactly the potentials that the entries contain
                 at_g_[static_cast<std::size_t>(j)] = static_cast<double>(static_cast<T>(g[j]));
             set_factors(g, from, to);
         });
         return taken_ ? Status::ok : Status::interrupted;
     }
 
-    // Row r of the block, which is row i; a row that sees nothing has weights 0.
+    // Stores row r of the block, which is row i of the problem. A row in which everything is masked has weights 0.
     void store_row(Index i, Index r, const SweepLocal<T>& local, const Run& run, int worker) {
         E* to = entries_.data() + i * ld_;
         const T* from = local.block.scores.data() + r * scores_.width();
@@ -338,17 +340,18 @@ private:
         return std::get<typename Shares<A>::Sums>(column_sums_);
     }
 
-    // Each row dotted with z, weighed by what `weigh(i, dot)` says, and added to the columns; in the arithmetic
-    // of z.
+    // Computes the product of each row with z, multiplies the row by weigh(i, product), and adds it to the columns, in
+    // the type of z.
     template <class F, class A, class Weigh>
     Status visit(const Buffer<F>& entries, Index ld, const A* z, double* columns, const Run& run,
                  const Weigh& weigh) {
         const Shares<A> shares(problem().n_rows, problem().n_cols, run, scores_.work() / 5, sums_of<A>());
-        // Asking whether to stop looks at the clock.
+        // Checking whether to stop reads the clock, so it is done only after many entries.
         const Index poll =
             std::clamp<Index>(tuning::poll_entries / std::max<Index>(1, ld), 1, tuning::poll_rows);
-        // Rows are read a second time where they are added. Four that fit the L1 cache come from there; of longer ones more
-        // go together, as long as the L2 cache has room for them and for those that follow, which are asked for.
+        // Rows are read a second time when they are added. Four that fit the L1 cache are read from there. Longer rows
+        // are taken in larger groups, as long as the L2 cache has room for a group and for the next one, which is
+        // prefetched.
         const Index four = 4 * ld * static_cast<Index>(sizeof(F));
         const bool in_l1 = four <= tuning::l1_bytes;
         const Index most_rows = in_l1 || stored_rows / 2 * four > tuning::l2_bytes ? 4 : stored_rows;
@@ -358,7 +361,7 @@ private:
             const Piece& piece = pieces[static_cast<std::size_t>(part)];
             ColumnSums<A>& sums = shares.of(piece);
             if (columns != nullptr && !sums.start(ld, shares.run(), worker)) return;
-            Index since_poll = 0;  // which parallel_for has just done
+            Index since_poll = 0;  // parallel_for has just checked
             for (Index i = piece.first_row, n = 0; i < piece.end_row; i += n, since_poll += n) {
                 if (since_poll >= poll) {
                     if (should_stop(shares.run(), worker)) return;
@@ -388,10 +391,10 @@ private:
     std::vector<T> scaled_;  // exp(g - at_g), zeros beyond the columns
     Buffer<float> single_;
     bool halved_ = false;
-    std::vector<double> at_g_, tops_, sums_;  // tops: what the rows were divided by, as logarithms
+    std::vector<double> at_g_, tops_, sums_;  // tops: the logarithms by which the rows were divided
     bool taken_ = false;
 
-    // Of rounded entries alone.
+    // Only for rounded entries.
     std::vector<double> factors_, masses_;
     Corrections corrections_;
     std::unique_ptr<Stored<T, T>> full_;

@@ -1,5 +1,5 @@
-// Row kernels of the sweeps: dot products with one vector, and rows added to column sums. Rows are padded
-// to whole pairs of packs. Entries are of type E, everything else of type T: the same, or floats in double
+// Row kernels of the sweeps: products of rows with one vector, and rows added to column sums. Rows are padded to whole
+// pairs of packs. Entries are of type E and everything else of type T; these are the same, or floats with double
 // arithmetic.
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace qk {
 
-using tuning::stored_rows;  // rows that share one pass over the column sums, where they are stored
-using tuning::sweep_chunk;  // longer sums go on in double
-using tuning::sweep_rows;   // where they are not
+using tuning::stored_rows;  // the stored rows that share one pass over the column sums
+using tuning::sweep_chunk;  // longer sums continue in double
+using tuning::sweep_rows;   // the rows, computed on the fly, that share one pass over the column sums
 
 template <class T, class E>
 QK_INLINE Pack<T> load_entries(const E* w) {
@@ -46,8 +46,8 @@ QK_INLINE void dot_rows(const E* w, Index ld, const T* z, Index n, double* dots)
     }
 }
 
-// sums_j += sum_r c_r w_rj. `ahead`: the rows that will be read next, or null. Memory would be idle while rows that are in
-// the cache are added, so those are asked for meanwhile.
+// sums_j += sum_r c_r w_rj. `ahead` are the rows that will be read next, or null. Memory would be idle while rows in
+// the cache are added, so the next rows are prefetched meanwhile.
 template <class T, int R, class E>
 QK_INLINE void add_rows(const E* w, Index ld, const T* c, Index n, T* sums, const E* ahead) {
     constexpr int width = SimdTraits<T>::width;
@@ -70,7 +70,7 @@ QK_INLINE void add_rows(const E* w, Index ld, const T* c, Index n, T* sums, cons
     }
 }
 
-// Up to 4 rows, or stored_rows of them.
+// The same for up to 4 rows, or for stored_rows of them.
 template <class T, class E>
 void dot_some_rows(int n_rows, const E* w, Index ld, const T* z, Index n, double* dots) {
     if (n_rows == stored_rows) return dot_rows<T, stored_rows>(w, ld, z, n, dots);
@@ -83,16 +83,17 @@ void add_some_rows(int n_rows, const E* w, Index ld, const T* c, Index n, T* sum
     with_few_rows(n_rows, [&](auto rows) { add_rows<T, rows()>(w, ld, c, n, sums, ahead); });
 }
 
-// How many rows are next, where so many are left: as many as go together, else 4 at most.
+// The number of rows in the next group if `left` are left: stored_rows, or otherwise 4 at most.
 inline int next_rows(Index left) {
     return left >= stored_rows ? stored_rows : static_cast<int>(std::min<Index>(left, 4));
 }
 
-// Column sums of one thread: added in T, and moved to double before long columns of like terms drift.
+// The column sums of one thread. They are added in T, and moved to double before rounding errors of long columns add
+// up.
 template <class T>
 class ColumnSums {
 public:
-    // False when it was stopped.
+    // Returns false if it was stopped.
     bool start(Index n, const Run& run, int worker) {
         n_ = n;
         pending_rows_ = 0;
@@ -108,7 +109,7 @@ public:
         add(n_rows, w, ld, c, 0, n_, ahead);
         added(n_rows);
     }
-    // Columns [first, first + n) alone; once all have them, added().
+    // Adds columns [first, first + n) only; call added() when all columns have been added.
     template <class E>
     void add(int n_rows, const E* w, Index ld, const T* c, Index first, Index n, const E* ahead = nullptr) {
         for (int r = 0, some = 0; r < n_rows; r += some) {
@@ -122,7 +123,7 @@ public:
         flush(0, n_);
         pending_rows_ = 0;
     }
-    // The sums, of which those of columns [first, end) are complete.
+    // The sums, which are complete for columns [first, end).
     const double* finish(Index first, Index end) {
         flush(first, end);
         return total_.data();
@@ -142,7 +143,7 @@ private:
     Buffer<double> total_;
 };
 
-// Rows may be so long that Ctrl-C has to be heard within them, every so many entries: a multiple of sweep_chunk.
+// Rows may be so long that Ctrl-C must be checked within them, after every so many entries: a multiple of sweep_chunk.
 template <class T, class E>
 void add_long_rows(ColumnSums<T>& sums, int n_rows, const E* w, Index ld, const T* c, const E* ahead,
                    const Run& run, int worker) {

@@ -1,4 +1,5 @@
-// What the sweeps share: scores plus potentials, walked in blocks whose weights wait in the L2 cache for their sums.
+// The common part of the sweeps: scores plus potentials, walked in blocks whose weights wait in the L2 cache for their
+// sums.
 #pragma once
 
 #include <algorithm>
@@ -12,19 +13,19 @@
 
 namespace qk {
 
-// Rows are cut into one range per thread, each with column sums of its own; these are added in the order of
+// Rows are cut into one range per thread, each with its own column sums. These are added in the order of
 // the ranges, so the result is the same for the same number of threads.
 template <class T>
 class Shares {
 public:
-    // What is kept from visit to visit: memory, and the ranges for as many threads as in the last visit.
+    // Memory that is kept from visit to visit, for the ranges of as many threads as in the last visit.
     struct Sums {
         std::vector<ColumnSums<T>> each;
         std::vector<Piece> pieces;
         int n_threads = 0;
     };
 
-    // `sums`: always the same for the same rows and columns
+    // `sums` must be the same object in every visit of the same rows and columns.
     Shares(Index n_rows, Index n_cols, const Run& run, double work, Sums& sums)
         : run_(scaled_run(run, work)), n_cols_(n_cols), sums_(sums) {
         if (sums_.n_threads == run_.n_threads) return;
@@ -37,7 +38,7 @@ public:
     const std::vector<Piece>& pieces() const { return sums_.pieces; }
     ColumnSums<T>& of(const Piece& piece) const { return sums_.each[static_cast<std::size_t>(piece.part)]; }
 
-    // False when it was stopped.
+    // Returns false if it was stopped.
     bool finish(double* columns) const {
         return in_pieces(run_, 0, n_cols_, [&](Index from, Index to) {
             std::fill(columns + from, columns + to, 0.0);
@@ -54,7 +55,7 @@ private:
     Sums& sums_;
 };
 
-// Scores s_ij + g_j of a problem that is walked visit after visit.
+// The scores s_ij + g_j of a problem that is walked visit after visit.
 template <class T>
 class SweepScores {
 public:
@@ -62,7 +63,7 @@ public:
 
     SweepScores(const Problem<T>& problem, const Run& run)
         : problem_(problem), walked_(prepare(problem_, whole_row_tiling(problem_), MatrixView<T>{}, 0, run)) {
-        // The potentials are one more late bias of the columns: the micro-kernel has to add it.
+        // The potentials are a further late bias of the columns, so the micro-kernel must be one that adds late biases.
         PackedColumns<T>& columns = walked_.columns;
         Tiling& t = walked_.tiling;
         if (columns.has_late()) {
@@ -75,8 +76,8 @@ public:
         });
         const bool plain = walked_.by_rows && problem_.band.everything();
         if (t.row_by_row && !plain) t.tile_cols = tuning::tile_cols;
-        // A block of rows waits in the L2 cache for its sums, but rows that share a pass over the column sums go
-        // together whatever their length; matrix work per entry wants whole micro-tiles, for two rows take more than
+        // A block of rows must fit the L2 cache until its sums are known. But rows that share a pass over the column
+        // sums go together whatever their length, and features need whole micro-tiles, because two rows take more than
         // half as long as six.
         const bool features = columns.dims.total() > 0;
         const Index row_bytes = std::max<Index>(1, width()) * static_cast<Index>(sizeof(T));
@@ -99,21 +100,21 @@ public:
         });
     }
 
-    // With column sums where `columns` is not null; false when it was stopped.
+    // Computes column sums if `columns` is not null; returns false if it was stopped.
     template <class Reducer>
     bool walk_shares(const Shares<T>& shares, Reducer& reducer, double* columns) const {
         return walk<T>({&walked_, 1}, shares.pieces(), reducer, shares.run()) &&
                (columns == nullptr || shares.finish(columns));
     }
 
-    // Rows [first, end) alone, by the thread that asks.
+    // Walks rows [first, end) only, on the calling thread.
     template <class Reducer>
     void walk_rows(Index first, Index end, Reducer& reducer, const Run& run, int worker) const {
         const Piece piece{0, first, end, 0, problem_.n_cols, 0};
         detail::walk_piece(walked_, piece, reducer, NothingSkipped{}, run, worker);
     }
 
-    // lse_j = log sum_i exp(f_i + s_ij), by rows of the transposed problem.
+    // lse_j = log sum_i exp(f_i + s_ij), computed as rows of the transposed problem.
     Status columns(const double* f, double* lse, const Run& run) const {
         std::vector<T> bias(static_cast<std::size_t>(problem_.n_rows)),
             found(static_cast<std::size_t>(problem_.n_cols));
@@ -129,7 +130,8 @@ public:
     }
 
 private:
-    // Scores that are normalised already take the potential as the last of their biases, when they are small.
+    // If scores are normalised already, the potential is added to the last of their biases, when scores have become
+    // small.
     Buffer<T>& potentials() {
         return walked_.columns.has_late() ? walked_.columns.late : walked_.columns.bias;
     }
@@ -145,7 +147,7 @@ struct SweepLocal : WalkLocal<T> {
     double along[SweepScores<T>::most_rows] = {};
 };
 
-// What reducers of sweeps have in common: blocks of whole rows, which become weights in place, and column sums.
+// The common part of the reducers of sweeps: blocks of whole rows, which become weights in place, and column sums.
 template <class T>
 class SweepReducer {
 public:
@@ -182,8 +184,8 @@ protected:
     const bool with_columns_;
 };
 
-// Weights relative to the largest score of the row. finish(local, r, i, state, run, worker) is called for every row when all its
-// weights are known, and returns the factor with which they are added to the column sums.
+// Makes weights relative to the largest score of the row. finish(local, r, i, state, run, worker) is called for every
+// row when all its weights are known; it returns the factor with which they are added to the column sums.
 template <class T, class Finish>
 class WeighedRows : public SweepReducer<T> {
     using Base = SweepReducer<T>;
@@ -223,7 +225,7 @@ private:
     const Finish& finish_;
 };
 
-// The scores of a problem times a factor, computed on the fly.
+// The sweep for the scores of a problem times a factor, computed on the fly.
 template <class T>
 std::unique_ptr<Sweep> sweep_scaled(const Problem<T>& problem, double factor, const Run& run);
 

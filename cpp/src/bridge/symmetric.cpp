@@ -4,22 +4,22 @@
 namespace qk {
 namespace {
 
-// How far a step goes towards the row update, and how much of the last step is repeated.
+// How far a step goes towards the row update, and how much of the last step is added to it.
 struct Pace {
     double step, momentum;
 };
 constexpr Pace averaged{0.5, 0.0};
-// With r = log mu - lse - g, small errors e of g give r = -(1 + P) e, P the stochastic kernel of the solution. Where the
-// kernel is positive semi-definite its eigenvalues lie in [0, 1]: heavy-ball steps for the spectrum [1, 2] reduce e by
-// 0.17 per visit, where the averaged update reduces it by 0.5 at worst.
+// With r = log mu - lse - g, small errors e of g give r = -(1 + P) e, where P is the stochastic kernel of the solution.
+// If the kernel is positive semi-definite, its eigenvalues lie in [0, 1]. Heavy-ball steps for the spectrum [1, 2] then
+// reduce e by 0.17 per visit; the averaged update reduces it by 0.5 at worst.
 constexpr Pace heavy_ball{0.6862915010152397,   // (2 / (1 + sqrt 2))^2
                           0.0294372515228595};  // ((sqrt 2 - 1) / (sqrt 2 + 1))^2
-constexpr double near = 0.5;                    // an error from which the linear picture holds
+constexpr double near = 0.5;                    // the error below which the problem is nearly linear
 
 }  // namespace
 
 void symmetric(Iterate& at) {
-    at.g.array() -= at.log_unit / 2;  // both potentials share the mass of an earlier result
+    at.g.array() -= at.log_unit / 2;  // both potentials take half of the unit of mass
     auto best = infinity<double>();
     Index since_best = 0;
     bool cautious = !at.options.positive_semidefinite, came_from_afar = true;
@@ -53,7 +53,7 @@ void symmetric(Iterate& at) {
             return;
         }
         Pace pace = cautious || error > near ? averaged : heavy_ball;
-        if (came_from_afar) pace.momentum = 0;  // the last step was long, and went elsewhere
+        if (came_from_afar) pace.momentum = 0;  // the last step was long and not a step of the linear problem
         came_from_afar = error > near;
         for (Index i = 0; i < at.mu.size(); ++i) {
             if (at.mu[i] == 0) continue;

@@ -41,7 +41,7 @@ public:
         }
     }
 
-    // Needs value <= number k.
+    // Requires value <= number k.
     void subtract(Index k, const std::vector<std::uint64_t>& value) {
         std::uint64_t* out = words_.data() + k * size_;
         std::uint64_t borrow = 0;
@@ -63,7 +63,7 @@ public:
         }
     }
 
-    // Number k over number `other` of `others`, rounded to double.
+    // The quotient of number k and number `other` of `others`, rounded to double.
     double ratio(Index k, const Masses& others, Index other) const {
         const auto [a, a_exponent] = leading(k);
         const auto [b, b_exponent] = others.leading(other);
@@ -83,7 +83,7 @@ private:
     std::vector<std::uint64_t> words_;
 };
 
-// A weight as mantissa times two to the exponent; the mantissa is odd, or 0.
+// A weight as mantissa times a power of two; the mantissa is odd, or 0.
 struct Binary {
     std::uint64_t mantissa = 0;
     int exponent = 0;
@@ -97,7 +97,8 @@ struct Binary {
     }
 };
 
-// A unit that divides all weights, as a binary exponent, and the words that a sum of weights takes in it.
+// A unit that divides all weights, as a binary exponent, and the number of words that a sum of weights takes in this
+// unit.
 struct Scale {
     int unit = 0;
     Index words = 1;
@@ -114,14 +115,14 @@ struct Scale {
         };
         look(mu, n);
         look(nu, m);
-        if (low > high) return;  // no weight at all
+        if (low > high) return;  // all weights are 0
         unit = low;
         const int bits =
             high - low + static_cast<int>(std::bit_width(static_cast<std::uint64_t>(std::max(n, m))));
         words = bits / 64 + 1;
     }
 
-    // factor (whole, `factor_words` words) times the weight in units: twice the words hold any such product
+    // factor (an integer of `factor_words` words) times the weight in units; twice the words hold any such product
     std::vector<std::uint64_t> times(const std::uint64_t* factor, Index factor_words, double weight) const {
         std::vector<std::uint64_t> out(static_cast<std::size_t>(2 * words + 1));
         const Binary w(weight);
@@ -152,7 +153,7 @@ struct Scale {
     }
 };
 
-// Dinic's algorithm: in each phase flow is pushed along shortest paths only, until none of that length is left.
+// Dinic's algorithm: in each phase flow is pushed along shortest paths only, until no path of that length is left.
 class Search {
 public:
     Search(const std::uint8_t* allowed, Index n, Index m, const double* mu, const double* nu, const Run& run)
@@ -166,8 +167,8 @@ public:
           col_rest_(m, 2 * scale_.words + 1),
           flow_(0, 2 * scale_.words + 1),
           carriers_(static_cast<std::size_t>(m)) {
-        // Rows are multiplied by the total of the columns and the other way round: then both have the same total, also
-        // where rounding made that of the weights differ.
+        // Rows are multiplied by the total of the columns, and columns by the total of the rows. Then both have the
+        // same total, even if rounding made the totals of the weights differ.
         const std::uint64_t one = 1;
         for (Index i = 0; i < n; ++i) totals_.add(0, scale_.times(&one, 1, mu[i]));
         for (Index j = 0; j < m; ++j) totals_.add(1, scale_.times(&one, 1, nu[j]));
@@ -190,10 +191,11 @@ public:
 
 private:
     struct Carrier {
-        Index row, flow;  // flow: the number of its amount
+        Index row, flow;  // flow: the number of its amount in the list of amounts
     };
 
-    // Distances from the rows with mass left to the nearest columns with room; false if there are none.
+    // Computes distances from the rows with mass left to the nearest columns with room; returns false if there are
+    // none.
     bool find_levels() {
         row_level_.assign(static_cast<std::size_t>(n_), -1);
         col_level_.assign(static_cast<std::size_t>(m_), -1);
@@ -227,12 +229,12 @@ private:
         return false;
     }
 
-    // The next shortest path from row `start` to a column with room, as rows and columns in turn.
+    // Finds the next shortest path from row `start` to a column with room, as rows and columns in turn.
     bool find_path(Index start) {
         path_.assign(1, start);
         while (!path_.empty()) {
             const Index here = path_.back();
-            if (path_.size() % 2 == 1) {  // a row
+            if (path_.size() % 2 == 1) {  // the path ends with a row
                 Index& j = next_col_[at(here)];
                 while (j < m_ &&
                        (allowed_[here * m_ + j] == 0 || col_level_[at(j)] != row_level_[at(here)] + 1))
@@ -262,7 +264,7 @@ private:
         return false;
     }
 
-    // As much as the path takes.
+    // Pushes as much as the path can take.
     void push() {
         const Index first = path_.front(), last = path_.back();
         std::vector<std::uint64_t> amount(row_rest_[first], row_rest_[first] + 2 * scale_.words + 1);
@@ -277,7 +279,7 @@ private:
         }
     }
 
-    // The number of the amount that entry (i, j) carries; a new one, 0, if it has carried nothing yet.
+    // The number of the amount that entry (i, j) carries; if it has carried nothing yet, a new one with the value 0.
     Index flow_at(Index i, Index j) {
         const auto [found, fresh] = numbers_.try_emplace(i * m_ + j, 0);
         if (fresh) {
@@ -301,7 +303,7 @@ private:
         return out;
     }
 
-    // In the unit of the weights of rows: the total of columns divided out.
+    // In the unit of the weights of the rows, so the total of the columns is divided out.
     double mass(const Masses& masses, Index k) const {
         return std::ldexp(masses.ratio(k, totals_, 1), scale_.unit);
     }

@@ -49,9 +49,9 @@ QK_INLINE void both_ways(const T* w, Index ld, const T* z, const T* c, Index n, 
     }
 }
 
-// Keeps U with U + U^T = exp(s_ij + h_i + h_j), in blocks of rows: zero below the diagonal, half on it. A product with
-// the kernel reads every entry of U once and uses it twice. This serves the averaged update of symmetric problems, which
-// asks for row sums alone; all else is left to a sweep that computes entries on the fly.
+// Stores U with U + U^T = exp(s_ij + h_i + h_j), in blocks of rows: zero below the diagonal, half of the entry on it. A
+// product with the kernel reads every entry of U once and uses it twice. This serves the averaged update of symmetric
+// problems, which needs only row sums; everything else is done by a sweep that computes entries on the fly.
 template <class T>
 class Triangle final : public Sweep {
 public:
@@ -61,7 +61,7 @@ public:
             own_.reserve(triangle_size<T>(n_));
             scratch = own_.data();
         }
-        // Scratch that comes from elsewhere is used from its first whole cache line on.
+        // The caller's scratch memory is used from its first whole cache line on.
         const auto address = reinterpret_cast<std::uintptr_t>(scratch);
         T* at = scratch + (round_up(static_cast<Index>(address), 64) - static_cast<Index>(address)) /
                               static_cast<Index>(sizeof(T));
@@ -71,7 +71,7 @@ public:
         }
     }
 
-    // Points with g = -inf have no weight in a symmetric problem, and lse = -inf.
+    // In a symmetric problem points with g = -inf have weight 0, and get lse = -inf.
     Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
         if (columns != nullptr || vanished_) return exact(run).rows(g, mass, lse, columns, run);
         if (!taken_ || too_far(g)) {
@@ -90,7 +90,7 @@ public:
             const bool live = g[i] != log_of_nothing;
             const bool in_range = total_[at] > 0 && std::isfinite(total_[at]);
             if (live && !in_range) {
-                // Entries that have left the range of the type need the log domain, from here on.
+                // Entries have left the range of the type, so they are computed from logarithms from here on.
                 vanished_ = true;
                 return exact(run).rows(g, mass, lse, columns, run);
             }
@@ -109,11 +109,11 @@ public:
 
 private:
     struct Part {
-        std::vector<double> sums;  // of every column, for the rows of this part
-        Buffer<T> pending;         // added in T, moved to `sums` block by block
+        std::vector<double> sums;  // the sums of every column over the rows of this part
+        Buffer<T> pending;         // sums in T, moved to `sums` block by block
     };
 
-    // Beyond this, factors exp(g - h) times entries would leave the range in which sums are exact.
+    // If g - h is larger than this, exp(g - h) times entries would leave the range in which sums are exact.
     static constexpr double reach = sizeof(T) == 4 ? 8.0 : 60.0;
 
     bool too_far(const double* g) const {
@@ -140,7 +140,7 @@ private:
         std::vector<DenseTask<T>> tasks;
         for (std::size_t b = 0; b < blocks_.size(); ++b) {
             const auto block = static_cast<Index>(b);
-            // All that a block of the upper triangle needs: the columns from its first row on.
+            // The entries of a block of the upper triangle: the columns from its first row on.
             const Index first = block * block_rows;
             tasks.push_back(
                 {rectangle(whole, first, rows_of(block), first, n_ - first), blocks_[b], width_of(block)});
@@ -161,8 +161,8 @@ private:
         return status;
     }
 
-    // total = (U + U^T) z. Each part takes blocks of about the same number of entries; their sums are added in
-    // the order of the parts, so the result is the same for the same number of threads.
+    // total = (U + U^T) z. Each part takes blocks with about the same number of entries; the sums of the parts are
+    // added in order, so the result is the same for the same number of threads.
     bool multiply(const Run& run) {
         const Run scaled = scaled_run(run, static_cast<double>(n_) * static_cast<double>(n_));
         const auto n_blocks = static_cast<Index>(blocks_.size());
@@ -232,7 +232,7 @@ private:
 
 template <class T>
 Index triangle_size(Index n) {
-    Index size = 64 / static_cast<Index>(sizeof(T));  // room to start on a cache line
+    Index size = 64 / static_cast<Index>(sizeof(T));  // room to start at a cache line
     for (Index first = 0; first < n; first += block_rows)
         size += std::min(block_rows, n - first) * padded<T>(n - first);
     return size;

@@ -1,5 +1,5 @@
-// Row and column sums in double precision of scores whose dense terms are in single precision: these are converted a few
-// rows at a time, in the cache.
+// Row and column sums in double precision of scores whose dense terms are in single precision. The terms are converted
+// a few rows at a time, in the cache.
 #include <algorithm>
 #include <atomic>
 #include <cmath>
@@ -11,11 +11,11 @@
 namespace qk {
 namespace {
 
-// Adds to sums that may be long, and remembers what rounding takes away.
+// Sums that may have many terms, with the rounding errors carried along.
 class ExactSums {
 public:
-    // Rows may be so long that Ctrl-C has to be heard in between: `run` and `worker` as in in_pieces. What a stopped run
-    // leaves is of no use.
+    // Rows may be so long that Ctrl-C must be checked in between; `run` and `worker` are used as in in_pieces. The
+    // results of a stopped run must not be used.
     void start(Index n, const Run& run, int worker) {
         n_ = n;
         sums_.reserve(n);
@@ -64,7 +64,7 @@ Status widened_marginals(const Problem<double>& rest, const std::vector<SingleTe
     const Index height = std::clamp<Index>(block_entries / m, 1, n);
     const Index n_blocks = (n + height - 1) / height;
     const Run scaled = scaled_run(run, operations(rest, 0));
-    // Columns are added part by part, in their order, so the result is the same for the same number of threads.
+    // Column sums are added part by part, in order, so the result is the same for the same number of threads.
     const Index n_parts = std::min<Index>(scaled.n_threads, n_blocks);
     std::vector<ExactSums> parts(static_cast<std::size_t>(n_parts));
     std::atomic<bool> overflow{false};

@@ -13,11 +13,11 @@
 namespace qk {
 namespace {
 
-// Folds x[0..n) into `found` by packs, if all of it is finite; false, and nothing done, otherwise.
+// Folds x[0..n) into `found` by packs if all of it is finite; otherwise returns false and changes nothing.
 template <class T>
 bool fold_finite(const T* x, Index n, Scan& found) {
     constexpr Index width = SimdTraits<T>::width;
-    // max(v, m) keeps m when v is NaN, so NaN is looked for by itself.
+    // max(v, m) returns m when v is NaN, so NaN needs a check of its own.
     typename SimdTraits<T>::Bits nan = {};
     Pack<T> largest = {};
     Index i = 0;
@@ -53,7 +53,7 @@ void classify(const T* x, Index n, Index stride, Scan& found) {
     }
 }
 
-// False when it was stopped.
+// Returns false if it was stopped.
 template <class T>
 bool scan_dims(const T* data, const ArrayView<T>& array, std::size_t dim, Scan& found, const Run& run) {
     const Index n = array.shape[dim];
@@ -63,7 +63,7 @@ bool scan_dims(const T* data, const ArrayView<T>& array, std::size_t dim, Scan& 
             if (stride == 1 && fold_finite(data + first, end - first, found)) return;
             classify(data + first * stride, end - first, stride, found);
         });
-    // Short rows are not worth a look at the clock each.
+    // Checking the clock at every short row would take longer than the rows.
     for (Index i = 0; i < n; ++i) {
         if (i % tuning::scan_poll_rows == tuning::scan_poll_rows - 1 && should_stop(run, 0)) return false;
         if (!scan_dims(data + i * stride, array, dim + 1, found, run)) return false;
@@ -117,7 +117,7 @@ void project(Index n, Index d, Index r, MatrixView<T> x, MatrixView<T> w, T* out
     RowMajor weights(d, r);
     for (Index i = 0; i < d; ++i)
         for (Index j = 0; j < r; ++j) weights(i, j) = w(i, j);
-    // Rows are copied block by block: Eigen's maps take no negative strides, users' arrays may have them.
+    // Rows are copied block by block, because users' arrays may have negative strides and Eigen's maps may not.
     constexpr Index block = tuning::project_rows;
     parallel_for(run, (n + block - 1) / block, [&](Index task, int) {
         const Index first = task * block;

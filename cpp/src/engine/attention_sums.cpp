@@ -7,7 +7,8 @@
 namespace qk {
 namespace {
 
-// Weights of the first `seen` of `padded` scores, less the shift, in place; zeros beyond. Returns their sum.
+// Replaces the first `seen` of `padded` scores by their weights relative to the shift, and the rest by zeros. Returns
+// the sum.
 template <class T, class Weigh, bool Shifted>
 double weigh_seen(T* s, Index seen, Index padded, T shift) {
     constexpr Index width = SimdTraits<T>::width;
@@ -42,7 +43,7 @@ double weigh_seen(T* s, Index seen, Index padded, T shift) {
 
 }  // namespace
 
-// What reducers over clouds and over blocks of particles have in common.
+// The common part of the reducers over clouds and over blocks of particles.
 template <class T, class Derived>
 class ParticleReducer {
 public:
@@ -95,7 +96,8 @@ protected:
         return std::clamp<Index>(sums_.end(row.i) - tile.first_col, 0, tile.n_cols);
     }
 
-    // Moves the shift of a row up; what it has gathered is rescaled. False when there is nothing to weigh.
+    // Raises the shift of a row to `candidate` and rescales the row's sums. Returns false if all scores so far are
+    // -inf.
     bool raise(Local& local, Index r, double candidate) const {
         double& top = local.tops[static_cast<std::size_t>(r)];
         if (candidate > top) {
@@ -115,7 +117,7 @@ private:
     explicit ParticleReducer(AttentionSums<T>& sums) : sums_(sums), d_(sums.spec_.d) {}
 };
 
-// Few dimensions: everything in registers.
+// For few dimensions: everything stays in registers.
 template <class T, int D, class Weigh, bool Bias, bool Values>
 class CloudReducer : public ParticleReducer<T, CloudReducer<T, D, Weigh, Bias, Values>> {
 public:
@@ -145,7 +147,7 @@ public:
     }
 };
 
-// Many dimensions: scores and products by blocks.
+// For many dimensions: scores and products are computed by blocks.
 template <class T, class Weigh>
 class BlockReducer : public ParticleReducer<T, BlockReducer<T, Weigh>> {
 public:
@@ -170,7 +172,7 @@ public:
             weigh_seen<T, Clamped<Weigh>, true>(row.s, seen, row.padded, static_cast<T>(local.tops[r]));
     }
 
-    // Sums over tiles go on in double.
+    // Adds the sums of the tile in double.
     void end_tile(Local& local, const Block<T>& at, const Tile& tile) const {
         const PackedColumns<T>& columns = at.walked.columns;
         const Index ld = columns.n_packs * SimdTraits<T>::width;
@@ -201,14 +203,14 @@ AttentionSums<T>::AttentionSums(const AttentionSpec& spec)
     keys_.reserve(n * dim_);
     values_.reserve(n * d);
     bias_.reserve(n);
-    problem_.dots.push_back({{nullptr, dim_, 1}, {keys_.data(), dim_, 1}, dim_});  // rows: pack_rows
+    problem_.dots.push_back({{nullptr, dim_, 1}, {keys_.data(), dim_, 1}, dim_});  // pack_rows makes the rows
     if (spec.kind == FieldKind::l2 || !log_mass_.empty()) problem_.col_bias.push_back({bias_.data(), 1});
     Tiling& t = walked_.tiling;
     t.block_rows = t.task_rows = few_ ? tuning::cloud_rows : tuning::particle_block_rows;
     t.tile_cols = few_ ? tuning::cloud_chunk * Cloud<T>::strip : tuning::tile_cols;
     t.split_cols = n;
     walked_.problem = &problem_;
-    // The last rows see the most when there is a mask: they come first.
+    // With a mask the last rows see the most particles, so they come first.
     for (Index first = (n - 1) / t.block_rows * t.block_rows; first >= 0; first -= t.block_rows) {
         const Index last = std::min(first + t.block_rows, n);
         const Index seen = std::min(n, round_up(end(last - 1), MicroTile<T>::cols));
@@ -232,8 +234,8 @@ RowMap AttentionSums<T>::row_map(const Head& head) const {
     return own_keys_ ? RowMap(scale * head.Q) : RowMap(scale * (head.K.transpose() * head.Q));
 }
 
-// A normalised weight does not change when a function of i alone is added to its score, so points may be taken
-// about their mean: clouds far from 0 lose nothing.
+// A normalised weight does not change when a function of i alone is added to its score. So points may be taken
+// relative to their mean, and clouds far from 0 lose no digits.
 template <class T>
 void AttentionSums<T>::set_centre(const Head& head, const T* x) {
     const Index n = spec_.n, d = spec_.d;
@@ -250,8 +252,8 @@ void AttentionSums<T>::set_centre(const Head& head, const T* x) {
     if (!own_keys_) start_ = head.K.transpose() * start_;
 }
 
-// Keys, their biases, and the values: particles about their mean. Weights of normalised kinds are biases too, relative to
-// the largest; in the others they multiply the values.
+// The keys, their biases and the values, relative to the mean of the particles. For normalised kinds the particles'
+// weights become biases, relative to the largest; for the others they multiply the values.
 template <class T>
 void AttentionSums<T>::set_columns(const Head& head, const T* x) {
     const Index n = spec_.n, d = spec_.d;
@@ -306,7 +308,7 @@ VelocityStatus AttentionSums<T>::go(Reducer&& reducer, const Run& run) {
 template <class T>
 template <int D, class Weigh>
 VelocityStatus AttentionSums<T>::of_dim(const Run& run) {
-    if constexpr (std::is_same_v<Weigh, PowerOfTwo>)  // the others have no bias
+    if constexpr (std::is_same_v<Weigh, PowerOfTwo>)  // other weights have no bias
         if (!problem_.col_bias.empty()) return go(CloudReducer<T, D, Weigh, true, false>(*this), run);
     if (!spec_.weights.empty()) return go(CloudReducer<T, D, Weigh, false, true>(*this), run);
     return go(CloudReducer<T, D, Weigh, false, false>(*this), run);

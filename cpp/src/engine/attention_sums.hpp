@@ -1,6 +1,6 @@
-// The weighted means sum_j w(x_i, x_j) x_j of a cloud of particles, for the kinds whose weight is a function
-// of the score alone: a problem like others, with the particles as points and as values. It is packed into memory that is
-// kept: nothing is allocated from one step to the next.
+// The weighted means sum_j w(x_i, x_j) x_j of a cloud of particles, for kinds of attention whose weight is a function
+// of the score alone. This is a problem like others, with the particles as points and as values. It is packed into
+// memory that is kept from step to step, so that a step allocates nothing.
 #pragma once
 
 #include <vector>
@@ -18,7 +18,7 @@ struct Head {
     RowMap values;  // V
 };
 
-// What a thread keeps. The scores of a row may be shifted: `tops` are the largest so far, where they have to be.
+// The memory of one thread. Where the scores of a row need a shift, `tops` holds the largest scores so far.
 template <class T>
 struct ParticleLocal : WalkLocal<T> {
     std::vector<double> masses, moments, tops;
@@ -32,7 +32,7 @@ class AttentionSums {
 public:
     explicit AttentionSums(const AttentionSpec& spec);
 
-    // The map from particles to row features, which Q and K determine.
+    // The map from particles to row features, which follows from Q and K.
     RowMap row_map(const Head& head) const;
     // out_i += V m_i with m_i = sum_j w_ij x_j / sum_j w_ij, or factors[i] * sum_j w_ij x_j when factors are given.
     VelocityStatus head(const Head& head, const T* x, const double* factors, T* out, const Run& run);
@@ -52,9 +52,9 @@ private:
     }
     void set_centre(const Head& head, const T* x);
     void set_columns(const Head& head, const T* x);
-    // Whether the scores of a row might leave the range of the type.
+    // Whether the scores of a row might leave the range of the type, so that they need a shift.
     bool needs_shift(const T* features) const;
-    // From the weighted sum of a row to the weighted mean, in place.
+    // Turns the weighted sum of a row into the weighted mean, in place.
     void finish(Index i, double shift, double mass, double* moment) const;
 
     template <class Reducer>
@@ -65,18 +65,20 @@ private:
     VelocityStatus of_dim(const Run& run);
 
     const AttentionSpec& spec_;
-    const bool few_;                  // few dimensions: cloud_kernels.hpp
-    const bool own_keys_;             // keys K x and not x
-    const Index dim_;                 // of the features
-    Eigen::VectorXd start_, centre_;  // row features: rows(x) + start; points and keys: x - centre
+    const bool few_;       // few dimensions, for which cloud_kernels.hpp is used
+    const bool own_keys_;  // keys are K x and not x
+    const Index dim_;      // the dimension of the features
+    Eigen::VectorXd start_,
+        centre_;  // row features are rows(x) + start; points and keys are relative to centre
     double key_radius_ = 0, bias_bound_ = 0;
-    std::vector<double> log_mass_;  // log2 of the weights over the largest of them; empty without weights
+    std::vector<double>
+        log_mass_;  // log2 of the weights relative to the largest of them; empty without weights
     Buffer<T> keys_, values_, bias_;
     Problem<T> problem_;
     Walked<T> walked_;
     std::vector<Piece> pieces_;
     std::vector<ParticleLocal<T>> locals_;
-    // Of the call that is going on.
+    // The arguments of the present call.
     const Head* head_ = nullptr;
     const T* x_ = nullptr;
     const double* factors_ = nullptr;

@@ -1,5 +1,5 @@
-// Sums over a cloud of points seen from one point: the micro-kernel of particle velocities in few dimensions. A strip of
-// scores, its weights and what is summed from them stay in registers.
+// Sums over a cloud of points as seen from one point: the micro-kernel of particle velocities in few dimensions. The
+// scores of a strip, its weights and their sums stay in registers.
 #pragma once
 
 #include "engine/packed.hpp"
@@ -10,7 +10,7 @@ namespace qk {
 
 using tuning::cloud_max_dim;
 
-// Columns of a tile.
+// The columns of a tile.
 template <class T>
 struct Cloud {
     static constexpr Index panel = MicroTile<T>::cols;
@@ -23,7 +23,7 @@ struct Cloud {
     Index n_padded = 0;
 };
 
-// What a row has gathered: sum_j w_j and sum_j w_j y_j.
+// The sums of a row so far: sum_j w_j and sum_j w_j y_j.
 struct CloudSums {
     double mass = 0;
     double moment[cloud_max_dim] = {};
@@ -31,14 +31,14 @@ struct CloudSums {
 
 // ---- weights of a strip of scores, in place ----------------------------------------------------------
 
-// 2^s for scores in units of log 2. On this side of the underflow no clamp is needed: one operation in twenty.
+// 2^s for scores in units of log 2 that cannot underflow. They need no clamp, which saves one operation in twenty.
 struct PowerOfTwo {
     template <class T, int N>
     QK_INLINE static void of(Pack<T> (&s)[N]) {
         exp2_in_range_each<T, N>(s);
     }
 };
-// The same for any score that is not above the shift.
+// 2^s for any score that is not above the shift.
 struct ClampedPowerOfTwo {
     template <class T, int N>
     QK_INLINE static void of(Pack<T> (&s)[N]) {
@@ -74,7 +74,7 @@ QK_INLINE typename SimdTraits<T>::Bits lanes_below(Index first, Index end) {
     return lane;
 }
 
-// Packs of columns from j on; a strip is one panel or two.
+// The packs of columns from j on; a strip is one panel or two.
 template <class T, int D>
 QK_INLINE const T* point_pack(const Cloud<T>& cloud, Index j, int k, int h) {
     constexpr int width = SimdTraits<T>::width, packs = MicroTile<T>::packs;
@@ -111,7 +111,7 @@ QK_INLINE void add_strip(const Pack<T> (&w)[P], const Cloud<T>& cloud, Index j, 
 
 }  // namespace detail
 
-// Adds the first `seen` columns. `x` has D scaled coordinates.
+// Adds the first `seen` columns to `out`. `x` has D scaled coordinates.
 template <class T, int D, class Weigh, bool Bias, bool Values>
 void cloud_sums(const T* x, T shift, const Cloud<T>& cloud, Index seen, CloudSums& out) {
     constexpr int width = SimdTraits<T>::width;

@@ -1,5 +1,5 @@
-// Two matrices exp(a_ij), exp(b_ij) against each other, row by row: probability currents when b is the
-// transpose of a (DAC eq 18), distances between operators otherwise.
+// Compares two matrices exp(a_ij), exp(b_ij) row by row. If b is the transpose of a, the differences are probability
+// currents (DAC eq 18); otherwise they give distances between operators.
 #include <cmath>
 
 #include "engine/walk.hpp"
@@ -25,11 +25,11 @@ TileComparison<T> compare_row(const T* a, T* b, Index n) {
         const Pack<T> size = max(diff, -diff);
         absolute += size;
         squares = fma(diff, diff, squares);
-        // Equal weights, both 0 included, have no tilt; a one-way entry has an infinite one.
+        // Equal weights, also two zeros, have no tilt; if one of two weights is 0, the tilt is infinite.
         tilt += select(diff == Pack<T>{}, Pack<T>{}, diff * (x - y));
         largest = max(size, largest);
         top = max(wx, top);
-        store(b + j, diff);  // to look for the largest afterwards
+        store(b + j, diff);  // the largest is looked for afterwards
     }
     return {reduce_add<T>(absolute), reduce_add<T>(squares), reduce_add<T>(tilt), reduce_max<T>(largest),
             reduce_max<T>(top)};
@@ -92,7 +92,7 @@ Status compare_rows(const std::vector<CompareTask<T>>& tasks, const Run& run) {
         const CompareTask<T>& task = tasks[at];
         Walked<T> w = prepare(task.a, whole_row_tiling(task.a, n), MatrixView<T>{}, 0, inner);
         w.put_beside(task.b, MatrixView<T>{}, 0, inner);
-        // An entry may be in either.
+        // The union of both bands, because an entry may be in either.
         w.band = {std::min(task.a.band.lo, task.b.band.lo), std::max(task.a.band.hi, task.b.band.hi)};
         return w;
     });

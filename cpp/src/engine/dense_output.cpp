@@ -1,4 +1,4 @@
-// Reductions that see every entry unshifted: both marginals at once, and the matrix itself.
+// Reductions that use every entry without a shift: both marginals at once, and the matrix itself.
 #include <cmath>
 
 #include "engine/online_rows.hpp"
@@ -8,8 +8,8 @@
 namespace qk {
 namespace {
 
-// One row of a tile: weights exp(s), added to the row sum and, entry by entry, to the column sums. `ahead`: see
-// weigh_row. A function of its own: inlined by GCC 12, the loop is a sixth slower.
+// One row of a tile: weights exp(s) are added to the row sum and, entry by entry, to the column sums. `ahead`: see
+// weigh_row. It is not inlined, because GCC 12 makes the inlined loop a sixth slower.
 template <class T>
 [[gnu::noinline]] T add_marginals(const T* s, Index n, T* col_sums, const T* ahead) {
     constexpr int width = SimdTraits<T>::width;
@@ -27,8 +27,8 @@ template <class T>
     return reduce_add<T>(sum[0] + sum[1]);
 }
 
-// Column sums are those of shares of the rows, added in the order of the shares. A block of rows is summed by itself
-// first, so that long columns of like terms do not drift.
+// Each share of the rows has column sums, which are added in the order of the shares. A block of rows is summed
+// separately first, so that the rounding errors of long columns of similar terms do not add up.
 template <class T>
 struct ColumnSumsOfShare : WalkLocal<T> {
     Buffer<double> total;
@@ -70,7 +70,7 @@ public:
         }
     }
 
-    // False when it was stopped.
+    // Returns false if it was stopped.
     bool write(const Run& run, bool& finite) const {
         const auto put = [&](T* out, Index at, double sum) {
             out[at] = static_cast<T>(sum);
@@ -105,7 +105,7 @@ bool marginals_of(const MarginalTask<T>& task, const Run& run, bool& finite) {
     return walk<T>({&w, 1}, shares, reducer, run) && reducer.write(run, finite);
 }
 
-// Two packs of scores become weights.
+// Turns two packs of scores into plain weights exp(s).
 template <class T>
 struct Raw {
     QK_INLINE void operator()(Pack<T> (&)[2]) const {}
@@ -115,7 +115,7 @@ struct Exponential {
     QK_INLINE void operator()(Pack<T> (&s)[2]) const { exp_each<T, 2>(s); }
 };
 
-// Weights of one row of a tile, written out; false when one of them is +inf or NaN. The row is padded to
+// Writes the weights of one row of a tile; returns false if one of them is +inf or NaN. The row is padded to
 // whole pairs of packs, `out` is not.
 template <class T, class Weigh>
 bool write_row(const T* s, Index n, const Weigh& weigh, T* out) {
@@ -176,7 +176,7 @@ private:
     bool write(const T* s, Index n, T* out) const {
         if (raw_) return write_row(s, n, Raw<T>{}, out);
         switch (weight_) {
-            case Weight::softmax:  // SoftmaxOutput
+            case Weight::softmax:  // SoftmaxOutput handles this case
                 break;
             case Weight::exp:
                 return write_row(s, n, Exponential<T>{}, out);
@@ -197,8 +197,8 @@ private:
     std::atomic<bool> overflow_{false};
 };
 
-// As many rows as the L2 cache keeps until their sums are known. Tall blocks are left tall: down the columns of a matrix
-// they read less often, which saves more than visiting the weights once more in the L3 cache costs.
+// As many rows as the L2 cache can hold until their sums are known. Tall blocks stay tall: down the columns of a matrix
+// they read whole cache lines, which saves more than a second read of the weights from the L3 cache costs.
 template <class T>
 Index softmax_block_rows(const Problem<T>& problem, const Tiling& t) {
     if (t.block_rows > tuning::flat_block_rows) return t.block_rows;
@@ -211,8 +211,8 @@ struct OnlineLocal : WalkLocal<T> {
     OnlineRows<T> online;
 };
 
-// The row softmax is written out with one exponential per entry, relative to the largest score so far, and put right after
-// the last tile, while the rows are in the cache.
+// Writes the row softmax with one exponential per entry. Weights are relative to the largest score so far, and are
+// corrected after the last tile, while the rows are in the cache.
 template <class T>
 class SoftmaxOutput {
 public:
@@ -247,7 +247,7 @@ public:
         const Index n_cols = at.piece.end_col, tile_cols = at.walked.tiling.tile_cols;
         for (Index r = 0; r < at.n_rows; ++r) {
             const auto& state = local.online.state(r);
-            if (state.empty()) continue;  // sees nothing, and is all zeros
+            if (state.empty()) continue;  // everything is masked, and the row is all zeros
             if (!std::isfinite(state.max) || !std::isfinite(state.sum))
                 overflow_.store(true, std::memory_order_relaxed);
             T* out = out_row(at, at.first_row + r);
@@ -313,7 +313,7 @@ Status materialize(const std::vector<DenseTask<T>>& tasks, bool raw, Weight weig
         prepare_each<T>(static_cast<Index>(tasks.size()), scaled, [&](std::size_t at, const Run& inner) {
             const Problem<T>& p = tasks[at].problem;
             Tiling t = normalised ? SoftmaxOutput<T>::tiling(p) : whole_row_tiling(p);
-            // Without maxima to be found on the way blocks are as good, and better for short rows.
+            // Going row by row only helps to find maxima. Without them blocks are as fast, and faster for short rows.
             if (!normalised) t.row_by_row = false;
             return prepare(p, t, MatrixView<T>{}, 0, inner);
         });

@@ -1,8 +1,8 @@
-// Subnormal numbers as zeros, on this thread and as long as the object lives.
+// Treats subnormal numbers as zeros, on this thread and as long as the object lives.
 //
-// Weights of narrow kernels fall below the smallest normal number by the million, and their partial sums with them. An
+// Weights of kernels with large beta fall below the smallest normal number by the million, and so do their partial sums. An
 // operation on such a number takes an Intel processor over a hundred cycles: a bridge at a small temperature took ten
-// times as long there as with zeros in their place. Whole sums are what counts, and beside those they are rounding.
+// times as long there as with zeros in their place. Only whole sums matter, and for these such terms are rounding errors.
 #pragma once
 
 #if defined(__SSE2__)
@@ -23,7 +23,7 @@ private:
 
 public:
 #else
-    FlushSubnormals() = default;  // ARM's processors have no such penalty
+    FlushSubnormals() = default;  // ARM's processors are as fast with such numbers
 #endif
     FlushSubnormals(const FlushSubnormals&) = delete;
     FlushSubnormals& operator=(const FlushSubnormals&) = delete;

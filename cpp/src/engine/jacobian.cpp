@@ -1,4 +1,5 @@
-// Two matrices at once, weights w = exp(s) and changes or cotangents t of their scores: products with w t and with w.
+// Walks over two matrices at once, weights w = exp(s) and changes or cotangents t of their scores: products with w t
+// and w.
 #include "qk/jacobian.hpp"
 
 #include <cmath>
@@ -8,8 +9,8 @@
 namespace qk {
 namespace {
 
-// w = exp(s) in place of s and g = w t in place of t. Returns the sum of g, which is added to col_sums too if there are
-// such. Masked entries are 0 whatever their t.
+// Replaces s by w = exp(s) and t by g = w t. Returns the sum of g; with Columns, g is also added to col_sums. Masked
+// entries are 0 whatever their t.
 template <class T, bool Columns>
 T change_row(T* s, T* t, Index n, T* col_sums) {
     constexpr int width = SimdTraits<T>::width;
@@ -30,7 +31,7 @@ T change_row(T* s, T* t, Index n, T* col_sums) {
     return reduce_add<T>(sum[0] + sum[1]);
 }
 
-// Rows [first, first + n_rows) of a matrix in the layout of product_tile.
+// Packs rows [first, first + n_rows) of a matrix in the layout of product_tile.
 template <class T>
 void pack_block(MatrixView<T> m, Index n_values, Index first, Index n_rows, Buffer<T>& out) {
     constexpr Index width = SimdTraits<T>::width, wide = MicroTile<T>::cols;
@@ -51,7 +52,7 @@ Index packs_of(Index n_values) {
     return round_up(n_values, SimdTraits<T>::width) / SimdTraits<T>::width;
 }
 
-// Blocks whose weights and changes stay in the L2 cache between their uses.
+// The sizes of blocks whose weights and changes stay in the L2 cache between their uses.
 template <class T>
 Tiling pair_tiling(Index n_rows, Index n_cols) {
     Tiling t{};
@@ -195,7 +196,7 @@ public:
         if (!finite) overflow_.store(true, std::memory_order_relaxed);
     }
 
-    // The sums over rows, share after share.
+    // Adds the sums over rows in the order of the shares.
     Status finish(const Run& run) {
         const bool done = in_pieces(run, 0, task_.scores.n_cols, [&](Index from, Index to) {
             bool finite = true;
@@ -242,7 +243,7 @@ private:
     std::atomic<bool> overflow_{false};
 };
 
-// <R_i, C_j> + shift_j - normalizer_i; `negated` holds the last.
+// <R_i, C_j> + shift_j - normalizer_i; `negated` holds the negative normalizers.
 template <class T>
 Problem<T> problem_of(const AttentionFactors<T>& f, std::vector<T>& negated) {
     negated.assign(f.normalizer, f.normalizer + f.n_rows);

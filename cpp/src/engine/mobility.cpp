@@ -23,8 +23,8 @@ struct Sum {
     double slope = 0;
 };
 
-// sum w / d and sum w / d^2 with d = (pole - origin) - mu: the difference of two poles is exact where it is
-// small, so that a root close to its pole keeps all its digits.
+// sum w / d and sum w / d^2 with d = (pole - origin) - mu. The difference of two close poles is exact,
+// so a root close to its pole keeps all its digits.
 Sum sum_terms(const Side& side, double origin, double mu) {
     constexpr Index width = SimdTraits<double>::width;
     Pack<double> values = {}, slopes = {};
@@ -61,8 +61,8 @@ double rational_step(double a, double b, Sum left, Sum right) {
     return 2 * constant / (linear + root);
 }
 
-// Halves the bracket, on a logarithmic scale where it spans magnitudes: the root may be far closer to its
-// pole (at 0) than to the other end.
+// Divides the bracket in two, on a logarithmic scale if it spans orders of magnitude, because the root may be far
+// closer to its pole (at 0) than to the other end.
 double split(double low, double high) {
     if (low == 0) return high / 16;
     if (high == 0) return low / 16;
@@ -90,7 +90,7 @@ double solve_gap(const Side& left, const Side& right, double below, double above
         const double step = rational_step(a - mu, b - mu, l, r);
         double next = mu + step;
         if (!inside(next)) next = split(low, high);
-        if (!inside(next)) break;  // no number lies between
+        if (!inside(next)) break;  // there is no number between the two ends
         const bool still = std::abs(next - mu) <= eps * std::abs(next);
         mu = next;
         if (still) break;
@@ -98,7 +98,7 @@ double solve_gap(const Side& left, const Side& right, double below, double above
     return origin + mu;
 }
 
-// The smallest eigenvalue but 0 of a row with at least two entries that are not 0: `entries`, in any order.
+// The smallest nonzero eigenvalue of a row with at least two entries that are not 0; `entries` may be in any order.
 double least_eigenvalue(std::vector<double>& entries) {
     std::ranges::iter_swap(std::ranges::min_element(entries), entries.begin());
     const double least = entries.front();

@@ -1,5 +1,6 @@
-// Rows that become weights tile by tile, while each tile is in the L1 cache: relative to the largest score that the row
-// has shown so far, since the largest of all is known at its end only. What a tile then lacks is kept beside it.
+// Rows that become weights tile by tile, while each tile is in the L1 cache. The largest score of a row is known only
+// at its end, so a tile's weights are relative to the largest score up to this tile. factor() gives the factor by which
+// they must be multiplied to be relative to the largest score of the whole row.
 #pragma once
 
 #include <algorithm>
@@ -23,19 +24,19 @@ public:
         start();
     }
 
-    // Before every block. Tiles that nobody weighs count as masked.
+    // Must be called before every block. Tiles that are not weighed afterwards count as masked.
     void start() {
         std::ranges::fill(states_, SoftmaxState<double>{});
         std::ranges::fill(shifts_, -infinity<double>());
     }
 
-    // The scores of row r from column j on, `top` the largest of them, become weights. `ahead`: see weigh_row.
+    // Turns the scores of row r from column j on, of which `top` is the largest, into weights. `ahead`: see weigh_row.
     QK_INLINE void weigh(Index r, Index j, Index padded, T* s, T top, const T* ahead) {
         auto& state = raised(r, j, top);
         state.sum += weights(state, s, padded, s, ahead);
     }
 
-    // The same, with the n of them that are no padding written to `out`.
+    // The same, and writes the n weights that are not padding to `out`.
     QK_INLINE void weigh_into(Index r, Index j, Index n, Index padded, T* s, T top, const T* ahead, T* out) {
         const Index whole = n - n % (2 * SimdTraits<T>::width);
         auto& state = raised(r, j, top);
@@ -45,10 +46,10 @@ public:
         std::copy(s + whole, s + n, out + whole);
     }
 
-    // Of the tiles so far; its max is the shift of the row.
+    // The state after the tiles so far; its max is the shift of the row.
     const SoftmaxState<double>& state(Index r) const { return states_[static_cast<std::size_t>(r)]; }
 
-    // What the weights of the tile from column j on are multiplied by to have the shift of the row.
+    // The factor that makes the weights of the tile from column j on relative to the shift of the row.
     double factor(Index r, Index j) const {
         const double shift = shifts_[at(r, j)], top = state(r).max;
         if (shift == top) return 1.0;
@@ -63,10 +64,10 @@ private:
         return state;
     }
 
-    // The sum of the weights of n scores, which are written to `out`.
+    // Turns n scores into weights, which are written to `out`, and returns their sum.
     QK_INLINE static double weights(const SoftmaxState<double>& state, const T* s, Index n, T* out,
                                     const T* ahead) {
-        // A row that has seen nothing: any finite shift gives weights of exactly 0.
+        // If everything so far is masked, any finite shift gives weights of exactly 0.
         const T shift = state.empty() ? T(0) : static_cast<T>(state.max);
         return static_cast<double>(weigh_row<ShiftedExp<T>, T, 0, false, true>(s, n, {broadcast(shift)},
                                                                                shift, nullptr, 0, out, ahead)

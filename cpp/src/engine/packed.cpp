@@ -75,8 +75,8 @@ bool has_stage(const std::vector<Bias<T>>& biases, Stage stage) {
     return std::ranges::any_of(biases, [&](const Bias<T>& bias) { return bias.stage == stage; });
 }
 
-// Whether the score without references is an entry of a matrix as it is: then it is rounded already, and a reference of
-// one side is added to it as an early bias would be, with the same result and one addition less.
+// Whether the score without its reference is an entry of a given matrix. It needs no rounding then, so a reference of
+// one side can be added like an early bias, with the same result and one addition less.
 template <class T>
 bool references_are_early(const Problem<T>& problem) {
     return problem.dense.size() == 1 && problem.dense.front().scale == T(1) && problem.dots.empty() &&
@@ -85,7 +85,7 @@ bool references_are_early(const Problem<T>& problem) {
            has_stage(problem.row_bias, Stage::reference) != has_stage(problem.col_bias, Stage::reference);
 }
 
-// Where the biases of a stage are summed, in packed columns or in a block of rows.
+// The array in which the biases of a stage are summed, in packed columns or in a block of rows.
 template <class T, class Packed>
 Buffer<T>& stage_of(const Bias<T>& bias, bool early_references, Packed& packed) {
     switch (bias.stage) {
@@ -126,8 +126,8 @@ void pack_biases(const Problem<T>& problem, Index first, Index end, PackedColumn
     }
 }
 
-// Right-hand sides of the columns [first, end) into their packed layout; `end` may be past the last
-// column, where zeros go.
+// Packs right-hand sides of the columns [first, end); `end` may be beyond the last
+// column, where zeros are written.
 template <class T>
 void pack_values(MatrixView<T> values, Index n_cols, Index n_values, Index first, Index end,
                  PackedColumns<T>& packed) {
@@ -165,7 +165,7 @@ void add_dense(const DenseTerm<T>& term, const RowBlock<T>& block, Index first_c
                Index ld) {
     const MatrixView<T>& z = term.values;
     if (column_major(z)) {
-        // Down the columns, eight at a time: whole cache lines are read, and written lines are reused.
+        // Eight columns at a time, from top to bottom: whole cache lines are read, and written lines are used again.
         constexpr Index strip = 8;
         for (Index j = 0; j < n_cols; j += strip) {
             const Index width = std::min(strip, n_cols - j);
@@ -187,7 +187,7 @@ void add_dense(const DenseTerm<T>& term, const RowBlock<T>& block, Index first_c
     }
 }
 
-// The late biases of one row, to be added to scores that are otherwise finished. Columns count from the first of the tile.
+// The late biases of one row, which are added to finished scores. Columns count from the first one of the tile.
 template <class T, LateSides Sides>
 class LateBiases {
 public:
@@ -233,7 +233,8 @@ void with_sides(LateSides sides, const Work& work) {
     }
 }
 
-// Squares of packs from a matrix that is read down its columns: whole cache lines there, packs of columns in the tile.
+// Reads a matrix down its columns, in squares of packs: whole cache lines of the matrix become packs of columns of the
+// tile.
 template <class T>
 class ColumnsDown {
     static constexpr Index width = SimdTraits<T>::width;
@@ -247,14 +248,14 @@ public:
           // Packs that start up to here end within the matrix.
           safe_(stride_ > 0 ? (n_cols - 1) * stride_ + n_rows_ - width : -1) {}
 
-    // Asks for `width` columns. They lie far from each other, so that the processor does not see what comes next.
+    // Prefetches `width` columns. They lie far from each other, so the processor does not predict the next one.
     void fetch(Index j) const {
         constexpr Index line = 64 / static_cast<Index>(sizeof(T));
         for (Index c = j; c < std::min(j + width, n_cols_); ++c)
             for (Index r = 0; r < n_rows_; r += line) __builtin_prefetch(from_ + c * stride_ + r);
     }
 
-    // Pack c has rows r and on of column j + c; there may be fewer than `width` of them.
+    // Pack c gets the rows from r on of column j + c; there may be fewer than `width` such rows.
     QK_INLINE void load(Index r, Index j, Pack<T> (&square)[SimdTraits<T>::width]) const {
         const T* at = from_ + j * stride_ + r;
         if (r + width <= n_rows_ || (j + width - 1) * stride_ + r <= safe_) {
@@ -274,8 +275,8 @@ private:
     Index stride_, n_rows_, n_cols_, safe_;
 };
 
-// Scores that are one dense term and biases, in one pass: the same numbers as add_dense on a tile of biases. Along the
-// rows of a matrix their largest are found on the way.
+// Scores that are one dense term and biases, in one pass; the numbers are the same as those of add_dense on a tile of
+// biases. Where the matrix is read along its rows, their maxima are found at the same time.
 template <class T, LateSides Sides>
 [[gnu::noinline]] void set_dense(const DenseTerm<T>& term, RowBlock<T>& block,
                                  const PackedColumns<T>& columns, Index first_col, Index n_cols, Index padded,
@@ -285,7 +286,7 @@ template <class T, LateSides Sides>
     const T* bias = columns.bias.data() + first_col;
     const Pack<T> scale = broadcast(term.scale);
     const auto later = [&](Index r) { return LateBiases<T, Sides>(columns, block, first_col, r); };
-    // A lane of packs, so that edges round as the rest does, whatever the compiler fuses.
+    // Computed in a lane of packs, so that edges round like the rest, whatever the compiler fuses.
     const auto one = [&](Index r, Index j) {
         const Pack<T> value = broadcast(z(block.first_row + r, first_col + j));
         const Pack<T> s = fma(value, scale, broadcast(block.bias[r] + bias[j]));
@@ -295,8 +296,8 @@ template <class T, LateSides Sides>
     Index r = 0;
     if (column_major(z)) {
         const ColumnsDown<T> down(z, block, first_col, n_cols);
-        // From memory all rows of some columns come together. From the cache a pack of rows at a time is better: those of the
-        // tile lie so far apart that more of them push each other out of the L1 cache.
+        // From memory it is faster to read all rows of some columns together, from the cache a pack of rows at a time:
+        // the columns of a tile lie so far apart that longer pieces of them push each other out of the L1 cache.
         const bool cached =
             columns.n_padded * std::abs(z.col_stride) * static_cast<Index>(sizeof(T)) <= tuning::cached_bytes;
         const Index together = cached ? width : std::max<Index>(1, block.n_rows);
@@ -304,7 +305,8 @@ template <class T, LateSides Sides>
             for (Index j = 0; j < whole_cols; j += width) {
                 if (!cached) down.fetch(j + 2 * width);
                 const Pack<T> b = load(bias + j);
-                // The columns' biases are loaded once: the compiler cannot know that the tile is elsewhere.
+                // The biases of the columns are loaded once here, because the compiler cannot know that `tile` is other
+                // memory.
                 const Pack<T> reference =
                     col_references(Sides) ? load(columns.reference.data() + first_col + j) : Pack<T>{};
                 const Pack<T> late = late_cols(Sides) ? load(columns.late.data() + first_col + j) : Pack<T>{};
@@ -353,7 +355,7 @@ template <class T, LateSides Sides>
     }
 }
 
-// tile += the late biases; the largest score of every row is found on the way.
+// tile += the late biases; the largest score of every row is found at the same time.
 template <class T, LateSides Sides>
 void finish_tile(const PackedColumns<T>& columns, RowBlock<T>& block, Index first_col, Index padded, T* tile,
                  Index ld) {
@@ -372,7 +374,8 @@ void finish_tile(const PackedColumns<T>& columns, RowBlock<T>& block, Index firs
     block.tops_known = true;
 }
 
-// What the tile after the one that ends before `next_col` will read of a matrix, where it reads along its rows.
+// The entries that the tile after the one that ends before `next_col` will read, if it reads along the rows of a
+// matrix.
 template <class T>
 Ahead<T> entries_ahead(const Problem<T>& problem, const RowBlock<T>& block, Index next_col) {
     const MatrixView<T>& z = problem.dense.front().values;
@@ -442,7 +445,8 @@ void repack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_val
         packed.late.reserve(packed.n_padded);
     }
 
-    // Biases too in tasks of their own: one row may have so many columns that filling an array takes seconds.
+    // Biases are packed in separate tasks too, because a row may have so many columns that filling an array takes
+    // seconds.
     const Index n_tasks = (n_panels + tuning::panels_per_task - 1) / tuning::panels_per_task;
     parallel_for(n_tasks > 64 || d + n_values > 0 ? run : alone(run, 0), n_tasks, [&](Index task, int) {
         const Index first = task * tuning::panels_per_task;

@@ -1,5 +1,5 @@
-// One problem made ready for tiles: column features, column biases and right-hand sides repacked for
-// the kernels (O(n_cols)), row features repacked per block of rows.
+// One problem prepared for tiles: column features, column biases and right-hand sides repacked for
+// the kernels (O(n_cols) memory), row features repacked per block of rows.
 #pragma once
 
 #include "engine/row_kernels.hpp"
@@ -13,8 +13,8 @@ namespace qk {
 template <class T>
 struct PackedColumns {
     Buffer<T> panels;  // [panel][feature][cols]
-    Buffer<T> bias;    // [n_padded], -inf beyond n_cols; the early ones
-    // The sums of the biases of the later stages, [n_padded], 0 beyond n_cols; only where the problem has such.
+    Buffer<T> bias;    // [n_padded], the early biases; -inf beyond n_cols
+    // The sums of the biases of the later stages, [n_padded], 0 beyond n_cols; only if the problem has such biases.
     Buffer<T> reference, late;
     LateSides late_sides = LateSides::none;
 
@@ -26,35 +26,35 @@ struct PackedColumns {
     Index n_packs = 0;  // packs per row of a product, many values only
 };
 
-// `as_many`: the layout for many right-hand sides even if they are few.
+// `as_many`: use the layout for many right-hand sides even if there are few.
 template <class T>
 PackedColumns<T> pack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values, const Run& run,
                               bool as_many = false);
 
-// The same into memory that is there, which nothing is allocated for unless the sizes have grown.
+// The same into existing memory, which is allocated again only if the sizes have grown.
 template <class T>
 void repack_columns(const Problem<T>& problem, MatrixView<T> values, Index n_values, const Run& run,
                     bool as_many, PackedColumns<T>& packed);
 
-// Entries of a matrix that the next tile will read: asked for while this one is weighed, they are there in time.
+// Entries of a matrix that the next tile will read. They are prefetched while this tile is weighed.
 template <class T>
 struct Ahead {
     const T* first = nullptr;
     Index row_stride = 0;
     Index n_rows = 0;
 
-    // Null where there is nothing to ask for.
+    // Null if there is nothing to prefetch.
     const T* row(Index r) const { return r < n_rows ? first + r * row_stride : nullptr; }
 };
 
-// Scratch of one thread: row features, row biases and the tile of scores.
+// Scratch memory of one thread: row features, row biases and the tile of scores.
 template <class T>
 struct RowBlock {
     Buffer<T> features;
     Buffer<T> bias, reference, late;  // as in PackedColumns
     Buffer<T> scores;
     Buffer<T> tops;           // the largest score of every row of the tile,
-    bool tops_known = false;  // where score_block has met them on its way
+    bool tops_known = false;  // if score_block has found it
     Ahead<T> ahead;
     Index first_row = 0;
     Index n_rows = 0;

@@ -10,7 +10,7 @@
 namespace qk {
 namespace {
 
-// exp(s) (cos, sin)(theta), in place of s and theta. Masked entries are 0 whatever their phase.
+// Replaces s and theta by exp(s) (cos, sin)(theta). Masked entries are 0 whatever their phase.
 template <class T>
 void polar_row(T* s, T* theta, Index n) {
     constexpr int width = SimdTraits<T>::width;
@@ -90,7 +90,7 @@ Status apply_phases(const std::vector<PhaseTask<T>>& tasks, Index n_values, cons
     for (const auto& task : tasks) work += 4 * operations(task.problem, n_values);
     const Run scaled = scaled_run(run, work);
     const auto n = static_cast<Index>(tasks.size());
-    // The layout for many right-hand sides, whatever their number: sines and cosines are the work.
+    // The layout for many right-hand sides, whatever their number, because sines and cosines take most of the time.
     const auto problems = prepare_each<T>(n, scaled, [&](std::size_t at, const Run& inner) {
         const PhaseTask<T>& task = tasks[at];
         Walked<T> w =

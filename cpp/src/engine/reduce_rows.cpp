@@ -10,8 +10,8 @@ namespace {
 
 using tuning::few_values;
 
-// What one row has gathered so far. Sums across tiles are kept in double for both types: they cost one
-// addition per row and tile, and long float32 rows lose nothing.
+// The sums of one row so far. Sums across tiles are kept in double for both types: that costs one
+// addition per row and tile, and long float32 rows lose no digits.
 template <class T>
 struct RowAccumulators : WalkLocal<T> {
     std::vector<SoftmaxState<double>> state;
@@ -66,7 +66,7 @@ RowSums<T> weigh_few(Weight weight, Index k, bool tilt, T* s, Index n, T shift, 
     }
 }
 
-// out = factor * sums; false when a result is not finite. `sums` is padded to whole packs, `out` is not.
+// out = factor * sums; returns false if a result is not finite. `sums` is padded to whole packs, `out` is not.
 template <class T>
 bool scale_row(const T* sums, Index n, T factor, T* out) {
     constexpr Index width = SimdTraits<T>::width;
@@ -87,7 +87,7 @@ bool scale_row(const T* sums, Index n, T factor, T* out) {
     return all;
 }
 
-// What reduce_rows is about, and the results of its rows.
+// The tasks of reduce_rows, and where the results of their rows go.
 template <class T>
 class RowResults {
 public:
@@ -105,7 +105,7 @@ public:
     bool exponential() const { return weight == Weight::softmax || weight == Weight::exp; }
     RowAccumulators<T>& worker(int k) { return locals_[static_cast<std::size_t>(k)]; }
 
-    // Rows whose columns are cut are put together at the end, from what each cut has gathered.
+    // If the columns of a problem are cut, its rows are merged at the end from the sums of all cuts.
     void expect_splits(const std::vector<Walked<T>>& problems) {
         for (std::size_t at = 0; at < tasks.size(); ++at) {
             const Index n_cols = tasks[at].problem.n_cols, split = problems[at].tiling.split_cols;
@@ -172,7 +172,7 @@ private:
                     const T* many) {
         bool finite = true;
         if (exponential()) {
-            // +inf or NaN scores end up here as a sum that is not finite.
+            // Scores of +inf or NaN show here as a sum that is not finite.
             finite = state.empty() ? state.sum == 0.0 : std::isfinite(state.max) && std::isfinite(state.sum);
             if (task.log_sum_exp != nullptr) task.log_sum_exp[row] = static_cast<T>(state.log_sum_exp());
             if (task.peak != nullptr) {
@@ -198,7 +198,7 @@ private:
         bool in_range = true;
         for (Index k = 0; k < n_values; ++k) {
             const double sum = is_few ? few[k] : static_cast<double>(many[k]);
-            // 0 * inf: exp(max) may overflow where the weighted sum is exactly 0.
+            // This avoids 0 * inf: exp(max) may overflow where the weighted sum is exactly 0.
             out[k] = sum == 0.0 ? T(0) : static_cast<T>(sum * factor);
             in_range = in_range && std::isfinite(out[k]);
         }
@@ -211,8 +211,8 @@ private:
     std::atomic<bool> overflow_{false};
 };
 
-// The reducer. Few right-hand sides are summed in registers while a row becomes weights; many go through product_tile once
-// the whole tile has.
+// The reducer. A few right-hand sides are summed in registers while a row becomes weights; many go through product_tile
+// when the whole tile has become weights.
 template <class T, bool Many>
 class RowReducer {
 public:
@@ -232,7 +232,7 @@ public:
         T shift = T(0);
         if (results_.exponential()) {
             raise(acc, row.r, static_cast<double>(row.top()));
-            // A row that has seen nothing: any finite shift gives weights of exactly 0.
+            // If everything so far is masked, any finite shift gives weights of exactly 0.
             shift = state.empty() ? T(0) : static_cast<T>(state.max);
         }
         RowSums<T> sums;
@@ -262,7 +262,7 @@ public:
     void end_block(Local& acc, const Block<T>& at, const Run&, int) const { results_.end_block(at, acc); }
 
 private:
-    // Moves a row's reference up to `candidate`; everything it has gathered is rescaled.
+    // Raises a row's reference to `candidate`, and rescales all sums of the row.
     static void raise(Local& acc, Index row, double candidate) {
         const double factor = acc.state[static_cast<std::size_t>(row)].raise(candidate);
         if (factor == 1.0) return;

@@ -1,4 +1,4 @@
-// Kernels on one row of a score tile: its maximum, and its weights with what is summed from them.
+// Kernels on one row of a score tile: its maximum, and its weights with the sums over them.
 // Tiles are padded with -inf, so n is always a multiple of two packs.
 #pragma once
 
@@ -21,12 +21,12 @@ QK_INLINE T row_max(const T* s, Index n) {
     return reduce_max<T>(max(m0, m1));
 }
 
-// Which sides have biases that are added once a score has been rounded (Stage, in qk/problem.hpp).
-// Products with transposed operators have references of columns and nothing else, couplings have potentials as
+// Which sides have biases that are added after a score has been rounded (Stage, in qk/problem.hpp).
+// Products with transposed operators have references of columns and nothing else; couplings have their potentials as
 // references of both sides.
 enum class LateSides { none, rows, cols, both, col_references, references };
 
-// What a side has.
+// The kinds of biases that a side has.
 constexpr bool late_rows(LateSides s) { return s == LateSides::rows || s == LateSides::both; }
 constexpr bool late_cols(LateSides s) { return s == LateSides::cols || s == LateSides::both; }
 constexpr bool row_references(LateSides s) { return late_rows(s) || s == LateSides::references; }
@@ -34,8 +34,8 @@ constexpr bool col_references(LateSides s) {
     return late_cols(s) || s == LateSides::references || s == LateSides::col_references;
 }
 
-// Adds the late biases of row and column. Maxima come first: subtracting them is exact where the weight matters. A side
-// that has none is as good as one of zeros, so that transposed scores have the same bits.
+// Adds the late biases of row and column. Maxima come first, because subtracting them is exact where the weight
+// matters. A side without such biases counts as one of zeros, so that transposed scores have the same bits.
 template <LateSides Sides, class V, class Row>
 QK_INLINE V add_late_biases(V s, Row row_reference, V col_reference, Row row_late, V col_late) {
     if constexpr (Sides == LateSides::none) return s;
@@ -46,7 +46,7 @@ QK_INLINE V add_late_biases(V s, Row row_reference, V col_reference, Row row_lat
     return ((s + row_reference) + col_reference) + (row_late + col_late);
 }
 
-// What a pass over one row may produce besides the sum of weights.
+// What a pass over one row can compute besides the sum of weights.
 template <class T>
 struct RowSums {
     static constexpr int max_values = 4;
@@ -55,7 +55,7 @@ struct RowSums {
     T products[max_values] = {};  // sum w v
 };
 
-// Asks for as many bytes as two packs have.
+// Prefetches as many bytes as two packs have.
 template <class T>
 QK_INLINE void fetch(const T* at) {
     constexpr Index line = 64 / static_cast<Index>(sizeof(T));
@@ -63,8 +63,8 @@ QK_INLINE void fetch(const T* at) {
     for (Index k = 0; k < 2 * SimdTraits<T>::width; k += line) __builtin_prefetch(at + k);
 }
 
-// Weights of one row. K right-hand sides (values[k * ldv + j]) are summed in registers; with Store
-// the weights are written to `out`, which may be s. `ahead`: n entries that will be read soon, or null.
+// The weights of one row. K right-hand sides (values[k * ldv + j]) are summed in registers; with Store
+// the weights are written to `out`, which may be s. `ahead`: n entries to prefetch, or null.
 template <class Weigh, class T, int K, bool Tilt, bool Store>
 QK_INLINE RowSums<T> weigh_row(const T* s, Index n, const Weigh& weigh, T shift, const T* values, Index ldv,
                                T* out, const T* ahead) {
@@ -82,7 +82,7 @@ QK_INLINE RowSums<T> weigh_row(const T* s, Index n, const Weigh& weigh, T shift,
         for (int h = 0; h < 2; ++h) {
             const Index at = j + h * width;
             sum[h] += w[h];
-            // 0 * -inf would be NaN; 0 * lowest is 0.
+            // 0 * -inf would be NaN, but 0 * lowest is 0.
             if constexpr (Tilt) tilt[h] = fma(w[h], max(score[h] - shift, lowest), tilt[h]);
 #pragma GCC unroll 4
             for (int k = 0; k < K; ++k) prod[k][h] = fma(w[h], load(values + k * ldv + at), prod[k][h]);
@@ -96,7 +96,7 @@ QK_INLINE RowSums<T> weigh_row(const T* s, Index n, const Weigh& weigh, T shift,
     return sums;
 }
 
-// The weights as functions that replace two packs of scores.
+// Functions that turn two packs of scores into weights.
 template <class T>
 struct ShiftedExp {
     Pack<T> shift;

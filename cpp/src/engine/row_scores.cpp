@@ -61,7 +61,7 @@ RowScoresKernel<T> pick_row_scores(const Problem<T>& problem, const FeatureDims&
     if (!problem.dense.empty() || !problem.masks.empty()) return nullptr;
     const auto pick = [&](auto step, Index dim) {
         using Step = decltype(step);
-        // Few problems have late biases of rows alone: they share the kernel for both sides, whose columns are zeros then.
+        // Late biases of rows alone are rare; they share the kernel for both sides, with zeros for the columns.
         if (sides == LateSides::references)
             return detail::row_scores_of_dim<T, Step, true, LateSides::references>(dim);
         if (problem.has_late_rows()) return detail::row_scores_of_dim<T, Step, true, LateSides::both>(dim);

@@ -1,5 +1,5 @@
-// Points of few dimensions: a row of scores and its maximum in one loop over a long tile. The matrix
-// kernels have nothing to reuse there; the row stays in the L1 cache for the pass over its weights.
+// For points of few dimensions: a row of scores and its maximum in one loop over a long tile. There is nothing that the
+// matrix kernels could reuse, and the row stays in the L1 cache until it becomes weights.
 #pragma once
 
 #include "engine/packed.hpp"
@@ -14,13 +14,13 @@ struct RowScores {
     Index n_panels;
     T distance_scale;
     T row_bias;
-    // The late biases (qk/problem.hpp), where the problem has such.
+    // The late biases (qk/problem.hpp), if the problem has any.
     const T* col_reference = nullptr;
     const T* col_late = nullptr;
     T row_reference = T(0), row_late = T(0);
 };
 
-// Row r of the block against `padded` columns from `column` on.
+// The arguments for row r of the block and `padded` columns from `column` on.
 template <class T>
 QK_INLINE RowScores<T> row_scores_at(const PackedColumns<T>& columns, const RowBlock<T>& block, Index r,
                                      Index column, Index padded) {
@@ -38,11 +38,11 @@ QK_INLINE RowScores<T> row_scores_at(const PackedColumns<T>& columns, const RowB
             late ? block.late[r] : T(0)};
 }
 
-// Writes the scores of the row, padding included (-inf by its bias), and returns the largest.
+// Writes the scores of the row, padding included (its bias is -inf), and returns the largest.
 template <class T>
 using RowScoresKernel = T (*)(const RowScores<T>&, T* out);
 
-// Null when the problem is not of this kind: one sort of features, few of them, nothing dense.
+// Null unless the problem has features of one sort only, few of them, and nothing dense.
 template <class T>
 RowScoresKernel<T> pick_row_scores(const Problem<T>& problem, const FeatureDims& dims, LateSides sides);
 

@@ -25,8 +25,8 @@ std::vector<TileAt> upper_tiles(Index n) {
     return out;
 }
 
-// K vectors through one tile, two of its rows at a time: `down` takes the tile times x of its columns,
-// and, off the diagonal, `across` its transpose times x of its rows.
+// Multiplies K vectors by one tile, two of its rows at a time. `down` gets the tile times x of its columns,
+// and, off the diagonal, `across` gets its transpose times x of its rows.
 template <class T, int K, bool Mirror>
 void through_tile(const T* weights, const T* x_cols, const T* x_rows, Index ld, T* down, T* across) {
     constexpr int width = SimdTraits<T>::width;

@@ -103,7 +103,7 @@ void product_micro(const T* p, Index ldp, Index count, const T* v, T* out, Index
         for (int q = 0; q < NV; ++q) store(out + r * ldout + q * width, acc[r][q]);
 }
 
-// Run-time row count -> compile-time: tables of the instantiations for 1..rows rows.
+// Tables of the instantiations for 1..rows rows, which turn a row count at run time into one at compile time.
 template <class T>
 using ScoreMicro = void (*)(const T*, Index, const T*, const FeatureDims&, T, const T*, const T*, T*, Index);
 template <class T>

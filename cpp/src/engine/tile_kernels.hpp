@@ -10,8 +10,8 @@
 
 namespace qk {
 
-// A micro-tile is `rows` x (`packs` SIMD packs): its accumulators fill the register file, leaving
-// room for the column packs and one broadcast.
+// A micro-tile is `rows` x (`packs` SIMD packs). Its accumulators fill the registers, except for those
+// of the column packs and one broadcast.
 template <class T>
 struct MicroTile {
     static constexpr int width = SimdTraits<T>::width;
@@ -49,8 +49,8 @@ template <class T>
 void score_tile(const T* features, Index n_rows, const T* panels, Index n_panels, const FeatureDims& dims,
                 T distance_scale, const T* row_bias, const T* col_bias, T* out, Index ldout);
 
-// out (n_rows x n_values) += weights (n_rows x count) * values, whose packed layout is panels of two
-// packs ([panel][column][2 * width]) with a last panel of one pack where that is enough.
+// out (n_rows x n_values) += weights (n_rows x count) * values. The values are packed in panels of two
+// packs ([panel][column][2 * width]); the last panel has one pack if that is enough.
 // `column_offset` and `n_cols` say where the tile lies in the packed columns.
 template <class T>
 void product_tile(const T* weights, Index ldw, Index n_rows, Index count, const T* values, Index n_cols,

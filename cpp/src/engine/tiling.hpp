@@ -15,19 +15,20 @@ struct Tiling {
     Index block_rows;  // rows whose tile is in cache at once
     Index tile_cols;   // columns of a tile
     Index task_rows;   // rows handled by one task, a multiple of block_rows
-    Index split_cols;  // columns handled by one task; all of them unless rows are few
+    Index split_cols;  // columns handled by one task: all of them, except if there are few rows
     bool row_by_row;   // points of few dimensions: see row_scores.hpp
 };
 
-// `n_problems`: how many are walked together; together they have blocks enough for the threads.
+// `n_problems` is the number of problems that are walked together; together they must have enough blocks for the
+// threads.
 template <class T>
 Tiling choose_tiling(const Problem<T>& problem, Index n_values, Index n_problems = 1) {
     const Index n_rows = problem.n_rows, n_cols = problem.n_cols;
     const Index feature_dim = problem.dot_dim() + problem.distance_dim();
     constexpr Index micro = MicroTile<T>::rows;
-    // With matrix work per entry, tall blocks reuse the panels of the columns.
+    // If an entry takes many operations, tall blocks are better, because they reuse the panels of the columns.
     const bool matrix_work = n_values > tuning::few_values || feature_dim > tuning::matrix_work_dim;
-    // Not as tall in a band: what a block leaves out is what none of its rows sees.
+    // In a band blocks are less tall, because a block can leave out only columns that none of its rows sees.
     const Index micro_tiles =
         problem.band.everything() ? tuning::matrix_micro_tiles : tuning::band_micro_tiles;
     Index block_rows = matrix_work ? micro_tiles * micro : tuning::flat_block_rows;
@@ -42,7 +43,7 @@ Tiling choose_tiling(const Problem<T>& problem, Index n_values, Index n_problems
     t.row_by_row =
         feature_dim > 0 && feature_dim <= tuning::row_scores_max_dim && !matrix_work && problem.dense.empty();
     t.tile_cols = t.row_by_row ? tuning::row_tile_cols : tuning::tile_cols;
-    // Not in a band, whose tiles at the edge are computed whole.
+    // Not in a band, because tiles at its edge are computed as a whole.
     const bool reads_on =
         feature_dim == 0 && block_rows == tuning::flat_block_rows && problem.band.everything();
     if (reads_on) {
@@ -52,19 +53,20 @@ Tiling choose_tiling(const Problem<T>& problem, Index n_values, Index n_problems
     const Index blocks = std::max<Index>(1, tuning::blocks_per_problem / n_problems);
     t.block_rows = std::min(block_rows, round_up(std::max<Index>(1, (n_rows + blocks - 1) / blocks), whole));
     Index entries_per_task = tuning::task_work / (feature_dim + n_values + 32);
-    // A thread that reads on where it was finds there what it has asked for (Ahead, in packed.hpp).
+    // A thread that continues where it stopped finds the entries in its cache that it has prefetched (Ahead, in
+    // packed.hpp).
     if (reads_on)
         entries_per_task = std::max(
             entries_per_task, std::min<Index>(n_rows * n_cols / tuning::read_share, tuning::read_entries));
     const Index rows = std::max<Index>(1, entries_per_task / std::max<Index>(1, n_cols));
     t.task_rows = round_up(std::min(rows, n_rows), t.block_rows);
-    // Few rows and many columns: cut the columns, and merge the states afterwards.
+    // With few rows and many columns the columns are cut, and the states are merged afterwards.
     t.split_cols = n_cols;
     if (n_rows <= tuning::few_rows && n_cols >= 2 * tuning::split_cols) t.split_cols = tuning::split_cols;
     return t;
 }
 
-// The same with whole rows, for reductions that do not merge parts of rows.
+// The same with whole rows, for reductions that cannot merge parts of rows.
 template <class T>
 Tiling whole_row_tiling(const Problem<T>& problem, Index n_problems = 1) {
     Tiling t = choose_tiling(problem, 0, n_problems);
@@ -77,7 +79,7 @@ struct Piece {
     Index problem;
     Index first_row, end_row;
     Index first_col, end_col;
-    Index part;  // which cut of the columns, or which share of the rows
+    Index part;  // the number of the cut of the columns, or of the share of the rows
 };
 
 inline void cut(Index problem, Index n_rows, Index n_cols, const Tiling& t, std::vector<Piece>& pieces) {
@@ -91,8 +93,8 @@ inline void cut(Index problem, Index n_rows, Index n_cols, const Tiling& t, std:
     }
 }
 
-// One range of rows for each of up to n_parts threads, in multiples of `granule` rows: for reductions with sums over rows,
-// which every share keeps for itself.
+// One range of rows for each of up to n_parts threads, in multiples of `granule` rows. This is for reductions with sums
+// over rows, which every share keeps separately.
 inline std::vector<Piece> cut_shares(Index problem, Index n_rows, Index n_cols, Index granule,
                                      Index n_parts) {
     const Index granules = (n_rows + granule - 1) / granule;
@@ -105,7 +107,7 @@ inline std::vector<Piece> cut_shares(Index problem, Index n_rows, Index n_cols, 
     return pieces;
 }
 
-// Columns that the band lets any row of [first_row, end_row) see, within [first_col, end_col).
+// Reduces [first_col, end_col) to the columns that the band keeps for some row of [first_row, end_row).
 inline void clip_to_band(const Band& band, Index first_row, Index end_row, Index n_cols, Index& first_col,
                          Index& end_col) {
     first_col = std::max(first_col, band.first(first_row, n_cols));
@@ -117,7 +119,7 @@ inline bool band_keeps_all(const Band& band, Index first_row, Index end_row, Ind
     return band.keep(end_row - 1, first_col) && band.keep(first_row, end_col - 1);
 }
 
-// Waking another thread costs microseconds: below this many (rough) operations one thread does it all.
+// Waking another thread costs microseconds, so below this (rough) number of operations one thread does all the work.
 inline Run scaled_run(const Run& run, double operations) {
     Run scaled = run;
     if (operations < tuning::alone_operations) scaled.n_threads = 1;

@@ -1,5 +1,5 @@
 // Every number of the engine that was chosen by measuring, with what it trades and the row of bench/native (or of
-// bench/run.py) that shows it. None of them changes what is computed but for rounding, and none depends on the number
+// bench/run.py) that shows it. These numbers change only the rounding of results, and none depends on the number
 // of threads where results must not.
 #pragma once
 
@@ -18,95 +18,103 @@ inline constexpr Index few_values = 4;
 // log_sum_exp/d:3, sweep_points.
 inline constexpr Index row_scores_max_dim = 4;
 
-// From here on scores are matrix work, and tall blocks of rows pay: log_sum_exp/d:64, attention.
+// From this many dimensions on, scores are mostly matrix work, and tall blocks of rows are faster: log_sum_exp/d:64,
+// attention.
 inline constexpr Index matrix_work_dim = 16;
-// Micro-tiles on top of each other in such a block: its panel of columns is read once for all of them.
+// The number of micro-tiles one below the other in such a block: its panel of columns is read once for all of them.
 inline constexpr Index matrix_micro_tiles = 8;
-inline constexpr Index band_micro_tiles = 4;  // of bands: bench/run.py attention, causal
+inline constexpr Index band_micro_tiles = 4;  // the same in a band: bench/run.py attention, causal
 
-// Rows of other blocks: the tile stays in the L1 cache between the pass that makes scores and that of exp. sweep_dense.
+// The rows of other blocks. Their tile stays in the L1 cache from the pass that makes scores to that of exp.
+// sweep_dense.
 inline constexpr Index flat_block_rows = 12;
 
-// Columns of a tile: 256 of a block, 1024 of a single row of points (work that is done once for each row and tile is
-// spread). log_sum_exp/d:3.
+// The columns of a tile: 256 for a block, 1024 for a single row of points, where the work done once for each row and
+// tile is then spread over more entries. log_sum_exp/d:3.
 inline constexpr Index tile_cols = 256;
 inline constexpr Index row_tile_cols = 1024;
 
-// The rows of a matrix: four rows of 8 KB fill the L1 cache, and long runs come faster from memory. sweep_dense.
+// Tiles of a matrix read along its rows: four rows of 8 KB fill the L1 cache, and memory delivers long runs faster.
+// sweep_dense.
 inline constexpr Index read_rows = 4;
 inline constexpr Index read_bytes = 8192;
 
-// A transposed matrix is read down its columns: blocks as tall as several cache lines, in steps of one pack.
+// A transposed matrix is read down its columns, in blocks as tall as several cache lines and a multiple of a pack.
 // bench/run.py dense.
 inline constexpr Index down_rows = 96;
 inline constexpr Index down_whole = 16;
-// A matrix of this size is taken to be in the caches, where asking for its columns ahead costs more than it saves.
+// A matrix up to this size is assumed to be in the caches, where prefetching its columns costs more than it saves.
 inline constexpr Index cached_bytes = Index{10} << 20;
 
 // A problem that is walked alone is cut into at least this many blocks, so that threads share small ones evenly.
 inline constexpr Index blocks_per_problem = 16;
 
-// Work handed out at once, in entries times features: tens of microseconds. Threads that read a matrix keep 1/64 of it at
-// a time, at most `read_entries`, since they find in the cache what they have asked for themselves.
+// The work that is handed out at once, in entries times features: tens of microseconds. Threads that read a matrix take
+// 1/64 of it at a time, at most `read_entries`, because each then finds in its cache what it has prefetched itself.
 inline constexpr Index task_work = Index{1} << 17;
 inline constexpr Index read_entries = Index{1} << 16;
 inline constexpr Index read_share = 64;
 
-// Few rows and many columns are cut by columns instead. bench/run.py reductions of one row.
+// Problems with few rows and many columns are cut by columns instead. bench/run.py reductions of one row.
 inline constexpr Index few_rows = 64;
 inline constexpr Index split_cols = Index{1} << 14;
 
-// Waking another thread costs microseconds: below this many operations (of packs) one thread does it all. bench small.
+// Waking another thread costs microseconds: below this many operations (on packs) one thread does all the work. bench
+// small.
 inline constexpr double alone_operations = 2e5;
-// What an entry costs beside its features, in operations: exp and sums.
+// The operations of an entry in addition to those of its features: exp and sums.
 inline constexpr double entry_operations = 20;
 
 // Panels of columns that one task packs.
 inline constexpr Index panels_per_task = 64;
 
-// Entries of an array that one task looks at for NaN and infinities, and short rows between two looks at the clock.
-// bench/run.py dense, where the check is part of every call.
+// The entries of an array that one task checks for NaN and infinities, and the number of short rows between two checks
+// of the clock. bench/run.py dense, where the check is part of every call.
 inline constexpr Index scan_entries = Index{1} << 16;
 inline constexpr Index scan_poll_rows = 64;
-// Points that are multiplied by a factor of a metric at once, copies included: they stay in the cache.
+// The number of points that are multiplied by a factor of a metric at once; with their copies they stay in the cache.
 inline constexpr Index project_rows = 256;
 
-// Shares of a product with a stored symmetric kernel, each with sums of its own: as many whatever the number of threads,
-// whose results are then the same. symmetric_times_1.
+// The number of shares of a product with a stored symmetric kernel, each with sums of its own. It does not depend on
+// the number of threads, so results do not either. symmetric_times_1.
 inline constexpr Index symmetric_parts = 8;
 
-// Rows of probabilities, and eigenvalues of one row, that one task handles: each takes microseconds. bench/run.py simplex.
+// The rows of probabilities, and the eigenvalues of one row, that one task handles: each takes microseconds.
+// bench/run.py simplex.
 inline constexpr Index mobility_rows = 64;
 inline constexpr Index secular_roots = 16;
 
 // ---- memory ------------------------------------------------------------------------------------------------------
 
-// Of the L1 cache for rows that are read twice in a row. sweep_stored.
+// The part of the L1 cache for rows that are read twice in succession. sweep_stored.
 inline constexpr Index l1_bytes = Index{32} << 10;
-// Of the L2 cache for what waits in it for a second use. Processors with packs of 512 bits have a megabyte and more.
-// sweep_points.
+// The part of the L2 cache for data that wait in it for a second use. Processors with packs of 512 bits have a megabyte
+// and more. sweep_points.
 inline constexpr Index l2_bytes = Index{QK_SIMD_BYTES == 64 ? 1024 : 256} << 10;
-// A dense output in the softmax keeps less there, because its output passes through as well. bench/run.py dense.
+// The softmax as dense output keeps less there, because its output passes through the cache as well. bench/run.py
+// dense.
 inline constexpr Index output_l2_bytes = Index{256} << 10;
 
 // ---- sweeps of bridges -------------------------------------------------------------------------------------------
 
-// Rows that share one pass over the column sums: with four, the sums cost an eighth of the reads. sweep_dense.
+// The rows that share one pass over the column sums: with four, the sums cost an eighth of the reads. sweep_dense.
 inline constexpr int sweep_rows = 4;
-// The same of stored rows that are too long for the L1 cache: eight at a time come faster from memory than four, and want
-// 32 registers. sweep_stored.
+// The same for stored rows that are too long for the L1 cache: memory delivers eight at a time faster than four, but
+// they need 32 registers. sweep_stored.
 inline constexpr int stored_rows = QK_SIMD_BYTES == 64 ? 8 : 4;
-// Sums over more columns go on in double, as do column sums of more rows: float32 keeps its digits for any size.
+// Sums over more columns, and column sums over more rows, continue in double: float32 keeps its digits at any size.
 inline constexpr Index sweep_chunk = 1024;
 inline constexpr int flush_rows = 128;
-// Rows are cut among threads in multiples of this.
+// The rows of a thread are a multiple of this.
 inline constexpr Index share_rows = 12;
 
-// Looking at the clock takes as long as four short stored rows, and long rows take their time. sweep_stored at N = 200.
+// The rows and entries between two checks of the clock, which takes as long as four short stored rows. sweep_stored at
+// N = 200.
 inline constexpr Index poll_rows = 64;
 inline constexpr Index poll_entries = Index{1} << 21;
 
-// Stored entries are taken anew once a potential has moved this far: exp of it times entries stays where sums are exact.
+// Stored entries are computed and stored again once a potential has moved this far: entries times exp of it must have
+// exact sums.
 template <class Entry, class T>
 inline constexpr double stored_reach = sizeof(Entry) < sizeof(T) ? 20.0
                                        : sizeof(T) == 4          ? 8.0
@@ -114,42 +122,44 @@ inline constexpr double stored_reach = sizeof(Entry) < sizeof(T) ? 20.0
 
 // ---- Newton's method for bridges (bridge/newton_system.cpp) ------------------------------------------------------
 
-// Conjugate gradients where they converge before they have cost as much as a factorisation, which then takes over, and
-// stays: systems get harder towards the solution. Up to so many columns. bench/run.py hard.
+// Conjugate gradients are used as long as they converge before they have cost as much as a factorisation. Otherwise the
+// factorisation is used from then on, because systems get harder towards the solution. Up to so many columns.
+// bench/run.py hard.
 inline constexpr Index most_factored = 1024;
-// And for so few columns without asking. bench/run.py bridges, many problems.
+// With so few columns the factorisation is always used. bench/run.py bridges, many problems.
 inline constexpr Index always_factored = 64;
 inline constexpr Index fewest_steps = 10, most_steps = 500;
-// Entries that are kept: 12 bytes each.
+// The largest number of entries that are kept, with 12 bytes each.
 inline constexpr Index most_entries = Index{1} << 22;
-// Beside products of the kernel, kept entries must be this rare to be worth it: they lie in no order, and one thread
-// multiplies with them. bench/run.py bridges, eps=0.001.
+// Kept entries must be this rare to be faster than products with the kernel, because they are in no order, and one
+// thread multiplies with them. bench/run.py bridges, eps=0.001.
 inline constexpr Index sparse = 24;
-// They are counted in so many rows first, and in one of gather_rows at most: what is kept of too many is lost work. After
-// as many rows that were kept it is asked again. bench/gate.py, bridge dense eps=0.005.
+// Entries are first counted in so many rows (and at most in one of `gather_rows`), because keeping too many is lost
+// work. The total is checked again after every `gather_rows` rows. bench/gate.py, bridge dense eps=0.005.
 inline constexpr Index gather_sample = 128, gather_rows = 16;
-// Multiplications of a factorisation that take as long as an entry of a visit: of one computed on the fly, by which work
-// is counted, and of one that is stored or kept, by which methods are chosen. bench/run.py hard.
+// The multiplications of a factorisation that take as long as one entry of a visit. The first, for entries computed on
+// the fly, counts work; the others, for entries that are stored or kept, choose methods. bench/run.py hard.
 inline constexpr double per_computed_entry = 16, per_stored_entry = 1.5, per_kept_entry = 3;
-// Potentials may move by this much before entries that were too small to be kept can matter.
+// The distance by which potentials may move before entries that were too small to be kept can matter.
 inline constexpr double reach = 3;
-// Of the row; entries below it are nothing even to the weakest connection.
+// Relative to the row; entries below it do not matter even for the weakest connection.
 inline constexpr double least_direct = 1e-18;
 
 // ---- particles ---------------------------------------------------------------------------------------------------
 
 // Particles of up to this many dimensions keep scores, weights and sums in registers. velocity/d:2.
 inline constexpr Index cloud_max_dim = 4;
-// Packs of a strip: enough independent chains to hide the latency of exp2, few enough for the registers.
+// The packs of a strip: enough independent chains to hide the latency of exp2, few enough for the registers.
 inline constexpr int cloud_packs = 4;
-// Strips that are summed in T before they are added in double.
+// The number of strips that are summed in T before they are added in double.
 inline constexpr Index cloud_chunk = 64;
-// Rows of a task in few dimensions, and of a block in many. velocity/d:16.
+// The rows of a task in few dimensions, and of a block in many. velocity/d:16.
 inline constexpr Index cloud_rows = 32;
 inline constexpr Index particle_block_rows = 48;
-// Rows of so many particles are worth a look at the clock each.
+// With so many particles the clock is checked after every row.
 inline constexpr Index cloud_poll = 4096;
-// Scores (in units of log 2) up to this size, summed over any number of particles, stay in the range of the type.
+// Weights of scores (in units of log 2) up to this size stay in the range of the type, summed over any number of
+// particles.
 template <class T>
 inline constexpr double safe_exponent = sizeof(T) == 4 ? 80.0 : 900.0;
 
@@ -161,20 +171,21 @@ inline constexpr Index pull_cols = 256;
 
 // ---- Gaussian laws (fields) ----------------------------------------------------------------------------------------
 
-// Laws of this many dimensions and more go alone through products of whole matrices, and not in the lanes of packs. A
-// full pack of lanes is 1.4 (L2) to 4 times as slow in 32 dimensions, and twice as fast in 24. It does not depend on how
-// many laws there are (one alone gains from 12 dimensions on): each has the same bits in any batch. bench/run.py
-// gaussian, d = 32.
+// Laws in this many dimensions and more are computed alone, by products of whole matrices, and not in the lanes of
+// packs. A full pack of lanes is 1.4 (L2) to 4 times as slow in 32 dimensions, and twice as fast in 24. The limit does
+// not depend on the number of laws, so that each has the same bits in any batch (a single law would gain from 12
+// dimensions on). bench/run.py gaussian, d = 32.
 inline constexpr Index whole_matrix_dimensions = 32;
-// Rows of a task of such a product: four micro-tiles, with which two threads share 100 rows well. A panel of the right
+// The rows of a task of such a product: four micro-tiles, so that two threads share 100 rows well. A panel of the right
 // factor, of this depth and two packs wide, stays in the L1 cache for all of them. bench/run.py gaussian, d = 100, 300.
 inline constexpr Index product_rows = 48;
 inline constexpr Index product_depth = 320;
-// With fewer rows one thread multiplies: a product takes 25 microseconds or less, as long as waking another.
+// With fewer rows one thread multiplies, because a product takes at most 25 microseconds, as long as waking another
+// thread.
 inline constexpr Index product_threads = 96;
 
-// From here on OpenBLAS uses threads of its own for eigenvalues, and calls from several threads wait for each other: laws
-// of Sinkhorn attention follow one another then. bench/run.py gaussian sinkhorn, 8 laws, d = 64.
+// From this dimension on OpenBLAS uses threads of its own for eigenvalues, and calls from several threads wait for each
+// other. Laws of Sinkhorn attention then follow one another. bench/run.py gaussian sinkhorn, 8 laws, d = 64.
 inline constexpr Index library_threads = 64;
 
 }  // namespace qk::tuning

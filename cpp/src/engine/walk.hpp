@@ -1,25 +1,25 @@
-// The walker: everything that looks at every entry of a score matrix goes through it.
+// The walker: everything that uses every entry of a score matrix goes through it.
 //
 // A walk cuts the rows of its problems into pieces and hands them to threads. In a piece it goes block by block of rows,
 // and in a block tile by tile of columns: it asks whether the tile may be skipped, makes its scores with the micro-kernel
 // that fits, and gives them to a reducer. A reducer is a class with
 //
-//     static constexpr Keeps keeps;                 what of a block's scores it wants side by side
-//     struct Local : WalkLocal<T>                   what a thread (or a share of the rows) keeps
+//     static constexpr Keeps keeps;                 how much of a block's scores it needs at the same time
+//     struct Local : WalkLocal<T>                   the memory of a thread (or of a share of the rows)
 //     Local& local(const Piece&, int worker)
 //     void row(Local&, const Block<T>&, const Tile&, const Row<T>&)        one row of a tile
-// and, where it has use for them,
+// and, where it needs them,
 //     static constexpr bool pairs = true            walks two problems of one shape: Row::beside
-//     static constexpr bool flushes = true          subnormal numbers are taken for zeros
-//     bool start_piece(Local&, const Piece&, const Run&, int worker)       false: stopped
+//     static constexpr bool flushes = true          subnormal numbers are treated as zeros
+//     bool start_piece(Local&, const Piece&, const Run&, int worker)       returns false if it was stopped
 //     void pack_rows(Local&, const Block<T>&)                              makes the row features of a block itself
 //     void start_block(Local&, const Block<T>&)
 //     void end_tile(Local&, const Block<T>&, const Tile&)                  all rows of the tile have been given
 //     void skipped(Local&, const Block<T>&, Index first_col, Index end_col)  columns that were not visited
 //     void end_block(Local&, const Block<T>&, const Run&, int worker)
 //
-// What calls what is settled at compile time. Rows of one block come in order, blocks of one piece too, and which pieces
-// there are depends on shapes (Cut::tasks) or on shapes and the number of threads (Cut::shares) alone: so do sums.
+// All calls are resolved at compile time. Rows of one block come in order, and so do blocks of one piece. The pieces depend
+// only on shapes (Cut::tasks), or only on shapes and the number of threads (Cut::shares), and therefore so do the sums.
 #pragma once
 
 #include <span>
@@ -30,23 +30,23 @@
 
 namespace qk {
 
-// How much of a block's scores (or of what the reducer writes over them) stays in the buffer.
+// How long a block's scores (or what the reducer writes in their place) stay in the buffer.
 enum class Keeps {
-    nothing,  // the reducer scores the row itself, and all stays in registers: clouds of points (cloud_kernels.hpp)
-    row,         // until the next row: points of few dimensions need no more than one row of a tile at a time
-    tile,        // until end_tile
+    nothing,  // not at all: the reducer scores the row itself in registers, for clouds of points (cloud_kernels.hpp)
+    row,   // until the next row, for points of few dimensions, which need only one row of a tile at a time
+    tile,  // until end_tile
     whole_rows,  // until end_block: rows have the padded width of the problem
 };
 
-// What a walk needs of a problem, made once and used by any number of walks.
+// What a walk needs to know of a problem. It is made once and used by any number of walks.
 template <class T>
 struct Walked {
     const Problem<T>* problem = nullptr;
-    const Problem<T>* beside = nullptr;  // of reducers of pairs: another problem of the same shape
+    const Problem<T>* beside = nullptr;  // for reducers of pairs: the other problem, of the same shape
     PackedColumns<T> columns, beside_columns;
     Tiling tiling{};
-    RowScoresKernel<T> by_rows{};  // of points of few dimensions; null for the others
-    Band band;                     // outside of it nothing is visited
+    RowScoresKernel<T> by_rows{};  // for points of few dimensions; otherwise null
+    Band band;                     // nothing outside of it is visited
 
     void put_beside(const Problem<T>& other, MatrixView<T> values, Index n_values, const Run& run,
                     bool as_many = false) {
@@ -67,7 +67,7 @@ Walked<T> prepare(const Problem<T>& problem, const Tiling& tiling, MatrixView<T>
     return out;
 }
 
-// one(k, run) for each of n problems: a single one has all threads to itself.
+// Calls one(k, run) for each of n problems; a single problem gets all threads.
 template <class T, class One>
 std::vector<Walked<T>> prepare_each(Index n, const Run& run, const One& one) {
     std::vector<Walked<T>> out(static_cast<std::size_t>(n));
@@ -81,7 +81,7 @@ std::vector<Walked<T>> prepare_each(Index n, const Run& run, const One& one) {
     return out;
 }
 
-// All rows of all problems, in pieces of a task each.
+// All rows of all problems, cut into pieces of one task each.
 template <class T>
 std::vector<Piece> cut_all(const std::vector<Walked<T>>& problems) {
     std::vector<Piece> pieces;
@@ -105,18 +105,18 @@ struct Block {
 
 struct Tile {
     Index first_col, n_cols;
-    Index padded;  // whole panels: scores beyond n_cols are -inf
-    Index ld;      // from one row of the tile to the next, in the buffer
+    Index padded;  // n_cols rounded up to whole panels; scores beyond n_cols are -inf
+    Index ld;      // the distance from one row of the tile to the next, in the buffer
 };
 
-// A row of a tile.
+// One row of a tile.
 template <class T>
 struct Row {
-    Index r;         // of the block
-    Index i;         // of the problem
-    T* s;            // its scores, `padded` of them, to be overwritten at will
-    T* beside;       // those of the other problem
-    const T* ahead;  // entries of a matrix that will be read soon, or null: see weigh_row
+    Index r;         // its number in the block
+    Index i;         // its number in the problem
+    T* s;            // its `padded` scores, which may be overwritten
+    T* beside;       // the scores of the other problem
+    const T* ahead;  // entries of a matrix to prefetch, or null: see weigh_row
     Index padded;
     const T* known_top;
 
@@ -124,8 +124,8 @@ struct Row {
     QK_INLINE T top() const { return known_top != nullptr ? *known_top : row_max(s, padded); }
 };
 
-// May the tile be skipped? A walk that is given another predicate leaves out the tiles for which it says so: those that
-// contribute nothing, or less than matters. Tiles wholly outside a band are skipped whatever it says.
+// The predicate that says whether a tile may be skipped. With another predicate a walk leaves out the tiles for which
+// it returns true: those that contribute nothing, or too little. Tiles wholly outside a band are always skipped.
 struct NothingSkipped {
     bool operator()(const Piece&, Index /*first_row*/, Index /*end_row*/, Index /*first_col*/,
                     Index /*end_col*/) const {
@@ -140,7 +140,7 @@ concept OfPairs = requires { requires Reducer::pairs; };
 template <class Reducer>
 concept Flushes = requires { requires Reducer::flushes; };
 
-// One tile that is not skipped.
+// Walks one tile that is not skipped.
 template <class T, class Reducer, class Local>
 QK_INLINE void walk_tile(Reducer& reducer, Local& local, const Block<T>& at, Index j, Index n, Index ld) {
     const Walked<T>& w = at.walked;
@@ -207,8 +207,8 @@ void walk_piece(const Walked<T>& w, const Piece& piece, Reducer& reducer, const 
             if constexpr (requires { reducer.skipped(local, at, from, to); })
                 if (from < to) reducer.skipped(local, at, from, to);
         };
-        // What the band shows of the piece, in whole panels. Tiles stay on one grid: masks do not move the cuts, and what
-        // a tile at the edge leaves out would have added zeros.
+        // The columns of the piece that the band keeps, in whole panels. Tiles stay on one grid, so masks do not move
+        // the cuts, and what a tile at the edge leaves out would have added zeros.
         Index first = piece.first_col, end = piece.end_col;
         clip_to_band(w.band, i, end_row, n_cols, first, end);
         constexpr Index panel = MicroTile<T>::cols;
@@ -216,7 +216,8 @@ void walk_piece(const Walked<T>& w, const Piece& piece, Reducer& reducer, const 
         end = std::max(first, std::min(piece.end_col, round_up(end, panel)));
         leave_out(piece.first_col, first);
         for (Index from = first; from < end;) {
-            // Before the first tile of a piece parallel_for has asked, and looking at the clock takes as long as a small tile.
+            // parallel_for has checked before the first tile of a piece, and checking the clock takes as long as a
+            // small tile.
             if ((i > piece.first_row || from > first) && should_stop(run, worker)) return;
             const Index to = std::min(end, (from / t.tile_cols + 1) * t.tile_cols);
             if (skip(piece, i, end_row, from, to))
@@ -235,7 +236,7 @@ void walk_piece(const Walked<T>& w, const Piece& piece, Reducer& reducer, const 
 
 inline bool stopped(const Run& run) { return run.stop != nullptr && run.stop->stopped(); }
 
-// Walks the pieces of the problems. False when it was stopped.
+// Walks the pieces of the problems. Returns false if it was stopped.
 template <class T, class Reducer, class Skip = NothingSkipped>
 bool walk(std::span<const Walked<T>> problems, std::span<const Piece> pieces, Reducer& reducer,
           const Run& run, const Skip& skip = {}) {

@@ -6,8 +6,8 @@ namespace qk {
 
 template <class T>
 Index cluster_labels(Index n, Index d, const T* x, double linkage, std::vector<Index>& labels) {
-    // Grown from seeds: the particles not yet reached are kept together, and each one reached looks at them
-    // once. O(n^2) at worst, O(n) per cluster when they are tight.
+    // Clusters grow from seeds. Each particle that is reached is compared once with all particles not yet reached.
+    // This is O(n^2) at worst, and O(n) per cluster if clusters are tight.
     std::vector<Index> waiting(static_cast<std::size_t>(n)), frontier;
     std::iota(waiting.begin(), waiting.end(), Index{0});
     labels.assign(static_cast<std::size_t>(n), -1);

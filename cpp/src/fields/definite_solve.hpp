@@ -1,5 +1,5 @@
-// Linear systems with a positive definite matrix and as many right-hand sides, by strips of rows: what other strips
-// contribute goes through the register-blocked kernel of products.
+// Linear systems with a positive definite matrix and as many right-hand sides as rows, by strips of rows. The
+// contributions of other strips are products, computed by the register-blocked kernel.
 #pragma once
 
 #include <cmath>
@@ -11,12 +11,12 @@ namespace qk {
 template <class T>
 class DefiniteSolve {
 public:
-    // b := a^-1 b; both n x n, by rows. False where a is not positive definite.
+    // b := a^-1 b; both n x n, by rows. Returns false if a is not positive definite.
     bool operator()(const T* a, T* b, Index n) {
         n_ = n;
         half_ = round_up(n, width);
         ld_ = 2 * half_;
-        rows_.reserve(n * ld_);  // [a | b], padded by zeros; then [U | U^-T b], then [U | a^-1 b], a = U^T U
+        rows_.reserve(n * ld_);  // [a | b], padded by zeros; then [U | U^-T b]; then [U | a^-1 b]; a = U^T U
         packed_.reserve(n * ld_);
         negative_.reserve(n * n);  // -U above the strips of the diagonal, -U^T below
         for (Index i = 0; i < n; ++i)
@@ -38,7 +38,7 @@ private:
 
     T* row(Index i) { return rows_.data() + i * ld_; }
 
-    // row_i -= factor row_j, from a column on
+    // row_i -= factor row_j, from column `from` on
     void subtract(Index i, Index j, T factor, Index from) {
         T* to = row(i);
         const T* of = row(j);
@@ -51,7 +51,7 @@ private:
                 std::copy_n(row(j) + c, width, packed_.data() + c * n_ + j * width);
     }
 
-    // rows [first, end) += left times the packed rows [k, k + depth), from a column on
+    // rows [first, end) += left times the packed rows [k, k + depth), from column `from` on
     void add_product(Index first, Index end, Index k, Index depth, Index from) {
         if (depth > 0)
             product_tile(negative_.data() + first * n_ + k, n_, end - first, depth,

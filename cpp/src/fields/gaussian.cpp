@@ -12,7 +12,7 @@
 namespace qk {
 namespace {
 
-// Tells the caller now and then how far the work has come; only the calling thread does.
+// Reports to the caller from time to time how far the work has come; only the calling thread does so.
 class Progress {
 public:
     Progress(const std::function<void(double)>& report, Index n_tasks) : report_(report), n_tasks_(n_tasks) {}
@@ -34,7 +34,7 @@ private:
     std::chrono::steady_clock::time_point last_ = std::chrono::steady_clock::now();
 };
 
-// The laws of one task from the start to the end; given up when the computation was stopped.
+// Integrates the laws of one task from start to end, or until the computation is stopped.
 template <class Some>
 void flow_of(Some& laws, const GaussianOptions& options, const Run& run, int worker, Progress& progress) {
     constexpr Index poll_steps = 16;
@@ -84,7 +84,7 @@ std::unique_ptr<RatesOfLaws<T>> packed_rates(const GaussianProblem<T>& problem, 
     }
 }
 
-// The problem of one trajectory alone.
+// The problem of one trajectory.
 template <class T>
 GaussianProblem<T> only(const GaussianProblem<T>& problem, Index which) {
     GaussianProblem<T> one = problem;
@@ -95,7 +95,7 @@ GaussianProblem<T> only(const GaussianProblem<T>& problem, Index which) {
     return one;
 }
 
-// Whether each law goes alone through products of whole matrices, and not in a lane of packs.
+// Whether each law is computed alone, by products of whole matrices, and not in a lane of packs.
 template <class T>
 bool whole_matrices(const GaussianProblem<T>& problem) {
     return problem.d >= tuning::whole_matrix_dimensions && has_large_rates<T>(problem.field);
@@ -122,8 +122,8 @@ void gaussian_flow(const GaussianProblem<T>& problem, const GaussianOptions& opt
     const Index lanes = single ? 1 : SimdTraits<T>::width;
     const Index n_tasks = (problem.n + lanes - 1) / lanes;
     Progress progress(options.report, n_tasks);
-    // Fewer laws than threads: they follow one another, and threads share the rows of products. So they do where a
-    // library has threads of its own.
+    // If there are fewer laws than threads, the laws follow one another and the threads share the rows of products. The
+    // same holds if a library is used that has threads of its own.
     const bool library = problem.field == GaussianField::sinkhorn && problem.d >= tuning::library_threads;
     const bool in_turn = large && (problem.n < run.n_threads || library);
     const Run mine = in_turn ? Run{1, run.stop, run.by_caller} : run;

@@ -9,8 +9,9 @@
 
 namespace qk {
 
-// Where mean and covariance are, in packs. Of several laws every number is a pack, a lane for each law; of a single law
-// the numbers follow one another, the mean and the covariance each from the start of a pack (zeros fill the last one).
+// Where mean and covariance are, in packs. For several laws every number is a pack, with a lane for each law. For a
+// single law the numbers follow one another; mean and covariance each start at a new pack, and zeros fill the last
+// pack.
 template <class T>
 struct LawLayout {
     static constexpr int width = SimdTraits<T>::width;
@@ -23,7 +24,7 @@ struct LawLayout {
     Index length() const { return mean() + cov(); }
 };
 
-// What a stepper asks for, whatever the dimension: it is compiled once, only what follows for each of them.
+// The functions that a stepper calls. The stepper is compiled once for all dimensions, the derived classes for each.
 template <class T>
 class RatesOfLaws {
 public:
@@ -34,12 +35,12 @@ public:
     RatesOfLaws& operator=(const RatesOfLaws&) = delete;
     virtual ~RatesOfLaws() = default;
 
-    // rate := (mean', cov') at state; cov' is symmetric to the last bit. M stays in matrix().
+    // rate := (mean', cov') at state, with cov' symmetric to the last bit. matrix() returns M afterwards.
     virtual void operator()(const P* state, P* rate) = 0;
     virtual const P* matrix() const = 0;
     // out := a b
     virtual void multiply(const P* a, const P* b, P* out) = 0;
-    // out := a cov a^T, symmetric to the last bit; product: scratch
+    // out := a cov a^T, symmetric to the last bit; `product` is scratch memory
     virtual void congruence(const P* a, const P* cov, P* product, P* out) = 0;
 };
 
@@ -48,7 +49,7 @@ class GaussianRates final : public RatesOfLaws<T> {
 public:
     using P = Pack<T>;
 
-    // The parameters of the trajectories first .. first + lanes - 1 (the last one repeated beyond n).
+    // The parameters of the trajectories first .. first + lanes - 1; beyond n the last one is repeated.
     GaussianRates(const GaussianProblem<T>& problem, Index first)
         : problem_(problem), d_(static_cast<int>(problem.d)) {
         const Index square = Index{n()} * n(), per_stack = problem.heads * square;
@@ -142,7 +143,7 @@ private:
         packs::multiply_vector<T, D, false, true>(d_, V, u_, b);
     }
 
-    // B = (K cov)^T (I + 2 K cov K^T)^-1: M += 2 V B Q, b += V (mean - 2 B K mean); no inverse of cov.
+    // B = (K cov)^T (I + 2 K cov K^T)^-1: M += 2 V B Q, b += V (mean - 2 B K mean). cov is not inverted.
     void l2(const P* K, const P* Q, const P* V, const P* mean, const P* cov, P* b) {
         packs::multiply<T, D>(d_, K, cov, one_);
         const P two = broadcast(T(2));
@@ -181,7 +182,7 @@ private:
         packs::multiply<T, D, true>(d_, L, directions, rows);
         for (int i = 0; i < n(); ++i)
             for (int j = 0; j < n(); ++j) directions[j * n() + i] = L[i * n() + j];
-        packs::orthogonalize_rows<T, D>(d_, rows, directions, u_);  // rows := (L U)^T beside them
+        packs::orthogonalize_rows<T, D>(d_, rows, directions, u_);  // `directions` becomes (L U)^T
         const P unit = broadcast(T(1));
         for (int c = 0; c < n(); ++c) {
             const P ratio = broadcast(T(2)) / (unit + packs::root(fma(broadcast(T(4)), u_[c], unit)));
@@ -206,7 +207,7 @@ private:
     P *u_ = nullptr, *w_ = nullptr;
 };
 
-// One law by the rates of packs, whose lanes are all that law.
+// The rates of one law by the rates of packs, in which all lanes hold that law.
 template <class T>
 class RatesOfOneLaw final : public RatesOfLaws<T> {
 public:

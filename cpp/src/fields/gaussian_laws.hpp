@@ -10,11 +10,12 @@
 
 namespace qk {
 
-// Growth per step up to which a step is taken to resolve it.
+// The largest growth in one step for which the step counts as resolving it.
 inline constexpr double resolved_growth = 0.1;
 
-// rate_: (mean', cov') at the state; k_: the stages, the first of them at the state. Pushed forward, the second part of a
-// stage is the matrix M_s P_s instead of cov'. With Single every lane of a pack is the law, or a part of its numbers.
+// rate_ is (mean', cov') at the state; k_ are the stages, of which the first is at the state. In the pushforward form
+// the second part of a stage is the matrix M_s P_s instead of cov'. With Single a pack holds one law, or a part of its
+// numbers.
 template <class T, bool Single>
 class Laws {
 public:
@@ -62,7 +63,7 @@ public:
     }
 
     void lost(bool* out) const {
-        P sum[2] = {};  // 0 x is 0 for every finite x, NaN for the others
+        P sum[2] = {};  // 0 x is 0 for every finite x, and NaN otherwise
         for (Index e = 0; e < at_.length(); ++e) sum[e % 2] = fma(trial_[e], P{}, sum[e % 2]);
         const P all = gathered(sum[0] + sum[1]);
         for (int l = 0; l < lanes; ++l) out[l] = !(all[l] == T(0));
@@ -85,7 +86,7 @@ public:
 
     void sizes(double* size, double* speed) const {
         const P one = broadcast(T(1));
-        scaled(state_, size, [&](Index e) {  // pushed forward, the state of the map is the identity
+        scaled(state_, size, [&](Index e) {  // in the pushforward form the map at the state is the identity
             return options_.pushforward && e >= at_.mean() ? one : state_[e];
         });
         const P* at_state = options_.pushforward ? k_ : rate_;
@@ -101,7 +102,7 @@ public:
         return VelocityStatus::ok;
     }
 
-    bool escaping(int, double) const { return true; }  // what ends with steps too small has blown up
+    bool escaping(int, double) const { return true; }  // a law whose steps become too small has blown up
 
     ode::StiffSystem* stiff() {
         if constexpr (Single && std::is_same_v<T, double>) return &system_;
@@ -116,7 +117,7 @@ public:
             all = all && (taken[l] || l >= n_here_);
         }
         for (Index e = 0; e < at_.length(); ++e) state_[e] = select(moves, trial_[e], state_[e]);
-        if (method_.last_is_next && !options_.pushforward)  // the last stage was taken at the new state
+        if (method_.last_is_next && !options_.pushforward)  // the last stage is the slope at the new state
             for (Index e = 0; e < at_.length(); ++e)
                 k_[e] = select(moves, stage_at(method_.n_stages - 1)[e], k_[e]);
         else
@@ -158,7 +159,7 @@ public:
     }
 
 private:
-    // The mean and the lower triangle of the covariance are unknowns.
+    // The stiff system of a law: the mean and the lower triangle of the covariance are unknowns.
     class System final : public ode::StiffSystem {
     public:
         explicit System(Laws& of) : of_(of) {}
@@ -208,7 +209,7 @@ private:
     static void set(Mask& mask, int lane, bool value) {
         for (int l = Single ? 0 : lane; l < (Single ? width : lane + 1); ++l) mask[l] = value ? -1 : 0;
     }
-    // Of a single law, sums over numbers end with one over lanes.
+    // For a single law, a sum over numbers has to be completed by a sum over lanes.
     static P gathered(P x) {
         if constexpr (!Single) return x;
         T sum = T(0);
@@ -216,7 +217,7 @@ private:
         return broadcast(sum);
     }
 
-    // Number e of the mean (cov: of the covariance) of one lane.
+    // Number e of the mean (in cov_at: of the covariance) of one lane.
     T mean_at(const P* from, int e, int l) const {
         return Single ? reinterpret_cast<const T*>(from)[e] : from[e][l];
     }
@@ -256,7 +257,7 @@ private:
             square_ = max(square_, mean * mean);
         }
     }
-    // Half its derivative; the growth is their quotient.
+    // Half the derivative of the square of the size; divided by the square it is the growth.
     void measure_slope() {
         slope_ = gathered(packs::dot<T>(at_.cov(), state_ + at_.mean(), rate_ + at_.mean()));
         if (options_.judge_mean) {
@@ -284,7 +285,8 @@ private:
         next_mark_[l] = T(4) * square_[l];
     }
 
-    // After a step: marks, and trajectories that have grown too large. Controlled steps resolve the growth.
+    // After a step: sets marks, and ends trajectories that have grown too large. Controlled steps always resolve the
+    // growth.
     void judge(const bool* taken, const double* h, ode::Lane* lane) {
         measure();
         bool any = false;
@@ -319,7 +321,8 @@ private:
         }
     }
 
-    // Whether cov + resolved |cov| I has a Cholesky factor: what resolved steps may do to the smallest eigenvalue.
+    // Whether cov + resolved_growth |cov| I has a Cholesky factor: steps that resolve the growth may change the
+    // smallest eigenvalue by that much.
     bool positive(int l) const {
         const Index n = d_;
         Buffer<double> factor(n * n);
@@ -343,22 +346,22 @@ private:
         return true;
     }
 
-    // The rates at the state, and from them the first stage.
+    // Computes the rates at the state, and from them the first stage.
     void first_slope() {
         rates_(state_, rate_);
-        if (!options_.pushforward) return;  // they are the same
+        if (!options_.pushforward) return;  // the first stage is the rate
         std::copy(rate_, rate_ + at_.mean(), k_);
         std::copy(rates_.matrix(), rates_.matrix() + at_.cov(), k_ + at_.mean());
     }
 
-    // The slope at the trial state: pushed forward, the second part is M P with the map P that led there.
+    // The slope at the trial state. In the pushforward form the second part is M P, where P is the map that led there.
     void slope(P* out) {
         rates_(trial_, out);
         if (options_.pushforward) rates_.multiply(rates_.matrix(), map_ + at_.mean(), out + at_.mean());
     }
 
-    // to := y + h sum_j weight_j k_j. Pushed forward, the covariances are P cov P^T with P = I + h sum_j
-    // weight_j k_j: the law that the particles x + h sum_j weight_j k_j(x) have, positive semidefinite always.
+    // to := y + h sum_j weight_j k_j. In the pushforward form the covariances become P cov P^T with P = I + h sum_j
+    // weight_j k_j, the law of the particles x + h sum_j weight_j k_j(x), which is always positive semidefinite.
     void combine(const double* weights, int n, P h, P* to, const P* only = nullptr) {
         P weight[max_stages];
         for (int j = 0; j < n; ++j) weight[j] = h * number(weights[j]);
@@ -391,9 +394,9 @@ private:
         rates_.congruence(map, state_ + at_.mean(), reinterpret_cast<P*>(product_.data()), to + at_.mean());
     }
 
-    // Root mean squares in units of the tolerance at the larger of the state and `other`. Pushed forward, the error is
-    // that of the map P, which moves every direction of the covariance in proportion to its size: small eigenvalues
-    // beside large ones keep their digits, and their sign.
+    // Root mean squares relative to the tolerance, which is taken at the larger of the state and `other`. In the
+    // pushforward form the error is that of the map P. P changes every direction of the covariance in proportion to its
+    // size, so small eigenvalues next to large ones keep their digits and their sign.
     template <class Entry>
     void scaled(const P* other, double* out, const Entry& entry) const {
         const P absolute = number(options_.atol), relative = number(options_.rtol);

@@ -9,10 +9,10 @@
 namespace qk {
 namespace {
 
-// T T^T is off by rounding times its norm; where that is more than this, singular values are taken of T itself.
+// T T^T is wrong by rounding times its norm. If that is more than this, singular values are computed from T itself.
 constexpr double squares_are_exact = 1e-11;
 
-// Matrices are d x d, stored by rows. A library stores them by columns: to it ours are their transposes.
+// Matrices are d x d, stored by rows. A library stores matrices by columns, so it sees the transposes of ours.
 template <class T>
 class LargeRates final : public RatesOfLaws<T> {
 public:
@@ -28,7 +28,7 @@ public:
             reserve_work();
             return;
         }
-        // What multiplies from the right stays the same.
+        // The factors on the right of products do not change, so they are packed once.
         const bool l2 = problem.field == GaussianField::l2;
         scores_.resize(static_cast<std::size_t>(problem.heads));
         if (l2) queries_.resize(scores_.size());
@@ -90,7 +90,7 @@ private:
     static const T* numbers(const P* p) { return reinterpret_cast<const T*>(p); }
     static T* numbers(P* p) { return reinterpret_cast<T*>(p); }
 
-    // out := alpha op(a) op(b) + beta out, as the library sees them
+    // out := alpha op(a) op(b) + beta out, in the library's storage order
     void product(char op_a, char op_b, const T* a, const T* b, T* out, T alpha = T(1), T beta = T(0)) const {
         int n = d_;
         blas_.gemm(&op_a, &op_b, &n, &n, &n, &alpha, const_cast<T*>(a), &n, const_cast<T*>(b), &n, &beta, out,
@@ -108,7 +108,7 @@ private:
             }
             T total = reduce_add<T>(sum[0] + sum[1]);
             for (; k < d_; ++k) total += row[k] * x[k];
-            y[i] = beta == T(0) ? alpha * total : alpha * total + beta * y[i];  // y may be unset
+            y[i] = beta == T(0) ? alpha * total : alpha * total + beta * y[i];  // y may be uninitialised
         }
     }
 
@@ -136,7 +136,7 @@ private:
         times(V, mean, problem_.gain, T(1), b);
     }
 
-    // X = (I + 2 K cov K^T)^-1 K cov: M += 2 V X^T Q, b += V (mean - 2 X^T K mean); no inverse of cov.
+    // X = (I + 2 K cov K^T)^-1 K cov: M += 2 V X^T Q, b += V (mean - 2 X^T K mean). cov is not inverted.
     void l2(Index h, const T* K, const T* V, const T* mean, T* b) {
         const auto head = static_cast<std::size_t>(h);
         cov_.multiply(K, one_.data(), false, run_);
@@ -155,7 +155,7 @@ private:
         queries_[head].multiply(three_.data(), matrix_.data(), true, run_);
     }
 
-    // root := L by columns, L L^T = cov, by Cholesky's method with pivots: cov may be singular.
+    // root := L by columns with L L^T = cov, by Cholesky's method with pivots, because cov may be singular.
     void take_root(const T* cov) {
         std::copy_n(cov, at_.square(), one_.data());
         char lower = 'L';
@@ -210,7 +210,7 @@ private:
         if (info != 0) fail();
     }
 
-    // A state far outside of the range in which laws are laws: the step is too long.
+    // Marks the step as failed, by NaN: the state is so far off that it is no law, so the step is too long.
     void fail() { std::fill_n(matrix_.data(), at_.square(), std::numeric_limits<T>::quiet_NaN()); }
 
     void reserve_work() {

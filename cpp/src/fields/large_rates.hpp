@@ -9,12 +9,12 @@
 
 namespace qk {
 
-// Whether large_rates can be had: Sinkhorn attention takes decompositions from a library (qk/blas.hpp).
+// Whether large_rates is available: Sinkhorn attention needs decompositions from a library (qk/blas.hpp).
 template <class T>
 bool has_large_rates(GaussianField field);
 
-// Of the first trajectory of the problem; its arrays are those of a single law (LawLayout). Products use the threads
-// of the run.
+// The rates of the first trajectory of the problem, whose arrays are laid out as a single law (LawLayout). Products use
+// the threads of the run.
 template <class T>
 std::unique_ptr<RatesOfLaws<T>> large_rates(const GaussianProblem<T>& problem, const Run& run);
 

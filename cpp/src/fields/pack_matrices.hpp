@@ -1,5 +1,5 @@
 // Small matrices of packs: entry (i, j) of as many matrices as a pack has lanes. D > 0 is the size at compile
-// time, D = 0 means that `d` is only known at run time.
+// time; D = 0 means that the size `d` is only known at run time.
 #pragma once
 
 #include <cmath>
@@ -93,7 +93,7 @@ QK_INLINE void multiply_vector(int d, const Pack<T>* left, const Pack<T>* x, Pac
     }
 }
 
-// sum_i x_i y_i, in four chains that do not wait for each other
+// sum_i x_i y_i, in four sums that do not depend on each other
 template <class T>
 QK_INLINE Pack<T> dot(Index n, const Pack<T>* x, const Pack<T>* y) {
     Pack<T> sum[4] = {};
@@ -104,13 +104,13 @@ QK_INLINE Pack<T> dot(Index n, const Pack<T>* x, const Pack<T>* y) {
     return (sum[0] + sum[1]) + (sum[2] + sum[3]);
 }
 
-// In place: the lower triangle of a positive definite matrix becomes L of L diag L^T (unit diagonal, not stored),
-// the diagonal holds the inverses of diag.
+// In place: the lower triangle of a positive definite matrix becomes L of L diag L^T (its unit diagonal is not stored),
+// and the diagonal holds the inverses of diag.
 template <class T, int D>
 QK_INLINE void factor_ldl(int d, Pack<T>* a) {
     const int n = size_of<D>(d);
     for (int j = 0; j < n; ++j) {
-        // Above the diagonal the products L_jk diag_k, which every row below needs again.
+        // Above the diagonal are the products L_jk diag_k, which every row below needs again.
         Pack<T> pivot = a[j * n + j];
         for (int k = 0; k < j; ++k) pivot = fnma(a[j * n + k], a[k * n + j], pivot);
         const Pack<T> inverse = broadcast(T(1)) / pivot;
@@ -140,7 +140,7 @@ QK_INLINE void solve_ldl(int d, const Pack<T>* a, Pack<T>* b) {
     }
 }
 
-// out := L with L L^T = a, row by row, for a positive semidefinite matrix: a column whose pivot is rounding
+// out := L with L L^T = a, row by row, for a positive semidefinite matrix. A column whose pivot is only rounding
 // becomes zero.
 template <class T, int D>
 QK_INLINE void factor_cholesky(int d, const Pack<T>* a, Pack<T>* out) {
@@ -162,19 +162,19 @@ QK_INLINE void factor_cholesky(int d, const Pack<T>* a, Pack<T>* out) {
     }
 }
 
-// Turns the rows x and y of one array, and z and w of another, by the angle that makes x and y orthogonal.
+// Rotates the rows x and y of one array, and z and w of another, by the angle that makes x and y orthogonal.
 template <class T, int D>
 QK_INLINE bool orthogonalize_pair(int d, Pack<T>* x, Pack<T>* y, Pack<T>* z, Pack<T>* w, Pack<T>& xx,
                                   Pack<T>& yy) {
     const int n = size_of<D>(d);
     const Pack<T> one = in_register(broadcast(T(1)));
     const Pack<T> xy = dot<T>(n, x, y);
-    // |xy| > 2 eps |x| |y|, without roots and without squares that could overflow; 0 / 0 turns nothing
+    // |xy| > 2 eps |x| |y|, without roots and without squares that could overflow; 0 / 0 rotates nothing
     const Pack<T> bound =
         broadcast(T(4) * std::numeric_limits<T>::epsilon() * std::numeric_limits<T>::epsilon());
     const Mask<T> turn = (xy / xx) * xy > bound * yy;
     if (!any<T>(turn)) return false;
-    // tan of the angle: 2 xy sign(delta) / (|delta| + sqrt(delta^2 + 4 xy^2)), scaled against overflow
+    // the tangent of the angle: 2 xy sign(delta) / (|delta| + sqrt(delta^2 + 4 xy^2)), scaled against overflow
     const Pack<T> delta = yy - xx, twice = xy + xy;
     const Pack<T> p = magnitude<T>(delta), q = magnitude<T>(twice);
     const Pack<T> inverse = one / select(turn, max(p, q), one);
@@ -194,10 +194,10 @@ QK_INLINE bool orthogonalize_pair(int d, Pack<T>* x, Pack<T>* y, Pack<T>* z, Pac
     return true;
 }
 
-// One-sided Jacobi: the rows of `a` (columns of a matrix) become orthogonal by rotations of pairs, which are
-// applied to the rows of `b` as well. The squared norms of the rows of `a` go to `squares`. The pairs come in
-// rounds of a tournament: within one no two share a row, so that the long divisions and roots of one overlap with
-// those of the next.
+// One-sided Jacobi: rotations of pairs make the rows of `a` (columns of a matrix) orthogonal; they are applied to the
+// rows of `b` as well. The squared norms of the rows of `a` go to `squares`. The pairs come in rounds, as in a
+// tournament: within a round no two pairs share a row, so the long divisions and roots of one pair overlap with those
+// of the next.
 template <class T, int D>
 void orthogonalize_rows(int d, Pack<T>* a, Pack<T>* b, Pack<T>* squares) {
     const int n = size_of<D>(d), even = n + n % 2;

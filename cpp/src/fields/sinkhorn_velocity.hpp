@@ -1,4 +1,4 @@
-// Means under the bistochastic kernel of Sinkhorn attention (TPDE 2.4), potentials kept from call to call.
+// Means under the bistochastic kernel of Sinkhorn attention (TPDE 2.4). The potentials are kept from call to call.
 #pragma once
 
 #include <cmath>
@@ -25,7 +25,7 @@ public:
         if (spec_.ends.empty())
             return prefix(states_[static_cast<std::size_t>(h)], spec_.n, 0, spec_.n, symmetric, x, means,
                           run);
-        // (2.6): particle i moves as the last of those that it sees, each prefix a problem of its own.
+        // (2.6): particle i moves like the last of the particles that it sees, so each prefix is a problem of its own.
         BridgeState state;
         for (Index i = 0; i < spec_.n;) {
             const Index n = spec_.ends[static_cast<std::size_t>(i)];
@@ -45,7 +45,7 @@ private:
         return Q == K || (A - A.transpose()).cwiseAbs().maxCoeff() == 0.0;
     }
 
-    // Stagnation is the precision of the type: good enough when it is near the tolerance.
+    // Stagnation means that the precision of the type is reached. It is accepted if the error is near the tolerance.
     static bool good(const BridgeState& state, double tol) {
         const double error = state.errors.empty() ? infinity<double>() : state.errors.back();
         return state.status == BridgeStatus::converged ||
@@ -64,7 +64,7 @@ private:
         });
     }
 
-    // Solves the bridge of the first n particles; means of rows [first, last).
+    // Solves the bridge of the first n particles, and computes the means of rows [first, last).
     VelocityStatus prefix(BridgeState& state, Index n, Index first, Index last, bool symmetric, const T* x,
                           std::vector<double>& means, const Run& run) {
         Problem<T> problem;
@@ -88,7 +88,7 @@ private:
         options.max_visits = spec_.sinkhorn_visits;
         if (symmetric && state.g.size() == mu.size())
             for (std::size_t j = 0; j < mu.size(); ++j) {
-                // f = g is the gauge of the averaged update.
+                // The averaged update keeps f = g (see "gauge" in docs/engine.md).
                 state.g[j] = state.f[j] = 0.5 * (state.f[j] + state.g[j]);
             }
         state.f.resize(mu.size(), 0.0);
@@ -106,7 +106,7 @@ private:
         if (!good(state, options.tol))
             return state.status == BridgeStatus::overflow ? VelocityStatus::not_finite
                                                           : VelocityStatus::no_convergence;
-        // The row softmax of s + g: rows of the bistochastic kernel, normalised exactly.
+        // The row softmax of s + g gives rows of the bistochastic kernel that are normalised exactly.
         g_.reserve(n);
         for (Index j = 0; j < n; ++j) g_[j] = static_cast<T>(state.g[static_cast<std::size_t>(j)]);
         problem.col_bias.push_back({g_.data(), 1});

@@ -1,4 +1,4 @@
-// Products of square matrices that are stored by rows, by the register-blocked kernel of the engine.
+// Products of square matrices that are stored by rows, computed by the register-blocked kernel of the engine.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ class RightFactor {
 public:
     static constexpr Index width = MicroTile<T>::cols;
 
-    // b (n x n), or its transpose
+    // Packs b (n x n), or its transpose.
     void set(const T* b, Index n, bool transposed = false) {
         n_ = n;
         packed_.reserve(round_up(n, width) * n);
@@ -32,7 +32,7 @@ public:
         }
     }
 
-    // out := a b, or out + a b; rows are shared among the threads of the run.
+    // out := a b, or out += a b; the threads of the run share the rows.
     void multiply(const T* a, T* out, bool add, const Run& run) const {
         const Index n = n_, rows = tuning::product_rows;
         parallel_for(scaled(run), (n + rows - 1) / rows, [&](Index task, int) {
@@ -51,7 +51,7 @@ private:
     void multiply_rows(const T* a, Index n_rows, T* out, bool add) const {
         constexpr Index packs = MicroTile<T>::packs;
         const Index n = n_, whole = n / width * width, rest = n - whole;
-        T edge[tuning::product_rows * width];  // the last panel, whose columns are not all in the matrix
+        T edge[tuning::product_rows * width];  // the last panel, some columns of which lie outside the matrix
         for (Index r = 0; r < n_rows; ++r) {
             if (!add) std::fill(out + r * n, out + (r + 1) * n, T(0));
             std::copy_n(out + r * n + whole, rest, edge + r * width);

@@ -21,7 +21,7 @@ Matrix matrix_at(const std::vector<double>& values, Index which, Index rows, Ind
 template <class T>
 bool all_finite(const T* v, Index n) {
     T sum = T(0);
-    for (Index i = 0; i < n; ++i) sum += v[i] * T(0);  // NaN when one of them is not finite
+    for (Index i = 0; i < n; ++i) sum += v[i] * T(0);  // NaN if one of them is not finite
     return sum == T(0);
 }
 
@@ -109,8 +109,8 @@ private:
                                      : spec_.weights[static_cast<std::size_t>(j)];
     }
 
-    // Unnormalised kinds sum over all that is seen: factor 1/n (masses are in the sums when there are
-    // weights), and over the visible mass when it is to be 1.
+    // The factors of unnormalised kinds. Their sums get the factor 1/n (with weights the masses are in the sums
+    // already), and are divided by the visible mass if that is to count as 1.
     void visible_mass() {
         factors_.assign(static_cast<std::size_t>(spec_.n), 1.0);
         double mass = 0;
@@ -122,14 +122,14 @@ private:
         }
     }
 
-    // V M A x with M the second moment or the covariance of what is seen; O(n d^2) by running moments.
+    // V M A x, with M the second moment or the covariance of the visible particles; O(n d^2) by running moments.
     void linear(const T* x, T* out) {
         const Index n = spec_.n, d = spec_.d;
         const bool centred = spec_.kind == FieldKind::linear_centred;
         std::vector<Matrix> A;
         A.reserve(heads_.size());
         for (const auto& head : heads_) A.emplace_back(head.K.transpose() * head.Q);
-        // Moments about the first particle, for what follows not to cancel when the cloud is far from 0.
+        // Moments about the first particle, so that nothing cancels when the cloud is far from 0.
         VectorXd origin(d), first = VectorXd::Zero(d), point(d), mean(d);
         for (Index a = 0; a < d; ++a) origin[a] = static_cast<double>(x[a]);
         Matrix second = Matrix::Zero(d, d), moment(d, d), total = Matrix::Zero(d, d);
@@ -170,7 +170,7 @@ private:
     std::vector<Head> heads_;
     std::vector<double> means_;  // n x d, of Sinkhorn attention: sum_j w_ij x_j
     RowMap::Scratch scratch_;
-    std::vector<double> factors_;  // of unnormalised kinds
+    std::vector<double> factors_;  // the factors of unnormalised kinds, see visible_mass()
     std::size_t layer_ = 0;
     double asked_ = std::numeric_limits<double>::quiet_NaN();
 };

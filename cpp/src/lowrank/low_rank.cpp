@@ -8,7 +8,7 @@
 namespace qk {
 namespace {
 
-// Points go through in blocks: a row of a block is one component of that many points. Twelve packs of 512
+// Points are processed in blocks; a row of a block is one component of that many points. Twelve packs of 512
 // bits are a whole number of every register tile below, and the factors of a block stay in L1.
 constexpr Index block_bytes = 768;
 template <class T>
@@ -20,14 +20,14 @@ constexpr int tile_rows = 4;
 constexpr int tile_cols = QK_SIMD_REGISTERS >= 32 ? 6 : 3;
 static_assert(packs % tile_cols == 0);
 
-// Blocks whose sums stay in single precision before they go on in double.
+// Sums stay in single precision for this many blocks before they are added in double.
 constexpr Index flush_blocks = 8;
 
-// A thread is worth waking for this many multiplications.
+// The number of multiplications from which another thread is worth waking.
 constexpr Index worth_a_thread = 1 << 18;
 
-// Keeps operands that several FMAs share in registers: GCC would read them from memory again for each, and the
-// loads, not the FMAs, would set the pace.
+// Keeps operands that several FMAs share in registers. Otherwise GCC reads them from memory for each FMA, and the
+// loads, not the FMAs, limit the speed.
 template <class P>
 QK_INLINE P in_register(P x) {
 #if defined(__SSE2__) && !defined(QK_SIMD_WIDE)
@@ -36,8 +36,8 @@ QK_INLINE P in_register(P x) {
     return x;
 }
 
-// The rows of the factors that the next block will need: they are fetched line by line while this block is
-// computed with. There are too many streams, each too short, for the processor to foresee.
+// Prefetches the rows of the factors that the next block will need, line by line, while this block is
+// computed. The processor does not predict them, because there are too many streams and each is too short.
 template <class T>
 class Ahead {
 public:
@@ -48,8 +48,8 @@ public:
         left_ = first < side_.n_points ? side_.experts.size() : 0;
         component_ = 0;
     }
-    // The next row, as an address to fetch block_bytes from; one that is near already when there is none. The
-    // last expert's are needed first.
+    // The next row, as an address to prefetch block_bytes from; a harmless address in the cache if there is none. The
+    // rows of the last expert come first, because they are needed first.
     const char* row() {
         if (left_ == 0) return near_;
         const Factor<T>& f = side_.experts[left_ - 1];
@@ -58,14 +58,14 @@ public:
             --left_;
             component_ = 0;
         }
-        // Rows may start within a cache line: the end of that one came with the block before.
+        // A row may start within a cache line, whose first part came with the block before.
         return reinterpret_cast<const char*>(at) + 63;
     }
 
 private:
     const FactorSide<T>& side_;
     Index first_ = 0, component_ = 0;
-    std::size_t left_ = 0;  // experts whose rows are still to come
+    std::size_t left_ = 0;  // the number of experts whose rows are still to come
     char near_[block_bytes] = {};
 };
 
@@ -146,8 +146,8 @@ QK_INLINE void multiply_entries(const T* l, const T* y, Index rank, Pack<T> (*va
         for (int c = 0; c < C; ++c) value[r][c] *= sum[r][c];
 }
 
-// n cut into pieces of `most`, a short rest joined with its neighbour and halved: 14 is 4 4 3 3. Calls
-// visit(start, size) for each. Long runs of equal sizes keep the branches predictable.
+// Cuts n into pieces of `most`; a short rest is joined with the piece before and halved: 14 is 4 4 3 3. Calls
+// visit(start, size) for each piece. Long runs of equal sizes keep the branches predictable.
 template <class Visit>
 QK_INLINE void in_pieces(Index n, Index most, const Visit& visit) {
     Index start = 0;
@@ -220,7 +220,7 @@ void apply_block(Index n_a, Index n_b, const T* a, Index a_ld, const T* h, const
 
 // ---- blocks of points ---------------------------------------------------------------------------
 
-// to := from, and zeros (or the last value) up to the end of the block
+// Copies `from` to `to`, and fills the rest of the block with zeros (or the last value).
 template <class T>
 QK_INLINE void copy_row(const T* from, Index n, T* to, bool repeat_last = false) {
     if (n == block<T>) {
@@ -246,8 +246,8 @@ void copy_factor(const Factor<T>& f, Index first, Index n, T* to, bool repeat_la
         copy_row(f.data + c * f.stride + first, n, to + c * block<T>, repeat_last);
 }
 
-// One side of the kernel, block by block: `a` holds the products of the components of all experts but the
-// last (a row for each combination), `b` the components of the last.
+// One side of the kernel, block by block. `a` holds the products of the components of all experts but the
+// last, a row for each combination; `b` holds the components of the last expert.
 template <class T>
 class Panels {
 public:
@@ -266,7 +266,7 @@ public:
         const auto& experts = side_.experts;
         copy_factor(experts.back(), first, n, b_.data());
         const std::size_t many = experts.size() - 1;
-        if (many == 1 && n == block<T>) {  // read in place: one visit each is all they get
+        if (many == 1 && n == block<T>) {  // read in place, because each number is read only once
             a_data_ = experts[0].data + first;
             a_ld_ = experts[0].stride;
             return;
@@ -282,8 +282,8 @@ public:
         T next[block<T>];
         for (std::size_t e = 1; e < many; ++e) {
             const Index rank = experts[e].rank;
-            // From the last row down, so that a row is overwritten only after its last use; that is
-            // by its own product with component 0.
+            // From the last row down, so that a row is overwritten only after its last use, which is
+            // its own product with component 0.
             for (Index c = rank; c-- > 0;) {
                 copy_row(experts[e].data + c * experts[e].stride + first, n, next);
                 for (Index r = 0; r < rows; ++r)
@@ -310,8 +310,8 @@ Index n_blocks(Index n) {
     return (n + block<T> - 1) / block<T>;
 }
 
-// The gathering pass is cut by size alone, into tasks long enough for the final sums of their lanes to cost
-// little; all tasks' sums must fit in a moderate amount of memory.
+// The number of tasks of the gathering pass. It depends on the sizes alone. Tasks are so long that the final sums over
+// lanes cost little, and few enough that the sums of all tasks need a moderate amount of memory.
 template <class T>
 Index gather_tasks(Index n_points, Index n_sums) {
     const Index blocks = n_blocks<T>(n_points);
@@ -368,7 +368,7 @@ void gather(const FactorSide<T>& side, const T* z, Index k, Index n_a, Index n_b
     }
 }
 
-// Right-hand sides are taken in groups whose sums stay near the processor.
+// The number of right-hand sides in a group, whose sums then stay in the inner caches.
 Index group_size(Index k, Index n_sums) { return std::max<Index>(1, std::min<Index>(k, 4096 / n_sums)); }
 
 }  // namespace
@@ -408,10 +408,10 @@ void factored_product(const FactorSide<T>& left, const FactorSide<T>& right, con
 
 namespace {
 
-// The entries of one block of rows against one block of columns, whose factors and scales are packed.
+// The entries of one block of rows and one block of columns, whose factors and scales are packed.
 template <class T>
 struct EntryBlock {
-    const T *left, *right;  // experts one below the other
+    const T *left, *right;  // the experts one below the other
     const T *u, *row_slack, *v, *col_slack;
 };
 
@@ -474,8 +474,8 @@ NegativeEntries negative_entries(const FactorSide<T>& left, const FactorSide<T>&
             pack(right, j, cols, r.data());
             copy_row(scales.v + j, cols, v, true);
             copy_row(scales.col_slack + j, cols, col_slack);
-            // Beyond the last column stands the last one again, which changes no minimum, with a slack that
-            // nothing falls below.
+            // Beyond the last column the last one is repeated, which changes no minimum. An infinite slack
+            // keeps the copies from being counted.
             std::fill(col_slack + cols, col_slack + block<T>, infinity<T>());
             typename SimdTraits<T>::Bits count = {};
             Pack<T> smallest = infinity<Pack<T>>(), mass = {};

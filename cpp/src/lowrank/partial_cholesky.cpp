@@ -10,7 +10,7 @@ namespace qk {
 namespace {
 
 constexpr Index diagonal_tile = 16;
-constexpr Index chunk = 512;  // entries of a column that stay in the L1 cache while others pass by
+constexpr Index chunk = 512;  // entries of one column that stay in the L1 cache while other columns are read
 
 template <class T>
 Status diagonal_of(const Problem<T>& problem, double* out, const Run& run) {
@@ -68,7 +68,7 @@ Status partial_cholesky(const Problem<T>& problem, Index max_rank, double enough
     std::vector<Largest> largest(static_cast<std::size_t>(n_chunks));
     std::vector<T> weights(static_cast<std::size_t>(max_rank));
     Status status = diagonal_of(problem, rest.data(), run);
-    // Sums and the next pivot chunk by chunk, so that they do not depend on the threads.
+    // Sums and the next pivot are computed chunk by chunk, so that they do not depend on the number of threads.
     const auto look_at = [&](Index c) {
         Largest best;
         double sum = 0;

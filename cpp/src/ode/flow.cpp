@@ -12,7 +12,7 @@ using ode::Lane;
 
 constexpr int bisections = 30;
 
-// Particles as a state of the integrator, with what is kept of them and what ends their flow.
+// Particles as a state of the integrator, with the outputs that are kept and the events that end the flow.
 template <class T>
 class Particles {
 public:
@@ -98,7 +98,7 @@ public:
         return nullptr;
     }
 
-    // Outputs and events of the step, then the move; an event ends the flow at the time at which it is seen.
+    // Stores the outputs of the step, looks for events, then moves. An event ends the flow at the time when it is seen.
     void take(const bool* taken, const double* size, Lane* lane) {
         if (!*taken) return;
         Lane& a = *lane;
@@ -149,7 +149,7 @@ public:
         event(x_.data(), a);
     }
 
-    // A flow that ends early keeps the state it reached.
+    // A flow that ends early keeps the state that it has reached.
     FlowResult<T> close(const Lane& a) {
         const bool early = a.status != FlowStatus::finished && a.status != FlowStatus::interrupted;
         if (early && (result_.t.empty() || result_.t.back() < a.t)) save(a.t, x_);
@@ -162,7 +162,7 @@ public:
     void forget_slope() { has_first_ = false; }
 
 private:
-    // All coordinates are unknowns.
+    // The stiff system of the particles: all coordinates are unknowns.
     class System final : public ode::StiffSystem {
     public:
         explicit System(Particles& of) : of_(of) {}
@@ -239,7 +239,7 @@ private:
         }
     }
 
-    // The slope at the end of the step, for interpolants that need it; it serves the next step too.
+    // Computes the slope at the end of the step, for interpolants that need it; the next step uses it too.
     VelocityStatus need_end_slope(double t) {
         if (method_.has_dense || has_end_) return VelocityStatus::ok;
         const VelocityStatus status = velocity_at(t, next_, end_slope_);
@@ -247,7 +247,7 @@ private:
         return status;
     }
 
-    // State at the fraction theta of the step just taken.
+    // The state at the fraction theta of the last step.
     void interpolate(double theta, double h, std::vector<T>& out) const {
         if (method_.has_dense) {
             double w[max_stages];
@@ -268,7 +268,7 @@ private:
         normalise(out);
     }
 
-    // Ends the lane when an event is seen.
+    // Ends the lane if an event has happened.
     bool event(const T* x, Lane& a) {
         if (options_.radius > 0)
             for (Index i = 0; i < n_; ++i)
@@ -284,7 +284,7 @@ private:
         return false;
     }
 
-    // The earliest time of the step, as a fraction of h, at which the event is seen (bisection).
+    // The earliest time in the step, as a fraction of h, at which the event has happened (by bisection).
     double first_event(double h, Lane& a) {
         double before = 0, after = 1;
         for (int k = 0; k < bisections; ++k) {
@@ -305,7 +305,7 @@ private:
         result_.x.insert(result_.x.end(), x.begin(), x.end());
     }
 
-    // Root mean square of v relative to the tolerance at the larger of the state and y.
+    // Root mean square of v relative to the tolerance, which is taken at the larger of the state and y.
     double scaled_norm(const std::vector<T>& v, const std::vector<T>& y) const {
         double sum = 0;
         for (std::size_t i = 0; i < v.size(); ++i) {
@@ -325,9 +325,9 @@ private:
     const Run& run_;
     std::vector<T> x_, next_, middle_, end_slope_;
     std::vector<std::vector<T>> k_;
-    std::vector<T>& slope_;  // at the state: the first stage, or beside the stages of implicit methods
+    std::vector<T>& slope_;  // at the state: the first stage, or a separate array for implicit methods
     std::vector<Index> labels_;
-    std::size_t waiting_ = 0;  // first requested time not yet saved
+    std::size_t waiting_ = 0;  // index of the first requested time that is not saved yet
     bool has_first_ = false;   // slope_ is the slope at the state
     bool has_end_ = false;     // end_slope_ is the slope at next_
     FlowResult<T> result_;
@@ -350,7 +350,7 @@ public:
     }
 
 private:
-    // Uniform steps, cut at the breaks.
+    // Equal steps, cut at the breaks.
     void fixed() {
         const double span = options_.t1 - options_.t0, h = span / static_cast<double>(options_.n_steps);
         const std::vector<double>& breaks = options_.breaks;
@@ -377,8 +377,8 @@ private:
         integrator_.fixed_step(to);
     }
 
-    // Implicit steps end at the times of outputs: between them stiff components are not resolved, and the interpolant
-    // of order 3 is far less accurate than the states.
+    // Implicit steps end at the times of outputs. Stiff components are not resolved between the ends of steps, and the
+    // interpolant of order 3 is far less accurate than the states.
     void adaptive() {
         std::vector<double> outputs;
         if (tableau(options_.method).implicit()) outputs = options_.output;

@@ -1,19 +1,19 @@
-// The one integrator: steps of a Tableau, fixed or controlled, of any State.
+// The one integrator: fixed or controlled steps by a Tableau, for any State.
 //
-// A State holds `lanes` independent initial value problems side by side (laws in the lanes of a pack; particles are one),
-// their stages and a trial state for each. It offers
+// A State holds `lanes` independent initial value problems (laws in the lanes of a pack; all particles together are one),
+// with their stages and a trial state for each. It offers
 //     lanes                                     how many
 //     VelocityStatus first(t)                   the slope at the state, unless it is known already
 //     VelocityStatus stage(s, t, h)             the slope of stage s, at t[lane] of each lane
 //     void finish(h)                            the trial state from all stages (not called with last_is_next)
-//     void errors(h, out)                       the scaled error of each lane's trial; not finite: of a lost one
+//     void errors(h, out)                       the scaled error of each lane's trial; not finite if the trial is lost
 //     void lost(out)                            whether each lane's trial state has a number that is not finite
 //     void sizes(size, speed)                   scaled norms of the states and their slopes
 //     VelocityStatus change(t, h, out)          scaled norm of the change of the slopes along an Euler step
-//     bool escaping(lane, resolution)           whether the state changes by its own size in 1000 smallest steps
-//     void take(taken, h, lane)                 moves lanes to their trial states; may end them
+//     bool escaping(lane, resolution)           whether 1000 of the smallest steps would change the state by its own size
+//     void take(taken, h, lane)                 moves lanes to their trial states; may end lanes
 //     StiffSystem* stiff()                      for Rosenbrock methods, or nullptr
-// Times and step sizes are arrays over lanes; a lane with h = 0 stays where it is.
+// Times and step sizes are arrays over lanes; a lane with h = 0 does not move.
 #pragma once
 
 #include <array>
@@ -29,12 +29,12 @@
 namespace qk::ode {
 
 struct Lane {
-    double t = 0, to = 0;  // where it is, and where its trial step leads
-    double h = 0;          // the next step; 0: not known yet
+    double t = 0, to = 0;  // the time of the state, and the time to which its trial step leads
+    double h = 0;          // the size of the next step; 0: not known yet
     StepController control;
     FlowStatus status = FlowStatus::finished;
     bool alive = true, overflowed = false;
-    bool cut = false;  // the trial step is shorter than h, to end at a wanted time
+    bool cut = false;  // whether the trial step is shorter than h because it ends at a wanted time
     Index n_steps = 0, n_rejected = 0;
 
     void end(FlowStatus why) {
@@ -89,7 +89,7 @@ public:
         return false;
     }
 
-    // The velocity jumps here: the step size and the slopes of the past are worth nothing.
+    // Forgets step sizes and slopes, because the velocity jumps here.
     void restart() {
         for (Lane& a : lane) {
             a.h = 0;
@@ -97,7 +97,7 @@ public:
         }
     }
 
-    // One step of every living lane to `to`.
+    // Takes one step of every lane that has not ended, to the time `to`.
     void fixed_step(double to) {
         Numbers t, h;
         for (int l = 0; l < lanes; ++l) {
@@ -122,7 +122,7 @@ public:
         state_.take(taken.data(), h.data(), lane.data());
     }
 
-    // Every living lane to `to`, with controlled steps of its own. False when the computation was stopped.
+    // Moves every lane that has not ended to `to`, with controlled steps of its own. Returns false if it was stopped.
     bool advance(double to) {
         constexpr Index poll = 16;
         for (Index round = 1;; ++round) {
@@ -166,7 +166,7 @@ private:
             if (a.alive) a.end(why);
     }
 
-    // The size of the next step of a lane; false when it takes none.
+    // Chooses the size of the next step of a lane; returns false if the lane takes none.
     bool plan(int l, double to, double& h) {
         Lane& a = lane[at(l)];
         const double left = to - a.t;
@@ -182,7 +182,7 @@ private:
             a.end(FlowStatus::step_limit);
             return false;
         }
-        // A sliver left over would be a step too small: the last two are made equal.
+        // If a tiny rest would be left, the last two steps are made equal instead.
         const double size = a.h >= left * (1 - 1e-12) ? left : (2 * a.h > left ? 0.5 * left : a.h);
         a.to = size == left ? to : a.t + size;
         a.cut = size < a.h;
@@ -190,7 +190,7 @@ private:
         return true;
     }
 
-    // Whether the step is accepted; sets the next one.
+    // Decides whether the step is accepted, and sets the size of the next one.
     static bool judge(Lane& a, double h, double error) {
         if (!(error <= 1.0)) {
             ++a.n_rejected;
@@ -205,7 +205,7 @@ private:
         return true;
     }
 
-    // All stages and the trial states.
+    // Computes all stages and the trial states.
     VelocityStatus attempt(const Numbers& t, const Numbers& h) {
         VelocityStatus status = state_.first(t[0]);
         if (status != VelocityStatus::ok) {

@@ -33,7 +33,7 @@ struct Rosenbrock::Workspace {
     std::vector<double> whole, rates;
     std::vector<VectorXd> k;
     double t = 0;
-    bool known = false;  // the Jacobian is that of (t, y)
+    bool known = false;  // whether the Jacobian is that of (t, y)
 };
 
 Rosenbrock::Rosenbrock(const Tableau& method, StiffSystem* system) : method_(method), system_(system) {
@@ -59,7 +59,8 @@ VelocityStatus Rosenbrock::stages(double t, double h) {
         w.y = w.moved;
         w.t = t;
         system.gather(system.slope(), w.slope.data());
-        // Forward differences. A number that is small beside the others is moved as if it were a thousandth of them.
+        // Forward differences. A number that is small relative to the others is moved as if it were a thousandth of
+        // them.
         const double size = w.y.size() > 0 ? w.y.cwiseAbs().maxCoeff() : 0.0;
         const double floor = size > 0 ? 1e-3 * size : 1.0;
         for (Index j = 0; j < w.y.size(); ++j) {

@@ -1,4 +1,4 @@
-// The stages of Rosenbrock methods: for stiff problems, where explicit steps are short for stability alone.
+// The stages of Rosenbrock methods, for stiff problems, in which explicit steps must be short only to be stable.
 #pragma once
 
 #include <memory>
@@ -8,8 +8,8 @@
 
 namespace qk::ode {
 
-// What a Rosenbrock method needs of a state, which is one problem in double precision. `whole` arrays have all numbers of
-// the state; unknowns are those of them that are independent (of a symmetric matrix, one triangle).
+// What a Rosenbrock method needs of a state, which is one problem in double precision. `whole` arrays have all numbers
+// of the state. Unknowns are the independent ones among them (for a symmetric matrix, one triangle).
 class StiffSystem {
 public:
     StiffSystem() = default;
@@ -18,26 +18,26 @@ public:
     virtual ~StiffSystem() = default;
 
     virtual Index unknowns() const = 0;
-    virtual Index length() const = 0;  // of whole arrays
+    virtual Index length() const = 0;  // the length of whole arrays
     virtual void gather(const double* whole, double* unknowns) const = 0;
     virtual void scatter(const double* unknowns, double* whole) const = 0;
     virtual bool autonomous() const = 0;
     virtual VelocityStatus rate(double t, const double* whole, double* out) = 0;
 
     virtual const double* state() const = 0;
-    virtual const double* slope() const = 0;  // at the state
-    virtual double* increment(int s) = 0;     // where stage s goes
+    virtual const double* slope() const = 0;  // the slope at the state
+    virtual double* increment(int s) = 0;     // the array that stage s is written to
 };
 
 class Rosenbrock {
 public:
-    // No system: for methods that are not implicit, and then nothing is done.
+    // `system` is null for methods that are not implicit; then nothing is done.
     Rosenbrock(const Tableau& method, StiffSystem* system);
     ~Rosenbrock();
     Rosenbrock(const Rosenbrock&) = delete;
     Rosenbrock& operator=(const Rosenbrock&) = delete;
 
-    // All stages of a step of h from the state at t, into the system's increments.
+    // Computes all stages of a step h from the state at t, into the system's increments.
     VelocityStatus stages(double t, double h);
 
 private:

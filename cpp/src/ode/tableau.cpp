@@ -60,7 +60,7 @@ Tableau dopri5() {
                                   69997945.0 / 29380423};
     for (int s = 0; s < max_stages; ++s) {
         // y = x + theta (D + (1-theta) (k1 h - D + theta (D - h k7 - (h k1 - D) + (1-theta) E)))
-        // with D = h sum b_s k_s, E = h sum d_s k_s; powers of theta collected.
+        // with D = h sum b_s k_s, E = h sum d_s k_s, sorted by powers of theta.
         const double b = t.b[s], first = s == 0 ? 1.0 : 0.0, last = s == 6 ? 1.0 : 0.0;
         const double r2 = first - b;      // k1 h - D
         const double r3 = b - last - r2;  // D - h k7 - (h k1 - D)
@@ -69,8 +69,8 @@ Tableau dopri5() {
     return t;
 }
 
-// RODAS, a Rosenbrock method of order 4 with an embedded one of order 3: L-stable, both of them stiffly accurate, dense
-// output of order 3 (Hairer and Wanner, Solving Ordinary Differential Equations II, IV.7).
+// RODAS, a Rosenbrock method of order 4 with an embedded one of order 3. Both are L-stable and stiffly accurate, and
+// the dense output has order 3 (Hairer and Wanner, Solving Ordinary Differential Equations II, IV.7).
 Tableau rodas4() {
     Tableau t;
     t.name = "rodas4";
@@ -96,7 +96,8 @@ Tableau rodas4() {
     t.error[5] = 1.0;
     t.adaptive = true;
     t.has_dense = true;
-    // x + theta (y - x) + theta (1 - theta) sum_s (p_s + theta q_s) k_s, y the end of the step; powers of theta collected.
+    // x + theta (y - x) + theta (1 - theta) sum_s (p_s + theta q_s) k_s, y the end of the step, sorted by powers of
+    // theta.
     const double p[max_stages] = {10.12623508344586, -7.487995877610167, -34.80091861555747,
                                   -7.992771707568823, 1.025137723295662};
     const double q[max_stages] = {-0.6762803392801253, 6.087714651680015, 16.43084320892478,

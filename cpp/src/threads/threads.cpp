@@ -42,7 +42,7 @@ struct Job {
     }
 };
 
-// Tells the processor that this is a loop that waits.
+// Tells the processor that this loop only waits.
 inline void relax() {
 #if defined(__x86_64__) || defined(__i386__)
     __builtin_ia32_pause();
@@ -51,8 +51,8 @@ inline void relax() {
 #endif
 }
 
-// Waits awake for `ready`, but not for long: waking a sleeper costs several microseconds, as much as a
-// small job. False when it gave up.
+// Waits for `ready` without sleeping, but not for long, because waking a thread costs several microseconds, as much as
+// a small job. Returns false if it gave up.
 template <class Ready>
 bool spin_until(const Ready& ready) {
     constexpr auto patience = std::chrono::microseconds(30);
@@ -66,7 +66,7 @@ bool spin_until(const Ready& ready) {
     return false;
 }
 
-// Locks a mutex that is held for nanoseconds at a time: a thread that slept on it would lose microseconds.
+// Locks a mutex without sleeping. It is held for nanoseconds at a time, and a sleeping thread would lose microseconds.
 std::unique_lock<std::mutex> lock_awake(std::mutex& mutex) {
     std::unique_lock<std::mutex> lock(mutex, std::defer_lock);
     if (!spin_until([&] { return lock.try_lock(); })) lock.lock();
@@ -76,11 +76,11 @@ std::unique_lock<std::mutex> lock_awake(std::mutex& mutex) {
 std::atomic<int> refused_wanted{0}, refused_had{0};
 std::atomic<bool> refused_notice{false};
 
-// Workers wait until a job is posted and join it if a place is free. The caller works too, then
-// closes the job and waits only for those who joined: a small job never waits for a sleeper.
+// Workers wait until a job is posted, and join it if a place is free. The caller works too, then
+// closes the job and waits only for the workers that joined, so a small job never waits for a sleeping thread.
 class Pool {
 public:
-    // False when another thread is using the pool; the caller then does the work alone.
+    // Returns false if another thread is using the pool; the caller then does the work alone.
     bool run(Job& job, int n_threads) {
         const std::unique_lock<std::mutex> turn(turn_, std::try_to_lock);
         if (!turn.owns_lock()) return false;
@@ -105,8 +105,8 @@ public:
     }
 
 private:
-    // As many workers as are wanted, or as the system lets us have. After a refusal it is asked again, but not for
-    // every one of many small jobs.
+    // Starts the workers that are wanted, or as many as the system allows. After a refusal it asks again, but at most
+    // once a second, so that many small jobs do not pay for it.
     void start_threads(int wanted) {
         if (std::cmp_greater_equal(threads_.size(), wanted)) return;
         const auto now = StopToken::Clock::now();
@@ -139,7 +139,7 @@ private:
             job.work(worker);
             lock = lock_awake(mutex_);
             if (--active_ == 0) done_.notify_one();
-            // This worker must not join the same job twice: its place stays taken.
+            // The worker does not return its place, so no job is joined more often than it has places.
             lock.unlock();
             spin_until([&] { return posted_.load(std::memory_order_relaxed) != seen; });
             lock = lock_awake(mutex_);
@@ -156,17 +156,17 @@ private:
     Job* job_ = nullptr;
     int places_ = 0;
     int next_worker_ = 1;
-    // Written under the mutex; read without it by those who spin.
+    // Written under the mutex; threads that spin read them without it.
     std::atomic<int> active_{0};
     std::atomic<unsigned> posted_{0};
 };
 
-// Never destroyed: at exit the workers are still asleep on its condition variable.
+// Never destroyed, because at exit the workers still sleep on its condition variable.
 std::atomic<Pool*> the_pool{nullptr};
 std::once_flag pool_once;
 
 #ifdef QK_HAS_FORK
-// A forked child has no workers and perhaps locked mutexes: it starts with a pool of its own.
+// A forked child has no workers, and its mutexes may be locked, so it starts with a new pool.
 void forget_pool_in_child() { the_pool.store(new Pool); }
 #endif
 

@@ -1,6 +1,7 @@
-// The kernels as functions on device pointers. Each checks its arguments, launches on the caller's stream, checks
-// every launch and returns at once. Memory is the caller's: workspace_bytes(task) says how much scratch to bring.
-// Results depend on the shapes and the task alone, bit for bit: no floating-point atomics, all orders fixed.
+// The kernels as functions on device pointers. Each function checks its arguments, launches on the caller's stream,
+// checks every launch and returns at once. The caller owns all memory: workspace_bytes(task) says how much scratch
+// memory to pass. Results depend on the shapes and the task alone, bit for bit, because there are no floating-point
+// atomics and every order is fixed.
 #pragma once
 
 #include "types.hpp"
@@ -15,9 +16,9 @@ struct Workspace {
 };
 
 // ---- row reductions: log-sum-exp and products ---------------------------------------------------
-// lse_i = log sum_j exp(s_ij), product_i = sum_j w_ij v_j; either may be null. Rows that see nothing get -inf and 0.
-// Columns: the same of transposed(scores). A row softmax applied from the left, u P: transposed(scores) with the
-// column bias -lse and Weight::exp.
+// lse_i = log sum_j exp(s_ij), product_i = sum_j w_ij v_j; either may be null. Rows in which every entry is masked get
+// -inf and 0. For columns pass transposed(scores). For a row softmax applied from the left, u P, pass
+// transposed(scores) with the column bias -lse and Weight::exp.
 template <class T, class In = T>
 struct RowTask {
     Scores<T, In> scores;
@@ -46,7 +47,7 @@ std::size_t workspace_bytes(const MarginalTask<T>& task);
 template <class T>
 Outcome marginals(const MarginalTask<T>& task, Workspace room, Stream stream);
 
-// exp(f_i + s_ij + g_j) itself, or the scores when `raw`, row-major: what the scaling sweep reads.
+// exp(f_i + s_ij + g_j) itself, row-major, which is what the scaling sweep reads; with `raw` the scores.
 template <class T>
 struct DenseTask {
     Scores<T> scores;
@@ -58,13 +59,15 @@ template <class T>
 Outcome materialize(const DenseTask<T>& task, Stream stream);
 
 // ---- Sinkhorn -----------------------------------------------------------------------------------
-// One iteration in one visit. Row update at g (a column bias of the scores is not enough: g is separate):
+// One iteration in one visit. The row update uses g, which is separate from the scores because it changes at every
+// iteration:
 //   lse_i = log sum_j exp(s_ij + g_j),  f_i = row_damping (log mu_i - lse_i),
 //   columns_j = sum_i exp(f_i + s_ij + g_j),
 // then g_new_j = col_damping (g_j + log nu_j - log columns_j) and residual = {sum |columns_j - nu_j|, number of
-// columns with nu_j > 0 whose mass underflowed: their g stays as it was}.
-// `shift` (may be null): the lse of the iteration before; a strip of rows that has moved too far from it is redone
-// with its exact maximum. With room for a strip of weights per block each entry costs one exp; without, two.
+// columns with nu_j > 0 whose mass underflowed}. The g of such columns stays as it was.
+// `shift` (may be null) is the lse of the iteration before. A strip of rows whose sums leave [1e-20, 1e20] relative to
+// it is computed again, relative to the maximum of each row. With memory for a strip of weights per block each entry
+// costs one exp; without, two.
 template <class T>
 struct SweepTask {
     Scores<T> scores;
@@ -103,8 +106,8 @@ template <class T>
 Outcome scaling_sweep(const ScalingTask<T>& task, Workspace room, Stream stream);
 
 // ---- low-rank products of experts ---------------------------------------------------------------
-// K_ij = prod_e sum_c L_e(c, i) R_e(c, j), out (k x n_left) = z (k x n_right) K^T; component c of point i is
-// data[c * stride + i].
+// K_ij = prod_e sum_c L_e(c, i) R_e(c, j), out (k x n_left) = z (k x n_right) K^T. Component c of point i of a factor
+// is data[c * stride + i].
 template <class T>
 struct Factor {
     const T* data = nullptr;
@@ -126,16 +129,17 @@ template <class T>
 Outcome factored_product(const FactoredTask<T>& task, Workspace room, Stream stream);
 
 // ---- vectors ------------------------------------------------------------------------------------
-// What loops ask of long vectors, in one visit, summed in double in a fixed order. With b (may be null, and then of
-// the shape of a) the two are compared. Infinities and NaN in a are counted and left out of the sums.
+// Figures of long vectors that host loops need, computed in one visit and summed in double in a fixed order. With b
+// the two vectors are compared; b may be null, and otherwise has the shape of a. Infinities and NaN in a are counted
+// and left out of the sums.
 enum class Figure : int {
-    nan,         // how many
-    plus_inf,    // how many
-    minus_inf,   // how many
+    nan,         // number of NaN in a
+    plus_inf,    // number of +inf in a
+    minus_inf,   // number of -inf in a
     largest,     // max |a|
     smallest,    // min a, +inf if there is none
-    sum,         // of a
-    squares,     // of a
+    sum,         // sum a
+    squares,     // sum a^2
     weight,      // sum b
     difference,  // sum |a - b|
     ratio,       // max |a - b| / b where b > 0
@@ -154,14 +158,14 @@ std::size_t workspace_bytes(const SummaryTask<In>& task);
 template <class In>
 Outcome summarize(const SummaryTask<In>& task, Workspace room, Stream stream);
 
-// out_i from x_i, y_i, z_i; what an operation does not name may be null.
+// out_i from x_i, y_i and z_i. Arrays that an operation does not name may be null.
 enum class VectorOp : int {
     affine,         // a x + b y + c (y may be null)
-    minus_or_zero,  // -x, and 0 where x is infinite: a normaliser, to be added to scores
+    minus_or_zero,  // -x, and 0 where x is infinite; -lse becomes a bias that normalises scores
     log,            // log x
-    log_minus,      // a (log x - y), -inf where x = 0: the potential of mass x over the log-sum-exp y
-    tilt,           // x exp(a y), 0 where x = 0: what a marginal with a penalty should be
-    relative,       // x / (a + b max(|y|, |z|)): an error against its tolerance
+    log_minus,      // a (log x - y), -inf where x = 0: the potential of a row with mass x and log-sum-exp y
+    tilt,           // x exp(a y), 0 where x = 0: the marginal that a penalty leads to
+    relative,       // x / (a + b max(|y|, |z|)): an error relative to its tolerance
 };
 template <class T>
 struct VectorTask {
@@ -186,7 +190,7 @@ template <class T>
 Outcome row_dots(const RowDotTask<T>& task, Stream stream);
 
 // ---- particles ----------------------------------------------------------------------------------
-// out_i (+)= scale * M x_i, M (d_out x d_in) row-major: queries, keys and values of an attention field.
+// out_i (+)= scale * M x_i with M (d_out x d_in) row-major. This makes the queries, keys and values of a field.
 template <class T>
 struct ProjectTask {
     Index n = 0, d_in = 0, d_out = 0;
@@ -214,9 +218,9 @@ struct CombineTask {
 template <class T>
 Outcome combine(const CombineTask<T>& task, Stream stream);
 
-// One velocity: v_i = sum over heads of V_h sum_j w(s^h_ij) x_j with s from Q_h x_i and K_h x_j (dot, or distance
-// for L2 attention); matrices (heads, d_head, d) for Q and K, (heads, d, d) for V. `mean` divides the sum
-// by n.
+// One velocity: v_i = sum over heads of V_h sum_j w(s^h_ij) x_j, with scores s^h from Q_h x_i and K_h x_j (dot
+// products, or distances for L2 attention). Q and K are matrices (heads, d_head, d), V is (heads, d, d). `mean` divides
+// the sum by n.
 template <class T>
 struct VelocityTask {
     Index n = 0, d = 0, d_head = 0, heads = 1;
@@ -235,8 +239,8 @@ template <class T>
 Outcome velocity(const VelocityTask<T>& task, Workspace room, Stream stream);
 
 // ---- Gaussian flows -----------------------------------------------------------------------------
-// mean' = b + M mean, cov' = M cov + cov M^T for n trajectories of dimension d <= 8 (qk/gaussian.hpp), n_steps steps
-// of a Runge-Kutta method given by its tableau:
+// n_steps steps of mean' = b + M mean, cov' = M cov + cov M^T (qk/gaussian.hpp) for n trajectories of dimension d <= 8,
+// by a Runge-Kutta method given as its tableau:
 //   weighted: M = sum_h V_h G A_h, b = gain sum_h V_h mean, G = cov (+ mean mean^T with raw_moment)
 //   l2:       M = 2 sum_h V_h B_h Q_h, B = cov K^T (I + 2 K cov K^T)^-1, b = sum_h V_h (mean - 2 B K mean)
 enum class GaussianField : int { weighted, l2 };

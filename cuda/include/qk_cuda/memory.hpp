@@ -1,11 +1,11 @@
-// Device memory through one door: exact sizes, counted, freed by its owner.
+// The only functions that allocate device memory. They allocate exact sizes and count what is alive.
 #pragma once
 
 #include "types.hpp"
 
 namespace qk::cuda {
 
-// Sets `count` in every case; without a driver 0 and Status::no_device.
+// Sets `count` in every case: to 0, with Status::no_device, when there is no driver.
 Outcome device_count(int& count);
 
 Outcome allocate(std::size_t bytes, void*& out);
@@ -16,15 +16,16 @@ Outcome synchronize(Stream stream);
 
 Outcome copy(void* to, const void* from, std::size_t bytes, Stream stream);  // on one device
 
-// What is given to `later` from now on waits for what `earlier` has been given.
+// Work that is given to `later` from now on waits for all work that has been given to `earlier`.
 Outcome wait_for(Stream later, Stream earlier);
 
-// Memory in the order of a stream: usable by what the stream is given after it, given back after what it was given
-// before. No waiting on either side. `pooled` says how it came, and is handed back with it.
+// Allocation and release in the order of a stream: work given to the stream afterwards may use the memory, and it is
+// released when the work given before has ended. Neither call waits. `pooled` says whether the memory comes from the
+// device's pool, and is passed back with it.
 Outcome allocate_on(Stream stream, std::size_t bytes, void*& out, bool& pooled);
 void release_on(Stream stream, void* pointer, bool pooled) noexcept;
 
-// Allocations that are alive: 0 when nothing leaked.
+// The number of allocations that have not been released: 0 when nothing leaked.
 Index live_allocations() noexcept;
 
 // ---- devices ------------------------------------------------------------------------------------
@@ -34,7 +35,7 @@ struct DeviceInfo {
     std::size_t bytes = 0;     // of memory
 };
 Outcome device_info(int device, DeviceInfo& out);
-// As CUDA writes versions: 13000 is 13.0; 0 for a driver that is not there.
+// Versions as CUDA writes them: 13000 is 13.0. The driver's version is 0 when there is none.
 void versions(int& driver, int& runtime) noexcept;
 Outcome current_device(int& device);
 Outcome use_device(int device);
@@ -80,7 +81,8 @@ private:
     void* data_ = nullptr;
 };
 
-// A buffer in the order of a stream: for scratch memory that is given up before the work is done.
+// A buffer that is allocated and released in the order of a stream: scratch memory that the host gives up before the
+// device has finished its work.
 class StreamBuffer {
 public:
     explicit StreamBuffer(Stream stream) : stream_(stream) {}

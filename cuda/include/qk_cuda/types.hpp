@@ -1,5 +1,5 @@
-// What crosses between the host and the kernels: plain structs of device pointers, sizes and strides. No CUDA
-// header is needed to include this.
+// The types that host and kernels exchange: plain structs of device pointers, sizes and strides. Including this needs
+// no CUDA header.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@ namespace qk::cuda {
 using Index = std::int64_t;
 using Stream = void*;  // a cudaStream_t; null is the default stream
 
-// Inputs of 16 bits: bits only, computed with in float.
+// Inputs of 16 bits. The structs hold the bits only; arithmetic is done in float.
 struct Half {
     std::uint16_t bits;
 };
@@ -30,7 +30,7 @@ enum class Status : int {
     out_of_memory = 6,
 };
 
-// What every function here returns. Launches are asynchronous: an error inside a kernel shows at the next call.
+// What every function here returns. Launches are asynchronous, so an error inside a kernel shows at a later call.
 struct [[nodiscard]] Outcome {
     Status status = Status::ok;
     int code = 0;  // of the CUDA runtime
