@@ -1,7 +1,7 @@
 // A kernel of bridges that is given from Python: any object with
 //   rows(g, mass) -> (lse, columns),  columns(f) -> lse,
-// and optionally  curvature(x, mass) -> out,  scaled(factor) -> the object with all scores times a factor,
-// on NumPy arrays, with one call per visit. qk/sweep.hpp says what these functions compute.
+// and, which may be missing,  curvature(x, mass) -> out,  scaled(factor) -> the object with all scores times a factor,
+// on NumPy arrays, one call per visit. qk/sweep.hpp says what they mean.
 #pragma once
 
 #include <memory>

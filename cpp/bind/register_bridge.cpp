@@ -39,7 +39,7 @@ py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doub
                 int method, double tol, Index max_visits, double row_penalty, double col_penalty,
                 const py::object& report, int n_threads) {
     BridgeOptions options = options_of(method, tol, max_visits, row_penalty, col_penalty);
-    // An exception of the callback, or of a kernel that is given from Python, passes through the solver, which owns
+    // An exception of the callback, or of a kernel that is given from Python, travels through the solver, which owns
     // nothing but memory.
     if (!report.is_none())
         options.report = [&](Index visits, double error) {
@@ -62,8 +62,8 @@ py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doub
                           static_cast<int>(state.status), in_words(state));
 }
 
-// Solves many problems, each on one thread: (f, g, last error, visits, status, what was done in words, whether it was
-// stored), with the batch axes first; ragged problems follow one another. mu, nu, f, g have the layout of the result.
+// Many problems, each on one thread: (f, g, last error, visits, status, what was done in words, whether it was stored),
+// with the batch in front; ragged problems lie one after the other. mu, nu, f, g have the layout of the result.
 template <class T>
 py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doubles& nu, const Doubles& f,
                          const Doubles& g, const BridgeOptions& options, double max_memory, int n_threads) {

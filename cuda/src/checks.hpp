@@ -10,7 +10,7 @@ inline Outcome bad(const char* what) { return {Status::bad_argument, 0, what}; }
 
 template <class T, class In>
 Outcome check(const Scores<T, In>& s) {
-    if (s.n_rows < 0 || s.n_cols < 0) return bad("scores: a size is negative");
+    if (s.n_rows < 0 || s.n_cols < 0) return bad("scores: wanted sizes of at least 0, got a negative one");
     if (s.n_rows > Index{1} << 36 || s.n_cols > Index{1} << 36)
         return {Status::too_large, 0, "scores: more than 2^36 rows or columns"};
     if (s.n_features < 0 || s.n_features > max_terms || s.n_dense < 0 || s.n_dense > max_terms ||
@@ -20,19 +20,22 @@ Outcome check(const Scores<T, In>& s) {
         return bad("scores: more biases than max_biases");
     const bool entries = s.n_rows > 0 && s.n_cols > 0;
     for (int t = 0; t < s.n_features; ++t) {
-        if (s.features[t].dim < 0) return bad("scores: a feature dimension is negative");
+        if (s.features[t].dim < 0)
+            return bad("scores: wanted feature dimensions of at least 0, got a negative one");
         if (entries && s.features[t].dim > 0 &&
             (s.features[t].rows.data == nullptr || s.features[t].cols.data == nullptr))
-            return bad("scores: features are null");
+            return bad("scores: wanted arrays of features, got a null pointer");
     }
     for (int t = 0; entries && t < s.n_dense; ++t)
-        if (s.dense[t].values.data == nullptr) return bad("scores: dense values are null");
+        if (s.dense[t].values.data == nullptr)
+            return bad("scores: wanted arrays of dense values, got a null pointer");
     for (int t = 0; entries && t < s.n_row_bias; ++t)
-        if (s.row_bias[t] == nullptr) return bad("scores: a row bias is null");
+        if (s.row_bias[t] == nullptr) return bad("scores: wanted arrays of row biases, got a null pointer");
     for (int t = 0; entries && t < s.n_col_bias; ++t)
-        if (s.col_bias[t] == nullptr) return bad("scores: a column bias is null");
+        if (s.col_bias[t] == nullptr)
+            return bad("scores: wanted arrays of column biases, got a null pointer");
     for (int t = 0; entries && t < s.n_masks; ++t)
-        if (s.masks[t].data == nullptr) return bad("scores: a mask is null");
+        if (s.masks[t].data == nullptr) return bad("scores: wanted arrays of masks, got a null pointer");
     return {};
 }
 

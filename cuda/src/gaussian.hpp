@@ -202,15 +202,16 @@ __global__ void QK_BOUNDS(32 * Warps) gaussian_flow(QK_PARAM GaussianTask<T> tas
 
 template <class Config, class T>
 Outcome run_gaussian(const GaussianTask<T>& task, Stream stream) {
-    if (task.n < 0 || task.n_steps < 0) return bad("n or n_steps: negative");
-    if (task.d < 1 || task.d > max_gaussian_dim) return bad("d: 1 to 8");
-    if (task.heads < 1) return bad("heads: at least 1");
+    if (task.n < 0 || task.n_steps < 0) return bad("n or n_steps: wanted at least 0, got a negative number");
+    if (task.d < 1 || task.d > max_gaussian_dim) return bad("d: wanted 1 to 8");
+    if (task.heads < 1) return bad("heads: wanted at least 1");
     if (task.tableau.n_stages < 1 || task.tableau.n_stages > max_gaussian_stages)
-        return bad("tableau: 1 to 4 stages");
+        return bad("tableau: wanted 1 to 4 stages");
     if (task.n == 0 || task.n_steps == 0) return {};
     if (task.score == nullptr || task.value == nullptr || task.mean == nullptr || task.cov == nullptr)
-        return bad("score, value, mean or cov: null");
-    if (task.field == GaussianField::l2 && task.query == nullptr) return bad("query: null");
+        return bad("score, value, mean or cov: wanted an array, got a null pointer");
+    if (task.field == GaussianField::l2 && task.query == nullptr)
+        return bad("query: wanted an array, got a null pointer");
     constexpr int warps = Config::group_warps;
     const Index per_block = 32 * warps / (task.d <= 4 ? 4 : 8);
     const Index blocks = ceil_div(task.n, per_block);

@@ -143,15 +143,16 @@ struct FactoredPlan {
 
 template <class T>
 Outcome check(const FactoredTask<T>& task) {
-    if (task.n_experts < 1 || task.n_experts > max_terms) return bad("n_experts: 1 to max_terms");
-    if (task.n_left < 0 || task.n_right < 0 || task.k < 0) return bad("n_left, n_right or k: negative");
+    if (task.n_experts < 1 || task.n_experts > max_terms) return bad("n_experts: wanted 1 to max_terms");
+    if (task.n_left < 0 || task.n_right < 0 || task.k < 0)
+        return bad("n_left, n_right or k: wanted at least 0, got a negative number");
     if (task.k > 65535) return {Status::too_large, 0, "k: more than 65535 vectors"};
     for (int e = 0; e < task.n_experts; ++e) {
         if (task.left[e].rank != task.right[e].rank || task.left[e].rank < 1)
-            return bad("rank: at least 1, and the same left and right");
+            return bad("rank: wanted at least 1, and the same rank left and right");
         if ((task.n_left > 0 && task.left[e].data == nullptr) ||
             (task.n_right > 0 && task.right[e].data == nullptr))
-            return bad("left or right: null");
+            return bad("left or right: wanted an array, got a null pointer");
     }
     return {};
 }
@@ -170,7 +171,8 @@ template <class Config, class T>
 Outcome run_factored(const FactoredTask<T>& task, Workspace room, Stream stream) {
     QK_TRY(check(task));
     if (task.n_left == 0 || task.k == 0) return {};
-    if (task.out == nullptr || (task.n_right > 0 && task.z == nullptr)) return bad("z or out: null");
+    if (task.out == nullptr || (task.n_right > 0 && task.z == nullptr))
+        return bad("z or out: wanted an array, got a null pointer");
     const FactoredPlan<T> plan(task);
     if (plan.tile_points < 1 || plan.n_combos > Index{1} << 31)
         return {Status::too_large, 0, "rank: too large for the shared memory of a block"};

@@ -27,10 +27,11 @@ __global__ void QK_BOUNDS(Threads) combine_stages(QK_PARAM CombineTask<T> task) 
 
 template <class Config, class T>
 Outcome run_project(const ProjectTask<T>& task, Stream stream) {
-    if (task.n < 0 || task.d_in < 0 || task.d_out < 0) return bad("n, d_in or d_out: negative");
+    if (task.n < 0 || task.d_in < 0 || task.d_out < 0)
+        return bad("n, d_in or d_out: wanted at least 0, got a negative number");
     if (task.n == 0 || task.d_out == 0) return {};
     if (task.out == nullptr || (task.d_in > 0 && (task.x == nullptr || task.matrix == nullptr)))
-        return bad("x, matrix or out: null");
+        return bad("x, matrix or out: wanted an array, got a null pointer");
     constexpr int threads = Config::vector_threads;
     const Index blocks = ceil_div(task.n * task.d_out, threads);
     if (blocks > max_grid_x) return {Status::too_large, 0, "n: too many points for one launch"};
@@ -39,12 +40,12 @@ Outcome run_project(const ProjectTask<T>& task, Stream stream) {
 
 template <class Config, class T>
 Outcome run_combine(const CombineTask<T>& task, Stream stream) {
-    if (task.n < 0) return bad("n: negative");
-    if (task.n_stages < 0 || task.n_stages > max_stages) return bad("n_stages: 0 to max_stages");
+    if (task.n < 0) return bad("n: wanted at least 0, got a negative number");
+    if (task.n_stages < 0 || task.n_stages > max_stages) return bad("n_stages: wanted 0 to max_stages");
     if (task.n == 0) return {};
-    if (task.x == nullptr || task.out == nullptr) return bad("x or out: null");
+    if (task.x == nullptr || task.out == nullptr) return bad("x or out: wanted an array, got a null pointer");
     for (int s = 0; s < task.n_stages; ++s)
-        if (task.k[s] == nullptr) return bad("k: a stage is null");
+        if (task.k[s] == nullptr) return bad("k: wanted an array for every stage, got a null pointer");
     constexpr int threads = Config::vector_threads;
     const Index blocks = ceil_div(task.n, threads);
     if (blocks > max_grid_x) return {Status::too_large, 0, "n: too many numbers for one launch"};
@@ -93,11 +94,11 @@ std::size_t velocity_workspace(const VelocityTask<T>& task) {
 template <class Config, class T>
 Outcome run_velocity(const VelocityTask<T>& task, Workspace space, Stream stream) {
     if (task.n < 0 || task.d < 1 || task.d_head < 1 || task.heads < 1)
-        return bad("n, d, d_head or heads: too small");
+        return bad("n, d, d_head or heads: wanted n of at least 0, and the others of at least 1");
     if (task.n == 0) return {};
     if (task.x == nullptr || task.Q == nullptr || task.K == nullptr || task.V == nullptr ||
         task.out == nullptr)
-        return bad("x, Q, K, V or out: null");
+        return bad("x, Q, K, V or out: wanted an array, got a null pointer");
     QK_TRY(check_room(space, velocity_workspace<Config>(task)));
     Cutter cutter(space.data);
     const VelocityRoom<T> room(task, cutter);

@@ -86,10 +86,11 @@ template <class Config, class T, class In>
 Outcome run_rows(const RowTask<T, In>& task, Workspace room, Stream stream) {
     QK_TRY(check(task.scores));
     const bool softmax = task.weight == Weight::softmax || task.weight == Weight::exp;
-    if (task.n_values < 0) return bad("n_values: negative");
+    if (task.n_values < 0) return bad("n_values: wanted at least 0, got a negative number");
     if (!softmax && task.log_sum_exp != nullptr) return bad("log_sum_exp: only with weights softmax and exp");
     const bool product = task.product != nullptr && task.n_values > 0;
-    if (product && task.scores.n_cols > 0 && task.values.data == nullptr) return bad("values: null");
+    if (product && task.scores.n_cols > 0 && task.values.data == nullptr)
+        return bad("values: wanted an array, got a null pointer");
     if (task.scores.n_rows == 0 || (!product && task.log_sum_exp == nullptr)) return {};
 
     const RowPlan<Config, T, In> plan(task);

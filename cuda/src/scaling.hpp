@@ -85,12 +85,14 @@ std::size_t scaling_workspace(const ScalingTask<T>& task) {
 
 template <class Config, class T>
 Outcome run_scaling(const ScalingTask<T>& task, Workspace room, Stream stream) {
-    if (task.n_rows <= 0 || task.n_cols <= 0) return bad("kernel: empty");
-    if (task.row_stride < task.n_cols) return bad("row_stride: smaller than the number of columns");
+    if (task.n_rows <= 0 || task.n_cols <= 0)
+        return bad("kernel: wanted at least one row and one column, got none");
+    if (task.row_stride < task.n_cols)
+        return bad("row_stride: wanted at least the number of columns, got less");
     if (task.kernel == nullptr || task.v == nullptr || task.mu == nullptr || task.nu == nullptr)
-        return bad("kernel, v, mu or nu: null");
+        return bad("kernel, v, mu or nu: wanted an array, got a null pointer");
     if (task.u == nullptr || task.columns == nullptr || task.v_new == nullptr)
-        return bad("u, columns or v_new: null");
+        return bad("u, columns or v_new: wanted an array, got a null pointer");
     QK_TRY(check_room(room, scaling_workspace<Config>(task)));
     const Index blocks = scaling_blocks(task);
     Cutter cutter(room.data);

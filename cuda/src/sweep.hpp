@@ -51,8 +51,9 @@ template <class Config, class T>
 Outcome run_marginals(const MarginalTask<T>& task, Workspace room, Stream stream) {
     using Shape = typename Tiles<Config, T>::Strip;
     QK_TRY(check(task.scores));
-    if (task.scores.n_rows == 0 || task.scores.n_cols == 0) return bad("scores: empty");
-    if (task.cols == nullptr) return bad("cols: null");
+    if (task.scores.n_rows == 0 || task.scores.n_cols == 0)
+        return bad("scores: wanted at least one row and one column, got none");
+    if (task.cols == nullptr) return bad("cols: wanted an array, got a null pointer");
     QK_TRY(check_room(room, marginal_workspace<Config>(task)));
     const Index blocks = strip_blocks<Shape>(task.scores);
     MarginalArgs<T> args{task.scores, task.rows, nullptr, ceil_div(task.scores.n_rows, Shape::rows)};
@@ -85,12 +86,15 @@ template <class Config, class T>
 Outcome run_sweep(const SweepTask<T>& task, Workspace room, Stream stream) {
     using Shape = typename Tiles<Config, T>::Strip;
     QK_TRY(check(task.scores));
-    if (task.scores.n_rows == 0 || task.scores.n_cols == 0) return bad("scores: empty");
-    if (task.scores.n_col_bias >= max_biases) return bad("scores: no column bias left for g");
-    if (task.g == nullptr || task.mu == nullptr) return bad("g or mu: null");
-    if (task.lse == nullptr || task.columns == nullptr) return bad("lse or columns: null");
+    if (task.scores.n_rows == 0 || task.scores.n_cols == 0)
+        return bad("scores: wanted at least one row and one column, got none");
+    if (task.scores.n_col_bias >= max_biases)
+        return bad("scores: wanted fewer than max_biases column biases, because g is one more");
+    if (task.g == nullptr || task.mu == nullptr) return bad("g or mu: wanted an array, got a null pointer");
+    if (task.lse == nullptr || task.columns == nullptr)
+        return bad("lse or columns: wanted an array, got a null pointer");
     if (task.nu == nullptr && (task.g_new != nullptr || task.residual != nullptr))
-        return bad("nu: null, but g_new or residual is asked for");
+        return bad("nu: wanted an array, because g_new or residual needs it, got a null pointer");
     QK_TRY(check_room(room, sweep_workspace<Config>(task)));
 
     const Index n_cols = task.scores.n_cols, blocks = strip_blocks<Shape>(task.scores);
@@ -129,8 +133,9 @@ Outcome run_dense(const DenseTask<T>& task, Stream stream) {
     using Shape = typename Tiles<Config, T>::Strip;
     QK_TRY(check(task.scores));
     if (task.scores.n_rows == 0 || task.scores.n_cols == 0) return {};
-    if (task.out == nullptr) return bad("out: null");
-    if (task.row_stride < task.scores.n_cols) return bad("row_stride: smaller than the number of columns");
+    if (task.out == nullptr) return bad("out: wanted an array, got a null pointer");
+    if (task.row_stride < task.scores.n_cols)
+        return bad("row_stride: wanted at least the number of columns, got less");
     const Index strips = ceil_div(task.scores.n_rows, Shape::rows),
                 tiles = ceil_div(task.scores.n_cols, Shape::cols);
     if (strips > max_grid_x || tiles > 65535)

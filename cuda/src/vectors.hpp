@@ -119,8 +119,9 @@ std::size_t summary_workspace(const SummaryTask<In>& task) {
 template <class Config, class In>
 Outcome run_summary(const SummaryTask<In>& task, Workspace room, Stream stream) {
     if (task.n_rows < 0 || task.n_cols < 0) return bad("a: a size is negative");
-    if (task.figures == nullptr) return bad("figures: null");
-    if (task.n_rows > 0 && task.n_cols > 0 && task.a.data == nullptr) return bad("a: null");
+    if (task.figures == nullptr) return bad("figures: wanted an array, got a null pointer");
+    if (task.n_rows > 0 && task.n_cols > 0 && task.a.data == nullptr)
+        return bad("a: wanted an array, got a null pointer");
     QK_TRY(check_room(room, summary_workspace<Config>(task)));
     constexpr int threads = Config::vector_threads;
     const Index blocks = summary_grid<Config>(task);
@@ -163,13 +164,13 @@ __global__ void QK_BOUNDS(Threads) map_numbers(QK_PARAM VectorTask<T> task) {
 
 template <class Config, class T>
 Outcome run_map(const VectorTask<T>& task, Stream stream) {
-    if (task.n < 0) return bad("n: negative");
+    if (task.n < 0) return bad("n: wanted at least 0, got a negative number");
     if (task.n == 0) return {};
     const bool two =
         task.op == VectorOp::log_minus || task.op == VectorOp::tilt || task.op == VectorOp::relative;
     if (task.x == nullptr || task.out == nullptr || (two && task.y == nullptr) ||
         (task.op == VectorOp::relative && task.z == nullptr))
-        return bad("x, y, z or out: null");
+        return bad("x, y, z or out: wanted an array, got a null pointer");
     constexpr int threads = Config::vector_threads;
     const Index blocks = ceil_div(task.n, threads);
     if (blocks > max_grid_x) return {Status::too_large, 0, "n: too many numbers for one launch"};
@@ -189,10 +190,10 @@ __global__ void QK_BOUNDS(Threads) dot_rows(QK_PARAM RowDotTask<T> task) {
 
 template <class Config, class T>
 Outcome run_row_dots(const RowDotTask<T>& task, Stream stream) {
-    if (task.n < 0 || task.dim < 0) return bad("n or dim: negative");
+    if (task.n < 0 || task.dim < 0) return bad("n or dim: wanted at least 0, got a negative number");
     if (task.n == 0) return {};
     if (task.out == nullptr || (task.dim > 0 && (task.x.data == nullptr || task.y.data == nullptr)))
-        return bad("x, y or out: null");
+        return bad("x, y or out: wanted an array, got a null pointer");
     constexpr int threads = Config::vector_threads;
     const Index blocks = ceil_div(task.n, threads);
     if (blocks > max_grid_x) return {Status::too_large, 0, "n: too many rows for one launch"};

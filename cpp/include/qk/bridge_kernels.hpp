@@ -70,13 +70,13 @@ Storage where_entries_live(const Problem<T>& problem, double max_memory, const s
 template <class T>
 Index triangle_scratch(Index n, double max_memory);
 
-// `scratch` is the memory for a triangle, and may be null.
+// `scratch`: of a triangle; may be null.
 template <class T>
 std::unique_ptr<Sweep> sweep_of(const Problem<T>& problem, Storage storage, T* scratch, const Run& run);
 
 // ---- the final check ----------------------------------------------------------------------------------------------
 
-// A dense term in single precision. Its scale is in double, so that it is not rounded.
+// A dense term in single precision, whose scale is not rounded.
 struct SingleTerm {
     MatrixView<float> values;
     double scale = 1;

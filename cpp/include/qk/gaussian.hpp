@@ -46,11 +46,10 @@ struct GaussianOptions : IntegrationOptions {
     // If true, the covariance is P cov P^T, the covariance of particles that the method moves by P. Otherwise the
     // method is applied to the ODE of the covariance.
     bool pushforward = false;
-    Index n_steps =
-        1;  // the number of steps or, for adaptive methods, of intervals between times that may be stored
-    Index store_every = 1;    // every so many states are stored, and always the start and the end
-    double max_growth = 1e8;  // a trajectory is ended when its size has grown by this factor
-    bool judge_mean = false;  // if true, the size is the larger of |cov| and |mean|^2, otherwise |cov|
+    Index n_steps = 1;      // steps, or, for adaptive methods, intervals between the times that may be stored
+    Index store_every = 1;  // the start and the end are always stored
+    double max_growth = 1e8;  // a trajectory blows up when its size has grown by this factor
+    bool judge_mean = false;  // size: |cov|, or the larger of |cov| and |mean|^2
     std::function<void(double)> report;
 };
 

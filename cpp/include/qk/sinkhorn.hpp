@@ -35,15 +35,14 @@ enum class BridgeStatus {
 
 struct BridgeOptions {
     BridgeMethod method = BridgeMethod::alternating;
-    double tol = 1e-9;         // L1 error of the columns when the rows are exact, as a share of the mass
-    Index max_visits = 10000;  // the largest number of visits of all entries
-    // Weights of KL penalties on the marginals; infinity makes them constraints.
+    double tol = 1e-9;         // L1 error of the column marginal, rows being met, as a share of the mass
+    Index max_visits = 10000;  // of all entries
+    // Weights of KL penalties on the marginals; infinite: a constraint.
     double row_penalty = std::numeric_limits<double>::infinity();
     double col_penalty = std::numeric_limits<double>::infinity();
-    // Only for the method "symmetric": whether exp(s_ij) is known to be positive semi-definite, which allows momentum.
+    // Of the method "symmetric": exp(s_ij) is known to be positive semi-definite, so that momentum can be chosen.
     bool positive_semidefinite = false;
-    std::function<void(Index, double)>
-        report;  // called after each iteration with the visits so far and the error
+    std::function<void(Index, double)> report;  // after each iteration: visits so far, error
 };
 
 struct BridgeState {

@@ -16,7 +16,7 @@ namespace qk {
 // Returns the mass m_i of row i for the log-sum-exp lse_i = log sum_j exp(s_ij + g_j); called as mass(i, lse_i).
 using RowMass = std::function<double(Index, double)>;
 
-// The larger entries of the row softmax p_ij of a sweep, row by row.
+// The row softmax p_ij of a sweep without its small entries, row by row.
 struct SparseRows {
     std::vector<Index>
         start;  // where each row starts in the two arrays below, and their length; empty if nothing was gathered
@@ -59,7 +59,7 @@ public:
     // The spacing of numbers next to 1 in the type in which scores are computed.
     virtual double epsilon() const { return std::numeric_limits<double>::epsilon(); }
 
-    // The same kernel with every score multiplied by a factor, computed on the fly; null if that is not possible.
+    // The same kernel with every score multiplied by a factor, computed on the fly; null where that is not possible.
     virtual std::unique_ptr<Sweep> scaled(double factor, const Run& run) const;
 };
 

@@ -74,7 +74,7 @@ bool in_pieces(const Run& run, int worker, Index n, const Body& body) {
 // work, so results must not depend on the number of threads that were started either.
 void parallel_for(const Run& run, Index n_tasks, const std::function<void(Index, int)>& body);
 
-// How many threads a computation wanted and got when the system last refused to start one; zeros if it never did.
+// How many threads a computation wanted and had when the system last refused to start one; zeros if it never did.
 struct ThreadShortage {
     int wanted = 0, had = 0;
 };

@@ -22,7 +22,7 @@ bool anderson(Iterate& at, bool may_give_up) {
     using Vector = Iterate::Vector;
     const Run& run = at.run;
     Extrapolation extrapolation(at.nu, run);
-    Vector best_g, step = room_for(at.nu.size()), plain;  // plain: where Sinkhorn's own step would have led
+    Vector best_g, step = room_for(at.nu.size()), plain;  // plain: Sinkhorn's own step from the point before
     set(run, best_g, at.g);
     double dual_before = -infinity<double>(), error_before = infinity<double>();
     auto best = infinity<double>();
@@ -37,8 +37,8 @@ bool anderson(Iterate& at, bool may_give_up) {
         at.note(error);
         if (error <= at.options.tol) return at.end(BridgeStatus::converged);
         if (at.out_of_visits()) return false;
-        // A bad extrapolation is undone, and the steps that led to it are forgotten. (If a penalised plan has far too
-        // much mass, its error is 1 whatever the excess, so that the comparison says nothing.)
+        // A bad extrapolation: go back, and forget what led to it. The error of a plan of far too much mass is 1 whatever
+        // its excess, so it says nothing.
         if (error > 2 * best && (at.balanced || best < 0.5)) {
             set(run, at.g, best_g);
             extrapolation.forget();

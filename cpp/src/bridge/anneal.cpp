@@ -15,10 +15,10 @@ class Annealing {
 public:
     explicit Annealing(Iterate& at) : at_(at), mu_(to_vector(at.mu)), nu_(to_vector(at.nu)) {}
 
-    // Returns false if the kernel cannot be scaled.
+    // False: the kernel cannot be scaled.
     bool possible() { return (sweep_ = at_.sweep.scaled(0.5, at_.run)) != nullptr; }
 
-    // Raises the scale to 1, or as near as the stages get. Returns false if the solve has ended.
+    // To the scores themselves, or as near as the stages come. False when the solve has ended.
     bool run() {
         if (!find_start()) return false;
         if (stage(scale_, rough) < 0) return !ended_ && at_.end(BridgeStatus::stagnated);
@@ -28,7 +28,7 @@ public:
             const Vector before = g_;
             const Index steps = stage(next, rough);
             if (ended_) return false;
-            if (steps < 0) {  // the scale was raised too much at once
+            if (steps < 0) {  // too far at once
                 g_ = before;
                 pace = std::sqrt(pace);
                 if (++failures_ > most_failures) return at_.end(BridgeStatus::stagnated);
@@ -45,11 +45,11 @@ public:
 private:
     static constexpr double rough = 1e-2;
     static constexpr int most_failures = 6;
-    // Penalties are scaled like the scores, but not below this (unless they are smaller already), because weights times
-    // exp(-potential / penalty) would leave the range of the type.
+    // Penalties are scaled like the scores, but not to where they say nothing: weights times exp(-potential / penalty)
+    // would leave the range of the type.
     static constexpr double least_penalty = 1.0;
 
-    // Potentials without the logarithms of the weights are scaled like the scores.
+    // Potentials scale like the scores, but for the weights.
     void set(Iterate& to, double from_scale, double to_scale) const {
         for (Index j = 0; j < to.nu.size(); ++j)
             if (to.nu[j] > 0) to.g[j] = (g_[j] - at_.log_nu[j]) * (to_scale / from_scale) + at_.log_nu[j];
@@ -78,8 +78,8 @@ private:
         }
     }
 
-    // Solves at `scale` to `tol`, starting from the potentials of the last stage. Returns the number of errors that
-    // were noted, or -1 if the stage did not reach `tol`.
+    // The number of errors noted on the way to `tol` at a scale, from the potentials of the last; -1 if it does not
+    // come there.
     Index stage(double scale, double tol) {
         sweep_ = at_.sweep.scaled(scale, at_.run);
         BridgeState state;

@@ -87,7 +87,7 @@ public:
         return Status::ok;
     }
 
-    // The chain whose scores, in every step, are multiplied by the factor.
+    // The scores of every step times the factor: the same law of paths at another temperature.
     std::unique_ptr<Sweep> scaled(double factor, const Run&) const override {
         std::vector<Problem<T>> steps;
         std::vector<std::vector<T>> biases;

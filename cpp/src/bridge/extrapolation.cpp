@@ -41,8 +41,8 @@ Eigen::VectorXd Extrapolation::next(const Vector& point, const Vector& step) {
             move.segment(from, end - from).noalias() =
                 moves_.middleRows(from, end - from).leftCols(m) * gamma;
         });
-        // Nearly dependent steps give arbitrarily large moves. If the predicted limit is farther away than this, the
-        // iteration is too slow for the extrapolation to be trusted.
+        // Nearly dependent steps give arbitrarily large moves: an iteration whose limit is farther away than this is
+        // too slow for extrapolation to be trusted.
         constexpr double farthest = 1e4;
         if (all_finite(run_, move) && max_size(run_, move) <= farthest * max_size(run_, step))
             set(run_, to, to - move);
@@ -50,9 +50,9 @@ Eigen::VectorXd Extrapolation::next(const Vector& point, const Vector& step) {
     return to;
 }
 
-// The combination of the first m changes that is nearest to the weighted step, by the modified Gram-Schmidt method with
-// the step as a last column. This is as stable as reflections (Björck), and much less work for a handful of columns.
-// The longest column is taken first; columns that add hardly any direction get the coefficient 0.
+// The combination of the first m changes nearest to the weighted step, by Gram and Schmidt's method in its modified
+// form with the step as a last column, which is as stable as reflections (Björck), and for a handful of columns much
+// less to do. The longest column goes first; those that hardly add a direction get nothing.
 Extrapolation::Vector Extrapolation::fit(Index m, const Vector& step) {
     constexpr double dependent = 1e-14;
     make_room(rest_, step.size(), m);

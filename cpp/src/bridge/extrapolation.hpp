@@ -23,7 +23,7 @@ public:
     // repeated failures the memory shrinks, and with memory 0 this is the plain iteration.
     void forget();
 
-    // The next point; from `point` the plain iteration would take the step `step`.
+    // The next point, where the plain iteration would step from `point` by `step`.
     Vector next(const Vector& point, const Vector& step);
 
 private:
@@ -31,8 +31,8 @@ private:
 
     const Run& run_;
     Vector weight_, last_point_, last_step_;
-    Eigen::MatrixXd changes_, moves_;  // changes of the weighted step, and of the point to which it leads
-    Eigen::MatrixXd rest_;             // scratch memory of fit()
+    Eigen::MatrixXd changes_, moves_;  // of the step, weighted; of the point that it leads to
+    Eigen::MatrixXd rest_;             // of fit()
     Vector target_;
     Index n_seen_ = 0, n_failed_ = 0;
     Index memory_;

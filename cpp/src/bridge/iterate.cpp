@@ -144,8 +144,7 @@ bool Iterate::recover_columns() {
         log_nu[j] = g[j] = log_of_nothing;
     });
     if (!feasible) return end(columns_have_entries ? BridgeStatus::overflow : BridgeStatus::infeasible);
-    // Either there is no entry at all, and the plan is empty. Or there are entries, but the potentials have moved so
-    // far that all of them underflow.
+    // No entry at all: the empty plan. Or entries that were seen are out of reach by potentials that ran away.
     if (top == log_of_nothing)
         return end(columns_have_entries ? BridgeStatus::overflow : BridgeStatus::converged);
     if (!balanced) log_scale = top;

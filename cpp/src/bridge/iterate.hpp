@@ -29,10 +29,9 @@ public:
     // Visits the kernel at g: f follows from a row update with the given relaxation, and the columns from f. If the
     // uncertainty of a sweep that rounds is too large for the present error, the sweep is refined and visited again.
     bool visit(double relaxation);
-    // Updates columns from exact log-sum-exps, because their mass underflows in visits. Leaves g changed and not
-    // visited.
+    // Column updates from exact log-sum-exps, for columns whose mass underflows in visits. Leaves g not visited.
     bool recover_columns();
-    // Repeats recover_columns() and a visit until no column underflows, or it cannot be helped. Leaves g visited.
+    // recover_columns() and visits until no column vanishes, or weights are too small for that; leaves g visited.
     bool settle_columns();
     // Takes Sinkhorn steps from the g that was visited last, and leaves g visited.
     bool plain_steps(int count);
@@ -43,7 +42,7 @@ public:
     // does not rise.
     bool cross_plateau(double error);
     bool out_of_visits() const { return state.n_visits >= options.max_visits; }
-    // Sets the status and returns false.
+    // Sets the status; always false.
     bool end(BridgeStatus status);
     // Returns whether a sweep succeeded; if not, sets the status that says why.
     bool went_through(Status status);
@@ -99,12 +98,12 @@ public:
 
 private:
     bool visit_once(double relaxation);
-    // Calls step(j, Sinkhorn's step of g_j) for every column.
+    // step(j, Sinkhorn's step of g_j) for every column
     template <class Step>
     void each_column_step(const Step& step) const;
     double mass_shift(const Vector& at_g) const;
 
-    double charged_ = 0;  // work not counted yet, less than a visit
+    double charged_ = 0;  // less than a visit
 };
 
 // ---- methods; each sets the status when it ends the solve --------------------------------------------------
@@ -114,11 +113,11 @@ void alternate(Iterate& at, bool may_relax);
 // Anderson's extrapolation of the last iterates. With `may_give_up` it returns true if it is slow; g is then the best
 // that was found.
 bool anderson(Iterate& at, bool may_give_up);
-// Newton's method on the dual in g, damped where the dual differs from its quadratic model. With `may_give_up` it
-// returns true if it makes little progress.
+// Newton's method on the dual in g, damped where the dual is not like its quadratic model. With `may_give_up`, true
+// says that it makes little progress here.
 bool newton(Iterate& at, bool may_give_up);
-// Solves for a small multiple of the scores first, and raises the multiple to 1. Each stage starts from the potentials
-// of the one before, which are nearly proportional to the multiple. Returns true if the kernel cannot be scaled.
+// From a small multiple of the scores to the scores: each stage starts from the potentials of the one before, which are
+// nearly proportional to the multiple. For kernels that can be scaled; true says that this one cannot.
 bool anneal(Iterate& at);
 // Tries the methods in turn, each as long as it makes progress.
 void automatic(Iterate& at);

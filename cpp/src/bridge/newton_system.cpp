@@ -175,7 +175,7 @@ bool NewtonSystem::solve(const Vector& r, const Vector& extra, double tolerance,
         bool converged = false;
         if (!by_conjugate_gradients(r, extra, tolerance, limit, converged, x)) return false;
         if (converged || !factorable || at_.out_of_visits()) return true;
-        // Weak connections between blocks of columns decide the last digits, and a factorisation resolves them.
+        // Weak connections between blocks of columns decide the last digits; a factorisation resolves them.
         direct_ = true;
         rows_ = {};
         if (!refresh()) return false;

@@ -9,7 +9,7 @@ namespace {
 
 constexpr double default_bytes = 256.0 * 1024 * 1024;
 
-// Whether this many entries of T may be stored. A dense kernel may take as much as its scores take already.
+// Whether this many entries of T may be stored; dense scores take as many already.
 template <class T>
 bool fits(double entries, bool dense, double max_memory) {
     const double bytes = entries * sizeof(T);

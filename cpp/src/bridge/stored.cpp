@@ -99,7 +99,7 @@ public:
         if (wants_full_ && !full_) store_in_full(run);
         if (full_) return full_->rows(g, mass, lse, columns, run);
         if (!taken_ || too_far(g, run) || (refine_ && columns != nullptr)) {
-            // In double the entries are computed at g itself, so storing them is the visit as well.
+            // In double the entries are taken at g itself, and this is the visit as well.
             const bool at_once = sizeof(T) == sizeof(double) && columns != nullptr;
             const Status status = take(g, mass, lse, at_once ? columns : nullptr, run);
             if (status != Status::ok) return status;
@@ -204,7 +204,7 @@ private:
         entries_ = Buffer<E>();
     }
 
-    // After an exact visit: compares its sums with those of the stored entries at the same potentials.
+    // After an exact visit: what the stored entries say at the same potentials.
     Status measure(const double* lse, const double* columns, const Run& run) {
         std::vector<double> row_ratios(sums_.size(), 1.0), ratios = zeros(problem().n_cols, run);
         if (should_stop(run, 0)) return Status::interrupted;
@@ -290,7 +290,7 @@ private:
         return found;
     }
 
-    // Computes and stores the entries exp(s_ij + g_j - max_k (s_ik + g_k)); with `columns` this is a visit too.
+    // Takes the entries exp(s_ij + g_j - max_k (s_ik + g_k)) anew; with `columns`, as a visit.
     Status take(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) {
         taken_ = halved_ = refine_ = false;
         corrections_.forget();
@@ -340,8 +340,8 @@ private:
         return std::get<typename Shares<A>::Sums>(column_sums_);
     }
 
-    // Computes the product of each row with z, multiplies the row by weigh(i, product), and adds it to the columns, in
-    // the type of z.
+    // Each row dotted with z, weighed by what `weigh(i, dot)` says, and added to the columns; in the arithmetic
+    // of z.
     template <class F, class A, class Weigh>
     Status visit(const Buffer<F>& entries, Index ld, const A* z, double* columns, const Run& run,
                  const Weigh& weigh) {
@@ -349,9 +349,8 @@ private:
         // Checking whether to stop reads the clock, so it is done only after many entries.
         const Index poll =
             std::clamp<Index>(tuning::poll_entries / std::max<Index>(1, ld), 1, tuning::poll_rows);
-        // Rows are read a second time when they are added. Four that fit the L1 cache are read from there. Longer rows
-        // are taken in larger groups, as long as the L2 cache has room for a group and for the next one, which is
-        // prefetched.
+        // Rows are read a second time where they are added. Four that fit the L1 cache come from there; of longer ones more
+        // go together, as long as the L2 cache has room for them and for those that follow, which are asked for.
         const Index four = 4 * ld * static_cast<Index>(sizeof(F));
         const bool in_l1 = four <= tuning::l1_bytes;
         const Index most_rows = in_l1 || stored_rows / 2 * four > tuning::l2_bytes ? 4 : stored_rows;
@@ -394,7 +393,7 @@ private:
     std::vector<double> at_g_, tops_, sums_;  // tops: the logarithms by which the rows were divided
     bool taken_ = false;
 
-    // Only for rounded entries.
+    // Of rounded entries alone.
     std::vector<double> factors_, masses_;
     Corrections corrections_;
     std::unique_ptr<Stored<T, T>> full_;

@@ -11,11 +11,11 @@
 namespace qk {
 namespace {
 
-// Sums that may have many terms, with the rounding errors carried along.
+// Adds to sums that may be long, and remembers what rounding takes away.
 class ExactSums {
 public:
-    // Rows may be so long that Ctrl-C must be checked in between; `run` and `worker` are used as in in_pieces. The
-    // results of a stopped run must not be used.
+    // Rows may be so long that Ctrl-C has to be heard in between: `run` and `worker` as in in_pieces. What a stopped run
+    // leaves is of no use.
     void start(Index n, const Run& run, int worker) {
         n_ = n;
         sums_.reserve(n);

@@ -198,7 +198,7 @@ private:
 };
 
 // As many rows as the L2 cache can hold until their sums are known. Tall blocks stay tall: down the columns of a matrix
-// they read whole cache lines, which saves more than a second read of the weights from the L3 cache costs.
+// they read each cache line less often, which saves more than a second read of the weights from the L3 cache costs.
 template <class T>
 Index softmax_block_rows(const Problem<T>& problem, const Tiling& t) {
     if (t.block_rows > tuning::flat_block_rows) return t.block_rows;

@@ -134,11 +134,11 @@ inline constexpr Index most_entries = Index{1} << 22;
 // Kept entries must be this rare to be faster than products with the kernel, because they are in no order, and one
 // thread multiplies with them. bench/run.py bridges, eps=0.001.
 inline constexpr Index sparse = 24;
-// Entries are first counted in so many rows (and at most in one of `gather_rows`), because keeping too many is lost
-// work. The total is checked again after every `gather_rows` rows. bench/gate.py, bridge dense eps=0.005.
+// They are counted in so many rows first, and in one of gather_rows at most: what is kept of too many is lost work. After
+// as many rows that were kept it is asked again. bench/gate.py, bridge dense eps=0.005.
 inline constexpr Index gather_sample = 128, gather_rows = 16;
-// The multiplications of a factorisation that take as long as one entry of a visit. The first, for entries computed on
-// the fly, counts work; the others, for entries that are stored or kept, choose methods. bench/run.py hard.
+// Multiplications of a factorisation that take as long as an entry of a visit: of one computed on the fly, by which work
+// is counted, and of one that is stored or kept, by which methods are chosen. bench/run.py hard.
 inline constexpr double per_computed_entry = 16, per_stored_entry = 1.5, per_kept_entry = 3;
 // The distance by which potentials may move before entries that were too small to be kept can matter.
 inline constexpr double reach = 3;

@@ -368,7 +368,7 @@ void gather(const FactorSide<T>& side, const T* z, Index k, Index n_a, Index n_b
     }
 }
 
-// The number of right-hand sides in a group, whose sums then stay in the inner caches.
+// Right-hand sides are taken in groups whose sums stay near the processor.
 Index group_size(Index k, Index n_sums) { return std::max<Index>(1, std::min<Index>(k, 4096 / n_sums)); }
 
 }  // namespace
