@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
 from .._lazy_scores import Real
+from .._progress import Bar
 from ._barycentric import BarycentricMap
 
 if TYPE_CHECKING:
@@ -139,14 +140,9 @@ class Recorder:
         self._uneven: list[float] = []
         self._map: BarycentricMap | None = None
         self._status = "completed"
-        self._progress = progress
-        self._bar: Any = None
+        self._bar = Bar(kind, progress, n_steps)
 
     def __enter__(self) -> Recorder:
-        if self._progress:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(total=self._n, desc=self._kind, unit="step")
         return self
 
     def __exit__(
@@ -155,8 +151,7 @@ class Recorder:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.__exit__(kind, value, trace)
         if not isinstance(value, FlowEnds):
             return False
         if self._done == 0:
@@ -202,9 +197,7 @@ class Recorder:
         if self._every and self._done % self._every == 0:
             self._t.append(self._done * self._epsilon)
             self._x.append(new)
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{self._visits[-1]} visits", refresh=False)
-            self._bar.update(1)
+        self._bar.step(f"{self._visits[-1]} visits")
         return new
 
     def result(self) -> BridgeFlow:
