@@ -151,7 +151,7 @@ def test_flows_of_bistochastic_attention(xp: Library) -> None:
     assert (b.status, b.n_evaluations) == (a.status, a.n_evaluations) == ("finished", 12)
     np.testing.assert_allclose(xp.numpy(b.x), a.x, rtol=0, atol=1e-8)
 
-    short = qk.AttentionField("sinkhorn", Q=eye, K=eye, V=eye, epsilon=0.1, sinkhorn_max_iter=1)
+    short = qk.AttentionField("sinkhorn", Q=eye, K=eye, V=eye, epsilon=0.1, sinkhorn_max_visits=1)
     for options in ({"method": "euler", "n_steps": 2}, {"method": "dopri5"}):
         c = qk.flow(short, xp.asarray(X), (0.0, 0.5), **options)  # type: ignore[arg-type]
         assert (c.status, c.n_steps, len(c.t)) == ("no convergence", 0, 1)

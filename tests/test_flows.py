@@ -333,7 +333,7 @@ def test_step_limit_and_underflow() -> None:
 def test_sinkhorn_that_does_not_converge_is_a_status() -> None:
     X = np.random.default_rng(0).normal(size=(20, 2))
     field = qk.AttentionField(
-        "sinkhorn", Q=I2, K=I2 + 0.1, V=-I2, epsilon=0.01, sinkhorn_max_iter=2
+        "sinkhorn", Q=I2, K=I2 + 0.1, V=-I2, epsilon=0.01, sinkhorn_max_visits=2
     )
     sol = qk.flow(field, X, (0.0, 1.0), "rk4", n_steps=5)
     assert sol.status == "no convergence"

@@ -340,6 +340,20 @@ def integer_within(name: str, value: object, first: int, last: int, what: str) -
     return out
 
 
+def count(name: str, value: object, example: int = 1) -> int:
+    """An integer of at least 1."""
+    out = integer(name, value)
+    if out < 1:
+        raise ValueError(f"{name}: wanted at least 1, got {out}; pass e.g. {name}={example}")
+    return out
+
+
+def flag(name: str, value: object) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{name}: wanted True or False, got {shown(value)}")
+    return bool(value)
+
+
 def axis(value: object) -> int:
     """1 (rows) or 0 (columns); -1 and -2 mean the same from the end."""
     number = integer("axis", value)
@@ -522,31 +536,36 @@ def covariances(name: str, value: npt.ArrayLike, d: int | None = None) -> Real:
     return symmetric
 
 
-def time_span(name: str, value: object) -> tuple[float, float]:
-    """(t0, t1) with t0 < t1."""
-    pair = list(value) if isinstance(value, (tuple, list, np.ndarray)) else []
-    if len(pair) != 2:
+def time_span(value: Any) -> tuple[float, float]:
+    """``t_span``: (t0, t1) with t0 < t1."""
+    try:
+        first, last = value
+    except (TypeError, ValueError) as error:
+        raise type(error)(
+            f"t_span: wanted a pair (t0, t1), got {shown(value)}; pass e.g. (0.0, 1.0)"
+        ) from None
+    t0, t1 = number("t_span[0]", first), number("t_span[1]", last)
+    if not t0 < t1:
         raise ValueError(
-            f"{name}: wanted a pair (t0, t1), got {shown(value)}; pass e.g. {name}=(0.0, 1.0)"
+            f"t_span: wanted t0 < t1, got {shown((first, last))}; to go back in time, swap the times and "
+            "negate the velocity (V of attention)"
         )
-    first, last = number(f"{name}[0]", pair[0]), number(f"{name}[1]", pair[1])
-    if not first < last:
-        raise ValueError(
-            f"{name}: wanted t0 < t1, got ({first:g}, {last:g}); to run backwards flip the sign of V "
-            "and swap the times"
-        )
-    return first, last
+    return t0, t1
 
 
-def rising_times(name: str, value: npt.ArrayLike, t0: float, t1: float) -> npt.NDArray[np.float64]:
-    """Times within [t0, t1], each after the one before."""
-    times = doubles(name, value)
-    if times.ndim != 1 or len(times) == 0:
+def output_times(
+    value: npt.ArrayLike | None, span: tuple[float, float]
+) -> npt.NDArray[np.float64] | None:
+    """``t_eval``: rising times within a span, some perhaps more than once; None passes."""
+    if value is None:
+        return None
+    times = doubles("t_eval", value)
+    if times.ndim != 1 or len(times) == 0 or (np.diff(times) < 0).any():
+        raise ValueError(f"t_eval: wanted a rising 1-D array, got shape {times.shape}; sort it")
+    if times[0] < span[0] or times[-1] > span[1]:
         raise ValueError(
-            f"{name}: wanted finite times (n,), got shape {times.shape}; pass a 1-D array"
+            f"t_eval: wanted times within t_span {span}, got {times[0]:.6g} to {times[-1]:.6g}"
         )
-    if (np.diff(times) <= 0).any() or times[0] < t0 or times[-1] > t1:
-        raise ValueError(f"{name}: wanted rising times in [{t0:g}, {t1:g}], got others; sort them")
     return times
 
 

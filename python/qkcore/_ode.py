@@ -16,7 +16,17 @@ import numpy.typing as npt
 
 from ._native import cpu
 
-__all__ = ["METHODS", "Arrays", "Integrator", "NoConvergence", "Overflow", "State", "Tableau"]
+__all__ = [
+    "ADAPTIVE",
+    "IMPLICIT",
+    "METHODS",
+    "Arrays",
+    "Integrator",
+    "NoConvergence",
+    "Overflow",
+    "State",
+    "Tableau",
+]
 
 
 class Overflow(Exception):
@@ -50,10 +60,13 @@ class Tableau(NamedTuple):
         )
 
 
+_FOUND = cpu.tableaux()
+ADAPTIVE = tuple(name for name, found in _FOUND.items() if found["adaptive"])
+IMPLICIT = tuple(name for name, found in _FOUND.items() if found["gamma"])
 METHODS = {
     name: Tableau(*(found[field] for field in Tableau._fields))
-    for name, found in cpu.tableaux().items()
-    if not found["gamma"]
+    for name, found in _FOUND.items()
+    if name not in IMPLICIT
 }
 
 

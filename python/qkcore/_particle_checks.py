@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,9 @@ import numpy.typing as npt
 
 from . import _checks
 from ._checks import Real
+from ._ode import ADAPTIVE
 
+Velocity = Callable[[Any, float], Any]
 Doubles = npt.NDArray[np.float64]
 Parameter = npt.ArrayLike | Callable[[float], npt.ArrayLike]
 
@@ -141,39 +145,68 @@ def on_sphere(name: str, X: Real) -> None:
         )
 
 
-def time_span(value: Any) -> tuple[float, float]:
-    try:
-        first, last = value
-    except (TypeError, ValueError):
-        raise TypeError(
-            f"t_span: wanted a pair (t0, t1), got {_checks.shown(value)}; pass e.g. (0.0, 1.0)"
-        ) from None
-    t0, t1 = _checks.number("t_span[0]", first), _checks.number("t_span[1]", last)
-    if not t1 > t0:
-        raise ValueError(f"t_span: wanted t0 < t1, got ({t0}, {t1}); to go back in time, negate V")
-    return t0, t1
-
-
-def output_times(value: npt.ArrayLike, span: tuple[float, float]) -> Doubles:
-    times = _matrix("t_eval", value)
-    if times.ndim != 1 or (np.diff(times) < 0).any():
-        raise ValueError(f"t_eval: wanted a rising 1-D array, got shape {times.shape}; sort it")
-    if times[0] < span[0] or times[-1] > span[1]:
-        raise ValueError(
-            f"t_eval: wanted times within t_span {span}, got {times[0]:.6g} to {times[-1]:.6g}"
-        )
-    return times
-
-
 def choice(name: str, value: object, allowed: Sequence[str]) -> int:
     if not isinstance(value, str) or value not in allowed:
         raise ValueError(f"{name}: wanted one of {', '.join(allowed)}, got {_checks.shown(value)}")
     return list(allowed).index(value)
 
 
-def velocity_like(X: Real, value: Any) -> Real:
-    """What a Python field returned, as the stepper needs it."""
-    v = np.asarray(value)
-    if v.shape != X.shape:
-        raise ValueError(f"field: wanted a velocity of shape {X.shape}, got {v.shape}")
-    return np.ascontiguousarray(v, dtype=X.dtype)
+def step_sizes(
+    method: str,
+    n_steps: int | None,
+    rtol: float | None,
+    atol: float | None,
+    defaults: tuple[float, float],
+) -> tuple[int, float, float]:
+    """How many equal steps, or 0 with the tolerances of steps that adapt."""
+    if n_steps is not None:
+        if rtol is not None or atol is not None:
+            raise ValueError(
+                "rtol, atol: wanted none beside n_steps, which fixes the steps; drop one of them"
+            )
+        return _checks.count("n_steps", n_steps, 100), 1.0, 1.0
+    if method not in ADAPTIVE:
+        raise ValueError(
+            f"n_steps: wanted for {method}, whose steps are fixed, got None; "
+            "pass n_steps=100, or method='dopri5' with rtol and atol"
+        )
+    given = (("rtol", rtol, defaults[0]), ("atol", atol, defaults[1]))
+    tols = [_checks.positive(n, default if x is None else x) for n, x, default in given]
+    return 0, tols[0], tols[1]
+
+
+def velocity_function(field: Any) -> Velocity:
+    """A function (X, t) -> velocity, as far as its signature shows before it is called."""
+    wanted = "field: wanted an AttentionField or a function (X, t) -> velocity, got "
+    function: Velocity = field
+    if not callable(field):
+        raise TypeError(wanted + _checks.shown(field))
+    try:
+        signature = inspect.signature(field)
+    except (TypeError, ValueError):  # of functions written in C: the call will tell
+        return function
+    try:
+        signature.bind(None, 0.0)
+    except TypeError:
+        needed = [
+            p.name
+            for p in signature.parameters.values()
+            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        ]
+        takes = f"{len(needed)} argument{'s' * (len(needed) != 1)} ({', '.join(needed)})"
+        hint = "; pass lambda X, t: field(X)" if len(needed) == 1 else ""
+        raise TypeError(f"{wanted}one that takes {takes}{hint}") from None
+    return function
+
+
+@dataclass(frozen=True)
+class PythonVelocity:
+    """A function (X, t) -> velocity of NumPy arrays, looked at after every call."""
+
+    function: Any
+
+    def __call__(self, X: Real, t: float) -> Real:
+        v = np.asarray(self.function(X, t))
+        if v.shape != X.shape:
+            raise ValueError(f"field: wanted a velocity of shape {X.shape}, got {v.shape}")
+        return np.ascontiguousarray(v, dtype=X.dtype)

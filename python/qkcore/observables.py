@@ -14,6 +14,7 @@ from . import _checks, scores
 from . import _particle_checks as checks
 from ._checks import Real
 from ._growth import VBound, grown
+from ._host import HOST
 from ._native import cpu
 from ._transport import METHODS, conditional_wasserstein, wasserstein
 from .bridges import bridge
@@ -300,7 +301,7 @@ def stability(
     True
     """
     _attention(field)
-    cloud = field._particles("X0", X0)
+    cloud = field._particles(HOST, "X0", X0)
     times = np.atleast_1d(_checks.doubles("t", t))
     _checks.not_empty("t", times)
     if times.ndim != 1 or (np.diff(times) <= 0).any() or not times[0] > 0:

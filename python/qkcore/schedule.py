@@ -202,9 +202,7 @@ def entropy_flow(
     """
     low, high = (np.log(b) for b in _bounds(bounds))
     rate, lag = _checks.positive("rate", rate), _checks.positive("time_constant", time_constant)
-    t0, t1 = (_checks.number("t_span", t) for t in t_span)
-    if not t0 < t1:
-        raise ValueError(f"t_span: wanted t0 < t1, got ({t0:g}, {t1:g}); swap them")
+    t0, t1 = span = _checks.time_span(t_span)
     start = float(np.clip(np.log(_checks.positive("tau", tau)), low, high))
     if not callable(target):
         target = _checks.number("target", target)
@@ -222,7 +220,7 @@ def entropy_flow(
 
     state = Arrays(field, np.array([start, entropy(start, t0)]), t0, rtol=rtol, atol=rtol)
     steps = Integrator(state, max_steps=100_000)
-    wanted = None if t_eval is None else _checks.rising_times("t_eval", t_eval, t0, t1)
+    wanted = None if t_eval is None else _checks.output_times(t_eval, span)
     path = []
     for t in [t1] if wanted is None else wanted.tolist():
         if not steps.advance(t):

@@ -13,7 +13,7 @@ from . import _backend
 from ._libraries import Library, library_of
 from ._where import CUDA, device_of, on_device, place
 
-__all__ = ["Context", "largest_score"]
+__all__ = ["Context", "largest_score", "lost"]
 
 _REAL = ("float32", "float64")
 _SHORT = ("float16", "bfloat16")
@@ -154,3 +154,8 @@ def largest_score(what: str, top: float, dtype: np.dtype[Any]) -> float:
         top = math.inf
     _checks.no_overflow(what, top, dtype)
     return top
+
+
+def lost(figures: dict[str, float]) -> bool:
+    """Whether an array of these figures has a number that is not finite."""
+    return bool(figures["nan"] or figures["plus_inf"] or figures["minus_inf"])

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from .._host import WEIGHTS
-from ._arrays import Context, largest_score
+from ._arrays import largest_score
+from ._cuda_flows import CudaFlows
 
 if TYPE_CHECKING:
     from .._lazy_scores import Scores
@@ -37,7 +38,7 @@ class _Normalizer:
         return None
 
 
-class Cuda(Context):
+class Cuda(CudaFlows):
     """One device, and the array library of the first device array of a call."""
 
     host_arrays = False

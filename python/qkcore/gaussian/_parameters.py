@@ -80,9 +80,7 @@ def check_parameters(
                 f"of qk.gaussian: cut the time into layers, and start each with {name}(t) from the last "
                 "mean and covariance of the one before; particles take functions (qk.AttentionField)"
             )
-    n_heads = _checks.integer("heads", heads)
-    if n_heads < 1:
-        raise ValueError(f"heads: wanted at least 1, got {n_heads}; pass heads=1 for a single head")
+    n_heads = _checks.count("heads", heads)
     q, k = (_matrix(name, value, d, dtype) for name, value in (("Q", Q), ("K", K)))
     if q.shape[-2] != k.shape[-2]:
         raise ValueError(

@@ -14,7 +14,18 @@ from .._words import Ended
 
 __all__ = ["STATUSES", "GaussianFlow"]
 
-STATUSES = ("converged", "not settled", "diverged", "blew up", "indefinite", "step limit")
+
+_MEANING = {
+    "converged": "the covariance is as near its limit as settle_tol asks for",
+    "not settled": "the end of t_span was reached, and the law still moves",
+    "diverged": "the covariance grew by the factor max_growth, at a rate that points to no finite time",
+    "blew up": "the covariance becomes infinite at blow_up_time",
+    "indefinite": "the steps were too long for the covariance to stay one; pass more n_steps, or none, "
+    "for steps that adapt",
+    "step limit": "max_steps were not enough; if the steps are short for stability alone (a stiff flow), "
+    "pass method='rodas4'",
+}
+STATUSES = tuple(_MEANING)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +73,8 @@ class GaussianFlow(Ended):
     cov_rate: Real = field(repr=False)
     """the time derivative of the last covariance"""
     n_steps: Any = field(repr=False)
-    """steps taken (accepted ones)"""
+    """steps accepted"""
+    n_rejected: Any = field(repr=False)
     kind: str
     method: str
     settings: dict[str, Any] = field(repr=False)
@@ -72,6 +84,19 @@ class GaussianFlow(Ended):
     def converged(self) -> Any:
         """Whether the status is "converged", an array for batches."""
         return np.asarray(self.status) == "converged" if self._batch else self.status == "converged"
+
+    @property
+    def success(self) -> Any:
+        """Whether the end of the span was reached and the law still is one, an array for batches."""
+        found = np.isin(np.asarray(self.status), ("converged", "not settled"))
+        return found if self._batch else bool(found)
+
+    @property
+    def message(self) -> str:
+        """What the status means, in a sentence; for a batch how many ended with which."""
+        if not self._batch:
+            return _MEANING[self.status]
+        return ", ".join(f"{n} {name}" for name, n in self.counts().items())
 
     @property
     def _batch(self) -> tuple[int, ...]:

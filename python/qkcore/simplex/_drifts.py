@@ -112,16 +112,3 @@ def _from_model(model: FittedDrift, shape: tuple[int, ...]) -> Drift:
         return np.asarray(model.predict(states)).reshape(shape)
 
     return drift
-
-
-def time_span(t_span: npt.ArrayLike) -> tuple[float, float]:
-    """(t0, t1) with t0 < t1."""
-    span = np.asarray(t_span)
-    if span.shape != (2,):
-        raise ValueError(f"t_span: wanted (t0, t1), got shape {span.shape}; pass e.g. (0.0, 1.0)")
-    t0, t1 = (_checks.number("t_span", x) for x in span.tolist())
-    if not t0 < t1:
-        raise ValueError(
-            f"t_span: wanted t0 < t1, got ({t0:g}, {t1:g}); to go back in time negate the drift"
-        )
-    return t0, t1

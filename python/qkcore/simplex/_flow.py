@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._ode import METHODS, Integrator, Overflow, State
+from .._progress import Bar
 from .._words import Ended
-from ._drifts import Drift, FittedDrift, Piece, pieces_of, time_span
+from ._drifts import Drift, FittedDrift, Piece, pieces_of
 from ._mobility import mobility_product
 from ._softmax import plain_entropy, plain_softmax
 
@@ -48,7 +49,7 @@ class PFSolution(Ended):
     t_reached: float  #: the end of t_span, unless it failed
     n_steps: int  #: accepted
     n_rejected: int
-    n_drift: int  #: evaluations of the drift
+    n_evaluations: int  #: evaluations of the drift
     max_mass_error: float  #: largest :math:`|\\sum_i p_i - 1|` before any repair
     n_renormalized: int  #: steps after which that was above 1e-12, and repaired
     most_negative: float  #: smallest entry before any repair, 0 when none was negative
@@ -87,7 +88,7 @@ class PFSolution(Ended):
     def __str__(self) -> str:
         lines = [
             f"PFSolution: {self.status} at t = {self.t_reached:g} ({self.message})",
-            f"  {self.n_steps} steps, {self.n_rejected} rejected, {self.n_drift} drift evaluations",
+            f"  {self.n_steps} steps, {self.n_rejected} rejected, {self.n_evaluations} drift evaluations",
             f"  mass within {self.max_mass_error:.1e}, entropy balance within {self.entropy_residual:.1e}",
             *(f"  {text}" for text in self.warnings),
         ]
@@ -159,7 +160,7 @@ class _Path(State):
         ] * n_stages  # of the stages, and the states at which they are taken
         self.states: list[Double] = [p0] * n_stages
         self.piece: Piece
-        self.bar: Any = None
+        self.bar: Bar
         self.wanted = [] if wanted is None else wanted.tolist()[::-1]
         self.every_step = wanted is None
         self.times: list[float] = []
@@ -167,7 +168,7 @@ class _Path(State):
         if wanted is None or wanted[0] == t0:
             self.times, self.path = [t0], [p0]
             self.wanted[-1:] = []
-        self.n_drift = 0
+        self.n_evaluations = 0
         self.max_mass_error = self.most_negative = self.entropy_residual = 0.0
         self.n_renormalized = self.n_projected = 0
         self.logit_residual = 0.0
@@ -178,7 +179,7 @@ class _Path(State):
         return np.asarray(plain_softmax(y, self.tau)) if self.logits else y
 
     def drift(self, t: float, p: Double) -> Double:
-        self.n_drift += 1
+        self.n_evaluations += 1
         state = p
         if self.of_logits:
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -255,8 +256,7 @@ class _Path(State):
             self._keep(at, inside)
         if self.every_step:
             self._keep(to, self.next)
-        if self.bar is not None:
-            self.bar.update(h)
+        self.bar.to(to)
         self.move(to, self.next, same_slope=not repaired)
         self.states[0], self.states[-1] = end, self.states[0]
         self.drifts[0], self.drifts[-1] = self.drifts[-1], self.drifts[0]
@@ -359,7 +359,7 @@ def pf_ode(
     ('finished', array([0.75, 0.25]))
     """
     start = _checks.probabilities("p0", p0)
-    t0, t1 = time_span(t_span)
+    t0, t1 = span = _checks.time_span(t_span)
     p = start.astype(np.float64)
     p /= p.sum(axis=-1, keepdims=True)
     settings = (
@@ -370,30 +370,26 @@ def pf_ode(
     in_logits = _choice("coordinates", coordinates) == "logits"
     of_logits = _choice("drift_of", drift_of) == "logits"
     limit = _checks.integer_within("max_steps", max_steps, 1, 10**9, "allow at least one step")
-    times = None if t_eval is None else _checks.rising_times("t_eval", t_eval, t0, t1)
+    times = _checks.output_times(t_eval, span)
     pieces = pieces_of(drift, p.shape, t0, t1)
 
     def integrate(in_logits: bool) -> tuple[_Path, Integrator]:
         run = _Path(p, t0, settings, in_logits, of_logits, times)
         steps = Integrator(run, max_steps=limit, elementary=True)
-        run.bar = _progress_bar(t1 - t0) if progress else None
-        try:
+        with Bar("pf_ode", progress, t1 - t0, start=t0) as run.bar:
             for piece in pieces:
                 run.piece = piece
                 steps.restart()
                 if not steps.advance(piece.stop):
                     break
-        finally:
-            if run.bar is not None:
-                run.bar.close()
         return run, steps
 
     run, steps = integrate(in_logits)
     residual = run.logit_residual
     if run.disagrees:
-        in_logits, spent = True, run.n_drift
+        in_logits, spent = True, run.n_evaluations
         run, steps = integrate(True)
-        run.n_drift += spent
+        run.n_evaluations += spent
     path = np.stack(run.path) if run.path else np.zeros((0, *p.shape))
     status = steps.status or "finished"
     return PFSolution(
@@ -405,7 +401,7 @@ def pf_ode(
         t_reached=run.t,
         n_steps=steps.n_steps,
         n_rejected=steps.n_rejected,
-        n_drift=run.n_drift,
+        n_evaluations=run.n_evaluations,
         max_mass_error=run.max_mass_error,
         n_renormalized=run.n_renormalized,
         most_negative=run.most_negative,
@@ -414,12 +410,6 @@ def pf_ode(
         coordinates="logits" if in_logits else "p",
         logit_residual=residual,
     )
-
-
-def _progress_bar(length: float) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(total=length, desc="pf_ode", unit=" t")
 
 
 def _choice(name: str, value: object) -> str:
