@@ -100,6 +100,12 @@ class Context:
             return given
         return self.library.empty(shape, dtype, self.device)
 
+    def fresh(self, shape: tuple[int, ...], dtype: str, stream: int) -> tuple[Any, Any]:
+        """An array to write to, and the caller's array with the same memory where the library allocates."""
+        target = self.output("out", None, shape, dtype)
+        new = self.module.empty(shape, dtype, self.device, stream) if target is None else target
+        return self.module.asarray(new, "out", stream), target
+
     # ---- out -----------------------------------------------------------------------------------
 
     def give(self, array: Any, out: object = None, stream: int | None = None) -> Any:

@@ -39,11 +39,10 @@ class CudaFlows(Context):
     def velocity(self, field: FieldSpec, x: Any, t: float, at: int) -> Any:
         from ._velocity import DeviceField
 
-        target = self.output("out", None, x.shape, x.dtype)
-        out = self.module.empty(x.shape, x.dtype, self.device, at) if target is None else target
+        out, target = self.fresh(x.shape, x.dtype, at)
         of = DeviceField(field, self, x)
         of.enter(t)
-        v = of(x, t, self.module.asarray(out, "out", at), at)
+        v = of(x, t, out, at)
         if lost(self.figures(("velocity", v, None))[0]):
             raise Overflow
         return self.give(v, target, at)
@@ -85,8 +84,6 @@ class CudaFlows(Context):
         stream = self.stream()
         if isinstance(array, np.ndarray):
             array = self.upload(array, array.dtype.name)
-        shaped = array.reshape(shape)
-        target = self.output("out", None, shape, shaped.dtype)
-        if target is not None:
-            self.module.copy(shaped, self.module.asarray(target, "out", stream), stream)
-        return self.give(shaped, target, stream)
+        out, target = self.fresh(shape, array.dtype, stream)
+        self.module.copy(array.reshape(shape), out, stream)
+        return self.give(out, target, stream)

@@ -110,12 +110,14 @@ class _Particles(State):
         self._finite(self.next, self.k[-1])
 
     def combine(self, weights: tuple[float, ...], h: float, *, is_next: bool = False) -> Any:
-        out = self._sum(self.x, weights, h, self.next if is_next else self.middle)
-        return self._normalised(out) if is_next else out
+        if not is_next:
+            return self.moved(self.x, weights, h)
+        return self._normalised(self.moved(self.x, weights, h, self.next))
 
-    def _sum(self, x: Any, weights: tuple[float, ...], h: float, out: Any) -> Any:
-        k = tuple(self.k[: len(weights)])
-        return self.c.module.combine(x, k, weights, h, out=out, stream=self.stream)
+    def moved(self, x: Any, weights: tuple[float, ...], h: float, out: Any = None) -> Any:
+        k, at = tuple(self.k[: len(weights)]), self.zero if x is None else x
+        to = self.middle if out is None else out
+        return self.c.module.combine(at, k, weights, h, out=to, stream=self.stream)
 
     def _normalised(self, x: Any) -> Any:
         if self.field.sphere is not None:
@@ -128,8 +130,7 @@ class _Particles(State):
 
     # ---- the size of steps ---------------------------------------------------------------------
 
-    def _norm(self, v: Any, other: Any) -> float:
-        """The root mean square of v in units of the tolerance at the larger of the state and another."""
+    def norm(self, v: Any, other: Any) -> float:
         tolerances = {"a": self.o.atol, "b": self.o.rtol}
         ratio = self.c.module.map_vector(
             "relative", v, self.x, other, **tolerances, stream=self.stream
@@ -137,22 +138,11 @@ class _Particles(State):
         found = self.c.figures(("error", ratio, None))[0]
         return math.inf if lost(found) else math.sqrt(found["squares"] / math.prod(v.shape))
 
-    def error(self, h: float) -> float:
-        return self._norm(self._sum(self.zero, self.method.error, h, self.middle), self.next)
-
     def sizes(self) -> tuple[float, float]:
-        speed = self._norm(self.k[0], self.x)
+        size, speed = super().sizes()
         if not math.isfinite(speed):
             raise Overflow
-        return self._norm(self.x, self.x), speed
-
-    def change(self, h: float) -> float:
-        after = self._slope(self.t + h, self._sum(self.x, (1.0,), h, self.middle), self.k[1])
-        weights, terms = (1.0, -1.0), (after, self.k[0])
-        change = self.c.module.combine(
-            self.zero, terms, weights, 1.0, out=self.middle, stream=self.stream
-        )
-        return self._norm(change, self.x)
+        return size, speed
 
     def escaping(self, resolution: float) -> bool:
         x, k = self.c.figures(("x", self.x, None), ("k", self.k[0], None))
@@ -179,10 +169,7 @@ class _Particles(State):
     def stacked(self) -> Any:
         """All states as one array of the caller's library."""
         c, stream, x = self.c, self.stream, self.field.x
-        shape = (len(self._states), *x.shape)
-        target = c.output("x", None, shape, x.dtype)
-        out = c.module.empty(shape, x.dtype, c.device, stream) if target is None else target
-        out = c.module.asarray(out, "x", stream)
+        out, target = c.fresh((len(self._states), *x.shape), x.dtype, stream)
         for index, state in enumerate(self._states):
             c.module.copy(state, out.entry(index), stream)
         return c.give(out, target, stream)
@@ -200,7 +187,7 @@ class _Particles(State):
     def _inside(self, theta: float, h: float, out: Any) -> Any:
         """The state at t + theta h of the step just taken: order 4 for dopri5, else cubic Hermite."""
         if self.method.dense:
-            self._sum(self.x, self.method.at(theta), h, out)
+            self.moved(self.x, self.method.at(theta), h, out)
         else:
             square, cube = theta**2, theta**3
             start = 2 * cube - 3 * square + 1

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .. import _checks
 from .. import _particle_checks as checks
 from .._backend import backend_of
-from .._flow_tasks import Laws
+from .._flow_tasks import Laws, LawsFlown
 from .._lazy_scores import Real
 from .._native import cpu
 from .._ode import IMPLICIT
@@ -168,22 +168,11 @@ def flow(
         )
         found = backend.gaussian_flow(laws, at)
         bar.to(1.0)
-    formula = _known(p, sigma, batch)
     size = _spectral_norm(sigma)
+    own_times = _own_times(p, alpha, size, batch)
+    top = np.broadcast_to(size, batch).ravel()
     verdict = _judge(
-        _growth_exponent(p, batch),
-        _own_times(p, alpha, size, batch),
-        formula,
-        np.broadcast_to(size, batch).ravel(),
-        arrays[0],
-        arrays[1],
-        *found.last,
-        *found.rates,
-        found.figures,
-        found.counts,
-        t0,
-        t1 - t0,
-        settings,
+        laws, found, _known(p, sigma, batch), _growth_exponent(p, batch), own_times, top, settings
     )
     shaped = {name: _shape(value, batch) for name, value in verdict.items()}
     means, covs = found.mean, found.cov
@@ -352,26 +341,20 @@ def _known(p: Parameters, sigma: Real, batch: tuple[int, ...]) -> CommutingBatch
 
 
 def _judge(
+    laws: Laws,
+    found: LawsFlown,
+    known: CommutingBatch,
     exponent: npt.NDArray[np.float64],
     own_times: npt.NDArray[np.float64],
-    known: CommutingBatch,
     top: npt.NDArray[np.float64],
-    mean0: Real,
-    cov0: Real,
-    mean: Real,
-    cov: Real,
-    mean_rate: Real,
-    cov_rate: Real,
-    figures: npt.NDArray[np.float64],
-    counts: npt.NDArray[np.int64],
-    t0: float,
-    span: float,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
     """Statuses, end times, eigenvalues and ranks of the flat batch; ``top``: spectral norms at the start."""
-    t_end, _, _, _, mark_t, mark_size, mark_growth, early_size, early_growth = figures.T[:9]
-    first_t, first_size, early_t = figures.T[9:]
-    end = counts[:, 0]
+    t_end, _, _, _, mark_t, mark_size, mark_growth, early_size, early_growth = found.figures.T[:9]
+    first_t, first_size, early_t = found.figures.T[9:]
+    end, positive, cov = found.counts[:, 0], found.counts[:, 3], found.last[1]
+    mean_rate, cov_rate = found.rates
+    t0, span = laws.t0, laws.t1 - laws.t0
     values, vectors = np.linalg.eigh(cov.astype(np.float64))
     elapsed = t_end - t0
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -382,14 +365,16 @@ def _judge(
 
     # Where the limit is known: how far is it? Elsewhere: how far would as much time again carry the law, or
     # the time that the field needs to move anything at all, if that is longer? (Rates of blow-ups overflow.)
-    reference = np.linalg.norm(cov0.astype(np.float64), axis=(-2, -1))
+    reference = np.linalg.norm(laws.cov.astype(np.float64), axis=(-2, -1))
     with np.errstate(over="ignore", invalid="ignore"):
         speed = np.linalg.norm(cov_rate.astype(np.float64), axis=(-2, -1))
         moves = np.where(speed > 0, speed * np.maximum(span, own_times[0]), 0.0)
         left = np.linalg.norm(cov.astype(np.float64) - known.limit, axis=(-2, -1))
     settled = np.where(known.applies, left, moves) <= settings["settle_tol"] * reference
     if settings["judge"] == "law":
-        first = np.maximum(np.linalg.norm(mean0.astype(np.float64), axis=-1), np.sqrt(reference))
+        first = np.maximum(
+            np.linalg.norm(laws.mean.astype(np.float64), axis=-1), np.sqrt(reference)
+        )
         speed = np.linalg.norm(mean_rate.astype(np.float64), axis=-1)
         with np.errstate(over="ignore", invalid="ignore"):
             drift = np.where(speed > 0, speed * np.maximum(span, own_times[1]), 0.0)
@@ -429,7 +414,7 @@ def _judge(
     # sign of what blew up.
     scale = np.maximum(np.abs(values).max(axis=-1), top)
     lost = values[:, 0] < -_POSITIVITY * scale
-    lost[explosive] = (counts[explosive, 3] == 0) | (values[explosive, 0] < -values[explosive, -1])
+    lost[explosive] = (positive[explosive] == 0) | (values[explosive, 0] < -values[explosive, -1])
     status[lost] = "indefinite"
     blew = status == "blew up"
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -209,37 +209,19 @@ class _Path(State):
             velocity: Double = mobility_product(p, b, self.tau)
         return velocity
 
-    def combine(self, weights: tuple[float, ...], h: float, *, is_next: bool = False) -> Double:
-        return self._move(self.x, weights, h)
-
-    def _move(self, x: Double, weights: tuple[float, ...], h: float) -> Double:
-        """What overflows makes the error inf or NaN, and the step shorter."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            out: Double = x + h * sum(w * k for w, k in zip(weights, self.k, strict=False) if w)
-        return out
-
     def error(self, h: float) -> float:
         """An entry below -atol is off by more than that, whatever the estimate says."""
-        off = self._move(np.zeros_like(self.x), self.method.error, h)
-        if self.logits:  # an error of log p is a relative error of p
-            return _norm(off / (self.tau * self.rtol))
-        size = np.maximum(np.abs(self.x), np.abs(self.next))
-        below = -float(self.next.min()) / self.atol
-        return max(_norm(off / (self.atol + self.rtol * size)), below)
+        error = super().error(h)
+        return error if self.logits else max(error, -float(self.next.min()) / self.atol)
 
-    def _scale(self) -> Double:
-        if self.logits:
-            return np.full(self.x.shape, self.tau * self.rtol)
-        scale: Double = self.atol + self.rtol * np.abs(self.x)
-        return scale
+    def norm(self, v: Double, other: Double) -> float:
+        if self.logits:  # an error of log p is a relative error of p
+            return _norm(v / (self.tau * self.rtol))
+        return _norm(v / (self.atol + self.rtol * np.maximum(np.abs(self.x), np.abs(other))))
 
     def sizes(self) -> tuple[float, float]:
         finite = np.where(np.isfinite(self.x), self.x, 0.0)  # logits of entries that are 0
-        return _norm(finite / self._scale()), _norm(self.k[0] / self._scale())
-
-    def change(self, h: float) -> float:
-        after = self.slope(self.t + h, self._move(self.x, (1.0,), h), 1)
-        return _norm((after - self.k[0]) / self._scale())
+        return self.norm(finite, self.x), self.norm(self.k[0], self.x)
 
     def escaping(self, resolution: float) -> bool:
         return False  # p is bounded: a step that is too small is one that is too rough
