@@ -282,6 +282,18 @@ def test_a_flow_that_ends_early_keeps_its_last_state(xp: Library) -> None:
     np.testing.assert_allclose(xp.numpy(b.x), a.x, atol=1e-6)
 
 
+def test_what_only_the_cpu_has_is_refused(xp: Library) -> None:
+    X = xp.asarray(np.ones((3, 2)))
+    field = qk.AttentionField("softmax", Q=np.eye(2), K=np.eye(2), V=np.eye(2))
+    with pytest.raises(ValueError, match=r"method: wanted an explicit one for particles on a dev"):
+        qk.flow(field, X, (0.0, 1.0), "rodas4")
+    for call in (lambda: qk.flow(field, X, (0.0, 1.0), n_threads=2), lambda: field(X, n_threads=2)):
+        with pytest.raises(TypeError, match=r"n_threads: wanted None for arrays on cuda:0"):
+            call()
+    with pytest.raises(TypeError, match=r"field: .* got one that takes 1 argument"):
+        qk.flow(lambda x: x, X, (0.0, 1.0))
+
+
 # ---- errors -----------------------------------------------------------------------------------------
 
 

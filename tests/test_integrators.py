@@ -380,6 +380,27 @@ def test_a_law_that_takes_explicit_steps_by_the_hundred_thousand() -> None:
     np.testing.assert_allclose(single.cov[-1], exact.reshape(2, 2), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("method", ["euler", "heun", "rk4", "dopri5"])
+def test_equal_steps_of_laws_are_those_of_the_python_integrator(method: str) -> None:
+    """Whatever the method, n_steps makes that many steps of equal length, and none of them is judged."""
+    rng = np.random.default_rng(4)
+    cov, V, Q = np.diag([2.0, 1.0, 0.5]), -np.eye(3), rng.normal(size=(3, 3))
+    K = Q + 0.2 * rng.normal(size=(3, 3))
+
+    def rate(S: Array, t: float) -> Array:
+        W = V @ S @ (K.T @ Q) @ S
+        return W + W.T
+
+    state = Arrays(rate, cov, 0.0, method=method)
+    steps = Integrator(state, max_steps=9)
+    assert all(steps.fixed_step(0.1 * k) for k in range(1, 8))
+    sol = qk.gaussian.flow(
+        "softmax", None, cov, (0, 0.7), Q=Q, K=K, V=V, n_steps=7, method=method, form="covariance"
+    )
+    assert (sol.n_steps, sol.n_rejected) == (7, 0)
+    np.testing.assert_allclose(sol.cov[-1], state.x, rtol=1e-11, atol=1e-12)
+
+
 def test_stiff_laws_against_closed_forms() -> None:
     """Commuting parameters (proposition 4.4) with rates 1e6 apart, and the line (4.3, 4.13, 4.17)."""
     S0, A = np.diag([1.0, 2.0, 0.5]), -np.diag([1e6, 1.0, 0.0])

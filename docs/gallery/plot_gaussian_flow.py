@@ -17,7 +17,7 @@ import qkcore as qk
 # Q is one row q. With K = −Q the variance of q·x shrinks, with K = Q it grows.
 
 cov, q = np.array([[1.0, 0.4], [0.4, 0.6]]), np.array([[1.0, 0.5]])
-options = {"Q": q, "V": np.eye(2), "n_steps": 400, "method": "dopri5"}
+options = {"Q": q, "V": np.eye(2)}
 collapse = qk.gaussian.flow("softmax", None, cov, (0, 40), K=-q, **options)
 burst = qk.gaussian.flow("softmax", None, cov, (0, 0.5), K=q, **options)
 print(collapse, burst, sep="\n")

@@ -94,8 +94,10 @@ class State:
         return self.moved(self.x, weights, h)
 
     def moved(self, x: Any, weights: tuple[float, ...], h: float) -> Any:
-        """x + h sum_s weights_s k_s, of NumPy arrays; x is 0 if it is None. What overflows makes the error inf
-        or NaN, and the step shorter."""
+        """x + h sum_s weights_s k_s, of NumPy arrays; x is 0 if it is None.
+
+        What overflows makes the error inf or NaN, and the step shorter.
+        """
         with np.errstate(over="ignore", invalid="ignore"):
             along = h * sum(w * k for w, k in zip(weights, self.k, strict=False) if w)
             return along if x is None else x + along

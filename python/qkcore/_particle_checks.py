@@ -188,14 +188,11 @@ def velocity_function(field: Any) -> Velocity:
     try:
         signature.bind(None, 0.0)
     except TypeError:
-        needed = [
-            p.name
-            for p in signature.parameters.values()
-            if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
-        ]
-        takes = f"{len(needed)} argument{'s' * (len(needed) != 1)} ({', '.join(needed)})"
-        hint = "; pass lambda X, t: field(X)" if len(needed) == 1 else ""
-        raise TypeError(f"{wanted}one that takes {takes}{hint}") from None
+        if len(signature.parameters) == 1:
+            got = "one that takes 1 argument; pass lambda X, t: field(X)"
+        else:
+            got = f"one that is called as field{signature}; wrap it in a lambda X, t: ..."
+        raise TypeError(wanted + got) from None
     return function
 
 
