@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _device
+from .._backend import backend_of
 from .._lazy_scores import Real
 from .._words import Ended
 
@@ -143,6 +143,7 @@ class GaussianFlow(Ended):
             if name == "step limit" and self.method != "rodas4":
                 text += '; if the steps are short for stability alone, pass method="rodas4"'
             lines.append(text)
-        if _device.on_device(self.cov):
-            lines.append(f"  on {_device.place(self.cov)}")
+        backend = backend_of(self.cov)
+        if not backend.host_arrays:
+            lines.append(f"  on {backend.place}")
         return "\n".join(lines)
