@@ -13,6 +13,7 @@ from hypothesis import given
 from scipy.integrate import solve_ivp
 
 import qkcore as qk
+from qkcore._native import cpu
 from qkcore.gaussian import flow, velocity
 
 from . import reference_gaussian as ref
@@ -614,6 +615,22 @@ def test_results_say_what_happened() -> None:
     assert bad.success is False and "blow_up_time" in bad.message
     both = flow("softmax", None, I, (0, 1), Q=I, K=np.stack([-I, I]), V=I)
     assert both.success.tolist() == [True, False] and both.message == "1 not settled, 1 blew up"
+
+
+def test_every_end_of_a_trajectory_has_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the engine says of the end is told, whether or not a field is known that ends so."""
+    compute = cpu.gaussian_flow
+
+    def ended(*arguments: Any) -> Any:
+        *found, counts = compute(*arguments)
+        counts[1, 0] = cpu.FLOW_STATUS.index("step underflow")
+        return *found, counts
+
+    monkeypatch.setattr(cpu, "gaussian_flow", ended)
+    I = np.eye(2)
+    sol = flow("softmax", None, np.stack([I, I]), (0, 1), Q=I, K=-I, V=I)
+    assert sol.status.tolist() == ["not settled", "step underflow"]
+    assert sol.success.tolist() == [True, False] and "step underflow" in str(sol)
 
 
 # ---- bad input ---------------------------------------------------------------------------------------

@@ -379,7 +379,7 @@ def _judge(
         with np.errstate(over="ignore", invalid="ignore"):
             drift = np.where(speed > 0, speed * np.maximum(span, own_times[1]), 0.0)
         settled &= drift <= settings["settle_tol"] * first
-    status = np.where(settled, "converged", "not settled").astype("<U12")
+    status = np.where(settled, "converged", "not settled").astype("<U14")
 
     gone = end == cpu.FLOW_STATUS.index("blew up")
     # Where growth ~ size^q with q > 0 is possible, a blow-up like (T - t)^(-1/q) is. The rate of the last
@@ -409,7 +409,8 @@ def _judge(
     passed = known.applies & (exact_time <= t_end)
     status[passed | (gone & known.applies & np.isfinite(exact_time))] = "blew up"
     status[gone & known.applies & np.isinf(exact_time)] = "diverged"
-    status[end == cpu.FLOW_STATUS.index("step limit")] = "step limit"
+    for why in ("step limit", "step underflow"):
+        status[end == cpu.FLOW_STATUS.index(why)] = why
     # Steps that no longer resolve a blow-up may leave the cone, so there the resolved states count, and the
     # sign of what blew up.
     scale = np.maximum(np.abs(values).max(axis=-1), top)

@@ -24,6 +24,7 @@ _MEANING = {
     "for steps that adapt",
     "step limit": "max_steps were not enough; if the steps are short for stability alone (a stiff flow), "
     "pass method='rodas4'",
+    "step underflow": "the tolerance asks for steps below those that t can resolve",
 }
 STATUSES = tuple(_MEANING)
 
@@ -52,7 +53,7 @@ class GaussianFlow(Ended):
     same, at a rate that does (``blow_up_time``), or the closed form has a blow-up before the end, which
     steps that are too long pass by; "indefinite": the steps were too long for it to stay
     positive semidefinite; "step limit": ``max_steps`` used up (of a stiff flow, which ``method="rodas4"`` is
-    for, as printing says)"""
+    for, as printing says); "step underflow": the tolerance asks for steps below those that t can resolve"""
     t_end: Any
     """the time of the last state; less than the last time where a trajectory ended early"""
     blow_up_time: Any
@@ -138,7 +139,7 @@ class GaussianFlow(Ended):
                 text += f"  (rank of the limit {ranks})"
             elif name == "blew up":
                 text += f"  (at t = {blow_up[at].min():.4g} to {blow_up[at].max():.4g})"
-            elif name in ("diverged", "indefinite", "step limit"):
+            elif name not in ("converged", "not settled"):
                 text += f"  (stopped at t = {t_end[at].min():.4g} to {t_end[at].max():.4g})"
             if name == "step limit" and self.method != "rodas4":
                 text += '; if the steps are short for stability alone, pass method="rodas4"'
