@@ -601,6 +601,10 @@ def test_steps_adapt_unless_there_is_a_number_of_them() -> None:
             np.testing.assert_allclose(S, sol.cov[k], rtol=0, atol=1e-7 * np.abs(sol.cov).max())
         # The verdict is on the end of the span, whatever is kept.
         assert some.status.tolist() == sol.status.tolist() and (some.t_end == 2.5).all()
+    times = np.array([1.0, 2.0])
+    mine = flow("softmax", mean, cov, (1.0, 2.5), t_eval=times, **p)
+    times[:] = 0.0
+    assert mine.t.tolist() == [1.0, 2.0]
     ends = flow("softmax", mean, cov, (1.0, 2.5), store="final", rtol=1e-3, **p)
     assert ends.t.tolist() == [1.0, 2.5] and (ends.n_steps < 101).all()
     equal = flow("softmax", mean, cov, (1.0, 2.5), n_steps=9, **p)

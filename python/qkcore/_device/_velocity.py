@@ -144,7 +144,10 @@ class _Head:
 
     def __init__(self, of: DeviceField, x: Any, stream: int) -> None:
         self.of, self.x, self.keys, self.stream = of, x, x, stream
-        kind = of.field.kind
+        self.prepare(x, stream)
+
+    def prepare(self, x: Any, stream: int) -> None:
+        of, kind = self.of, self.of.field.kind
         self.normalised, self.l2 = kind in _NORMALISED, kind == "l2"
         self.weight = WEIGHTS["softmax"] if self.normalised else WEIGHTS[kind]
         self.values = x if self.normalised else of._seen.weighted(x, stream)
@@ -170,8 +173,8 @@ class _Head:
 class _Sinkhorn(_Head):
     """Means under a bistochastic kernel, over epsilon."""
 
-    def __init__(self, of: DeviceField, x: Any, stream: int) -> None:
-        self.of, self.x, self.keys, self.stream = of, x, x, stream
+    def prepare(self, x: Any, stream: int) -> None:
+        of = self.of
         self.scale = 1 / of.field.epsilon
         if of.bistochastic is None:
             of.bistochastic = Bistochastic(of.field, of.c, x)
@@ -189,9 +192,8 @@ class _Centred(_Head):
     Cov_i A x_i = sum_j p_ij <Q x_i, K y_j> y_j - <Q x_i, K n_i> n_i.
     """
 
-    def __init__(self, of: DeviceField, x: Any, stream: int) -> None:
-        self.of, self.x, self.stream = of, x, stream
-        module, seen = of.c.module, of._seen
+    def prepare(self, x: Any, stream: int) -> None:
+        of, module, seen = self.of, self.of.c.module, self.of._seen
         everything = of.reduce(
             WEIGHTS["softmax"], x, stream, col_bias=seen.log_weights, masked=False
         )

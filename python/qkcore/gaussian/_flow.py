@@ -219,7 +219,9 @@ def _kept(
                 "t_eval: wanted none beside n_steps, of whose steps store= keeps some; drop one of them"
             )
         return min(every, steps), np.empty(0)
-    return 1, np.linspace(*span, 2 if store == "final" else _TIMES) if t_eval is None else t_eval
+    if t_eval is None:
+        return 1, np.linspace(*span, 2 if store == "final" else _TIMES)
+    return 1, t_eval.copy()  # the result keeps it
 
 
 def _as_one_head(p: Parameters) -> bool:
