@@ -315,7 +315,7 @@ def gaussian_flows(rng: Rng) -> Iterator[Found]:
             Q=Q,
             K=K,
             V=V,
-            n_steps=1,
+            store="final",
             method="dopri5",
             form=form,
             rtol=rtol,

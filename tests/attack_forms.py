@@ -128,7 +128,7 @@ def gaussian_forms(rng: Rng) -> Iterator[Found]:
         Q=A,
         K=np.eye(d),
         V=V,
-        n_steps=1,
+        store="final",
         method="dopri5",
         rtol=1e-9,
         atol=1e-9,

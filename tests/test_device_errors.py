@@ -474,7 +474,9 @@ def every_call() -> list[Callable[[], Any]]:
         lambda: qk.softmax(s).entropy(),
         lambda: qk.bridge(qk.scores.distance(x), half, half, tol=1e-3).cost,
         lambda: ProductOfFactors(LowRank(x, asarray(X.T)), LowRank(x, asarray(X.T))) @ x,
-        lambda: qk.gaussian.flow("l2", None, law, (0, 1), Q=eye, K=eye, V=eye, n_steps=2),
+        lambda: qk.gaussian.flow(
+            "l2", None, law, (0, 1), Q=eye, K=eye, V=eye, n_steps=2, method="euler"
+        ),
         lambda: qk.flow(centred, x, (0.0, 1.0), "euler", n_steps=2, blow_up=4.0, clusters=(1, 0.1)),
     ]
 

@@ -151,7 +151,7 @@ def test_flows_of_bistochastic_attention(xp: Library) -> None:
     assert (b.status, b.n_evaluations) == (a.status, a.n_evaluations) == ("finished", 12)
     np.testing.assert_allclose(xp.numpy(b.x), a.x, rtol=0, atol=1e-8)
 
-    short = qk.AttentionField("sinkhorn", Q=eye, K=eye, V=eye, epsilon=0.1, sinkhorn_max_iter=1)
+    short = qk.AttentionField("sinkhorn", Q=eye, K=eye, V=eye, epsilon=0.1, sinkhorn_max_visits=1)
     for options in ({"method": "euler", "n_steps": 2}, {"method": "dopri5"}):
         c = qk.flow(short, xp.asarray(X), (0.0, 0.5), **options)  # type: ignore[arg-type]
         assert (c.status, c.n_steps, len(c.t)) == ("no convergence", 0, 1)
@@ -280,6 +280,18 @@ def test_a_flow_that_ends_early_keeps_its_last_state(xp: Library) -> None:
     # The steps follow from an error estimate near rounding: they agree to fewer digits than states do.
     np.testing.assert_allclose(b.t, a.t, rtol=1e-6)
     np.testing.assert_allclose(xp.numpy(b.x), a.x, atol=1e-6)
+
+
+def test_what_only_the_cpu_has_is_refused(xp: Library) -> None:
+    X = xp.asarray(np.ones((3, 2)))
+    field = qk.AttentionField("softmax", Q=np.eye(2), K=np.eye(2), V=np.eye(2))
+    with pytest.raises(ValueError, match=r"method: wanted an explicit one for particles on a dev"):
+        qk.flow(field, X, (0.0, 1.0), "rodas4")
+    for call in (lambda: qk.flow(field, X, (0.0, 1.0), n_threads=2), lambda: field(X, n_threads=2)):
+        with pytest.raises(TypeError, match=r"n_threads: wanted None for arrays on cuda:0"):
+            call()
+    with pytest.raises(TypeError, match=r"field: .* got one that takes 1 argument"):
+        qk.flow(lambda x: x, X, (0.0, 1.0))
 
 
 # ---- errors -----------------------------------------------------------------------------------------

@@ -77,6 +77,7 @@ def test_batches_and_fields_of_their_own(xp: Library, dtype: str) -> None:
     eye = np.eye(d, dtype=dtype)
     for cov in (covariances((2, 3), d, dtype), covariances((2, 1), d, dtype), eye):
         options: dict[str, Any] = {"Q": Q, "K": eye, "V": -eye, "n_steps": 8, "store": "final"}
+        options["method"] = "euler"
         a = qk.gaussian.flow("softmax", None, cov, (0.0, 0.5), **options)
         b = qk.gaussian.flow("softmax", None, xp.asarray(cov), (0.0, 0.5), **options)
         assert xp.numpy(b.cov).shape == a.cov.shape
@@ -95,6 +96,7 @@ def test_what_blows_up_is_told_from_what_does_not(
     K = np.stack([-eye, eye, -2 * eye])
     cov, mean = np.broadcast_to(eye, (3, 2, 2)).copy(), np.full((3, 2), 0.1, dtype)
     options: dict[str, Any] = {"Q": eye, "K": K, "V": eye, "n_steps": 500, "judge": judge}
+    options["method"] = "euler"
     a = qk.gaussian.flow("softmax", mean, cov, (0, 1), **options)
     b = qk.gaussian.flow("softmax", xp.asarray(mean), xp.asarray(cov), (0, 1), **options)
     assert a.status[1] == "blew up" and b.status.tolist() == a.status.tolist()
@@ -110,7 +112,7 @@ def test_what_blows_up_is_told_from_what_does_not(
 def test_the_callers_laws_are_not_written_to(xp: Library) -> None:
     eye = np.eye(2)
     mean, cov = xp.asarray(np.ones((1, 2))), xp.asarray(eye[None])
-    qk.gaussian.flow("softmax", mean, cov, (0, 1), Q=eye, K=-eye, V=eye, n_steps=3)
+    qk.gaussian.flow("softmax", mean, cov, (0, 1), Q=eye, K=-eye, V=eye, n_steps=3, method="euler")
     np.testing.assert_array_equal(xp.numpy(mean), np.ones((1, 2)))
     np.testing.assert_array_equal(xp.numpy(cov), eye[None])
 
@@ -120,6 +122,7 @@ def test_the_callers_laws_are_not_written_to(xp: Library) -> None:
     [
         ({"kind": "sinkhorn"}, r"kind: wanted .softmax., .* for laws on a device, got 'sinkhorn'"),
         ({"method": "dopri5"}, r"method: wanted .euler., .heun., .rk4. for laws on a device"),
+        ({"method": "dopri5", "n_steps": None}, r"method: wanted .euler., .heun., .rk4. for laws"),
         ({"form": "pushforward"}, r"form: wanted .covariance. for laws on a device"),
         ({"cov": np.eye(9)}, r"cov: wanted at most 8 dimensions on a device, got 9"),
         ({"cov": np.array([[1.0, 2.0], [0.0, 1.0]])}, r"cov: wanted symmetric"),
@@ -128,7 +131,8 @@ def test_the_callers_laws_are_not_written_to(xp: Library) -> None:
     ],
 )
 def test_wrong_arguments(xp: Library, changed: dict[str, Any], match: str) -> None:
-    options: dict[str, Any] = {"kind": "softmax", "cov": np.eye(2), "n_steps": 2} | changed
+    options: dict[str, Any] = {"kind": "softmax", "cov": np.eye(2), "n_steps": 2}
+    options |= {"method": "euler"} | changed
     kind, cov = options.pop("kind"), options.pop("cov")
     eye = np.eye(len(cov))
     with pytest.raises(ValueError, match=match):
@@ -139,9 +143,25 @@ def test_parameters_come_from_the_host(xp: Library) -> None:
     eye = np.eye(2)
     with pytest.raises(TypeError, match=r"Q: wanted an array on the CPU"):
         qk.gaussian.flow(
-            "softmax", None, xp.asarray(eye), (0, 1), Q=xp.asarray(eye), K=eye, V=eye, n_steps=1
+            "softmax",
+            None,
+            xp.asarray(eye),
+            (0, 1),
+            Q=xp.asarray(eye),
+            K=eye,
+            V=eye,
+            n_steps=1,
+            method="euler",
         )
     with pytest.raises(TypeError, match=r"mean: wanted an array on cuda:0 like the others"):
         qk.gaussian.flow(
-            "softmax", np.zeros(2), xp.asarray(eye), (0, 1), Q=eye, K=eye, V=eye, n_steps=1
+            "softmax",
+            np.zeros(2),
+            xp.asarray(eye),
+            (0, 1),
+            Q=eye,
+            K=eye,
+            V=eye,
+            n_steps=1,
+            method="euler",
         )

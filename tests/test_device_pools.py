@@ -69,7 +69,7 @@ def test_velocities_and_flows(pool: Pool, options: dict[str, Any]) -> None:
 
 def test_gaussian_flows(pool: Pool) -> None:
     eye = np.eye(2)
-    options: dict[str, Any] = {"Q": eye, "K": -eye, "V": eye, "n_steps": 3}
+    options: dict[str, Any] = {"Q": eye, "K": -eye, "V": eye, "n_steps": 3, "method": "euler"}
     a = qk.gaussian.flow("softmax", None, eye, (0, 1), **options)
     b = qk.gaussian.flow("softmax", None, asarray(eye), (0, 1), **options)
     for name in ("mean", "cov", "mean_rate", "cov_rate"):

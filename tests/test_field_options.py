@@ -86,7 +86,7 @@ def test_every_combination_of_options(kind: str, dtype: str) -> None:
 
 def test_options_of_other_kinds_are_refused() -> None:
     given: dict[str, Any] = {"Q": np.eye(2), "K": np.eye(2), "V": np.eye(2)}
-    for option, value in (("sinkhorn_tol", 1e-8), ("sinkhorn_max_iter", 5)):
+    for option, value in (("sinkhorn_tol", 1e-8), ("sinkhorn_max_visits", 5)):
         with pytest.raises(ValueError, match=rf"{option}: only sinkhorn attention"):
             qk.AttentionField("softmax", **given, **{option: value})
         qk.AttentionField("sinkhorn", **given, **{option: value})

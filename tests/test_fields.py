@@ -310,6 +310,6 @@ def test_bad_particles() -> None:
     with pytest.raises(OverflowError, match="velocities of exp attention overflow"):
         qk.AttentionField("exp", Q=I2, K=I2, V=I2)(np.full((3, 2), 100.0))
     with pytest.raises(RuntimeError, match="raise sinkhorn_tol"):
-        qk.AttentionField("sinkhorn", Q=I2, K=I2 + 0.1, V=I2, epsilon=0.01, sinkhorn_max_iter=1)(
+        qk.AttentionField("sinkhorn", Q=I2, K=I2 + 0.1, V=I2, epsilon=0.01, sinkhorn_max_visits=1)(
             np.random.default_rng(0).normal(size=(20, 2))
         )

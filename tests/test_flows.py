@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import threading
@@ -333,7 +334,7 @@ def test_step_limit_and_underflow() -> None:
 def test_sinkhorn_that_does_not_converge_is_a_status() -> None:
     X = np.random.default_rng(0).normal(size=(20, 2))
     field = qk.AttentionField(
-        "sinkhorn", Q=I2, K=I2 + 0.1, V=-I2, epsilon=0.01, sinkhorn_max_iter=2
+        "sinkhorn", Q=I2, K=I2 + 0.1, V=-I2, epsilon=0.01, sinkhorn_max_visits=2
     )
     sol = qk.flow(field, X, (0.0, 1.0), "rk4", n_steps=5)
     assert sol.status == "no convergence"
@@ -357,6 +358,25 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
     assert "flow" in capsys.readouterr().err
     b = qk.flow(field, X, (0.0, 1.0), "rk4", n_steps=20, n_threads=1)
     assert (a.x == b.x).all()
+
+
+def test_functions_of_any_kind_are_fields() -> None:
+    """What can be called with (X, t): an error of the function itself passes through as it is."""
+
+    class Field:
+        def __call__(self, X: Any, *rest: float) -> Any:
+            return -X
+
+    def wrong(X: Any, t: float) -> Any:
+        raise TypeError("mine")
+
+    X = np.ones((3, 2))
+    for field in (Field(), lambda X, t=0.0: -X, functools.partial(lambda s, X, t: s * X, -1.0)):
+        sol = qk.flow(field, X, (0.0, 1.0))
+        np.testing.assert_allclose(sol.x[-1], np.exp(-1.0), rtol=1e-5)
+    assert qk.flow(np.multiply, X, (0.0, 1.0)).status == "finished"  # of C, without a signature
+    with pytest.raises(TypeError, match=r"^mine$"):
+        qk.flow(wrong, X, (0.0, 1.0))
 
 
 @pytest.mark.parametrize(
@@ -383,6 +403,12 @@ def test_progress(capsys: pytest.CaptureFixture[str]) -> None:
         ({"clusters": (0, 1.0)}, ValueError, r"clusters\[0\]: wanted a count of at least 1"),
         ({"blow_up": -1.0}, ValueError, r"blow_up: wanted a finite number > 0"),
         ({"field": 3}, TypeError, r"field: wanted an AttentionField or a function"),
+        (
+            {"field": lambda X: -X},
+            TypeError,
+            r"function \(X, t\) -> velocity, got one that takes 1 argument; pass lambda X, t: field\(X\)",
+        ),
+        ({"field": lambda X, t, u: -X}, TypeError, r"got one that is called as field\(X, t, u\)"),
         ({"n_threads": 0}, ValueError, r"n_threads"),
     ],
 )

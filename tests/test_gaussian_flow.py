@@ -13,6 +13,7 @@ from hypothesis import given
 from scipy.integrate import solve_ivp
 
 import qkcore as qk
+from qkcore._native import cpu
 from qkcore.gaussian import flow, velocity
 
 from . import reference_gaussian as ref
@@ -94,7 +95,7 @@ def test_particles_follow_the_gaussian_flow() -> None:
     rng = np.random.default_rng(5)
     mean, cov = law(rng, 2)
     p = field(rng, 2)
-    sol = flow("softmax", mean, cov, (0, 1), n_steps=10, form="pushforward", **p)
+    sol = flow("softmax", mean, cov, (0, 1), n_steps=10, method="euler", form="pushforward", **p)
     errors = []
     for n in (64, 1024):
         found = []
@@ -162,7 +163,7 @@ def test_one_step_is_the_velocity(kind: str, d: int) -> None:
         p["V"] = rng.normal(size=(heads, d, d)) if heads > 1 else p["V"]
         args: dict[str, Any] = {**p, "heads": heads, "epsilon": 0.7}
         v = velocity(kind, mean, cov, **args)
-        sol = flow(kind, mean, cov, (1, 1.5), n_steps=1, **args)
+        sol = flow(kind, mean, cov, (1, 1.5), n_steps=1, method="euler", **args)
         scale = 1 + np.abs(v.cov_rate).max() + np.abs(v.mean_rate).max()
         assert np.abs(sol.cov[1] - (cov + 0.5 * v.cov_rate)).max() < 1e-13 * scale
         assert np.abs(sol.mean[1] - (mean + 0.5 * v.mean_rate)).max() < 1e-13 * scale
@@ -174,6 +175,7 @@ def test_one_step_is_the_velocity(kind: str, d: int) -> None:
             cov.astype("f"),
             (1, 1.5),
             n_steps=1,
+            method="euler",
             heads=heads,
             epsilon=0.7,
             **single,
@@ -190,25 +192,32 @@ def test_against_scipy(kind: str, d: int) -> None:
     mean, cov = law(rng, d)
     p = field(rng, d)
     wanted = reference_flow(kind, mean, cov, p, 0.8, 1.5)
+    settings: dict[str, Any]
     for settings in (
         {"method": "rk4", "n_steps": 300},
         {"method": "rk4", "n_steps": 300, "form": "pushforward"},
-        {"method": "dopri5", "n_steps": 4, "rtol": 1e-10},
-        {"method": "dopri5", "n_steps": 4, "rtol": 1e-10, "form": "covariance"},
+        {"method": "dopri5", "rtol": 1e-10, "store": "final"},
+        {"method": "dopri5", "rtol": 1e-10, "t_eval": [0.1, 0.1, 1.5], "form": "covariance"},
+        {"method": "dopri5", "n_steps": 60},
+        {"method": "dopri5", "n_steps": 60, "form": "covariance"},
     ):
-        sol = flow(kind, mean, cov, (0, 1.5), epsilon=0.8, **p, **settings)  # type: ignore[arg-type]
+        sol = flow(kind, mean, cov, (0, 1.5), epsilon=0.8, **p, **settings)
         np.testing.assert_allclose(sol.mean[-1], wanted[0], rtol=0, atol=1e-8)
         np.testing.assert_allclose(sol.cov[-1], wanted[1], rtol=0, atol=1e-8)
     mean_loop, cov_loop = ref.euler(kind, mean, cov, **p, epsilon=0.8, step=0.015, n=100)
-    sol = flow(kind, mean, cov, (0, 1.5), epsilon=0.8, n_steps=100, **p)
+    sol = flow(kind, mean, cov, (0, 1.5), epsilon=0.8, n_steps=100, method="euler", **p)
     np.testing.assert_allclose(sol.mean[-1], mean_loop, rtol=0, atol=1e-12)
     np.testing.assert_allclose(sol.cov[-1], cov_loop, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("form", ["covariance", "pushforward"])
-@pytest.mark.parametrize(("method", "order"), [("euler", 1), ("heun", 2), ("rk4", 4)])
+@pytest.mark.parametrize(
+    ("method", "order"), [("euler", 1), ("heun", 2), ("rk4", 4), ("rodas4", 4)]
+)
 def test_order_of_the_steppers(method: str, order: int, form: str) -> None:
     """The error falls with the step like its order says: slope within 0.1."""
+    if method == "rodas4" and form == "pushforward":
+        pytest.skip("implicit steps are no maps of particles")
     rng = np.random.default_rng(2)
     mean, cov = law(rng, 3)
     p = field(rng, 3)
@@ -230,18 +239,20 @@ def test_batch_is_a_loop(kind: str) -> None:
     mean, cov = law(rng, 3, (2, 7))
     p = field(rng, 3)
     p["V"] = rng.normal(size=(7, 3, 3))  # a field for each trajectory of an axis
-    sol = flow(kind, mean, cov, (0, 0.5), n_steps=10, n_threads=2, **p)
+    sol = flow(kind, mean, cov, (0, 0.5), n_steps=10, method="euler", n_threads=2, **p)
     assert sol.mean.shape == (11, 2, 7, 3)
     for i, j in ((0, 0), (1, 3), (1, 6)):
         alone = {**p, "V": p["V"][j]}
-        one = flow(kind, mean[i, j], cov[i, j], (0, 0.5), n_steps=10, n_threads=1, **alone)
+        one = flow(
+            kind, mean[i, j], cov[i, j], (0, 0.5), n_steps=10, method="euler", n_threads=1, **alone
+        )
         np.testing.assert_array_equal(one.cov, sol.cov[:, i, j])
         np.testing.assert_array_equal(one.mean, sol.mean[:, i, j])
         assert one.status == sol.status[i, j]
-    some = flow(kind, mean, cov, (0, 0.5), n_steps=10, store=4, **p)
+    some = flow(kind, mean, cov, (0, 0.5), n_steps=10, method="euler", store=4, **p)
     np.testing.assert_allclose(some.t, [0, 0.2, 0.4, 0.5])
     np.testing.assert_array_equal(some.cov, sol.cov[[0, 4, 8, 10]])
-    last = flow(kind, mean, cov, (0, 0.5), n_steps=10, store="final", **p)
+    last = flow(kind, mean, cov, (0, 0.5), n_steps=10, method="euler", store="final", **p)
     np.testing.assert_array_equal(last.cov, sol.cov[[0, -1]])
 
 
@@ -269,9 +280,19 @@ def test_covariances_stay_covariances(kind: str) -> None:
     mean, cov = law(rng, 4, (50,))
     p = field(rng, 4)
     p["K"], p["V"] = -p["Q"], np.eye(4)
-    sol = flow(kind, None, cov, (0, 3), n_steps=300, **p)
+    sol = flow(kind, None, cov, (0, 3), n_steps=300, method="euler", **p)
     assert np.linalg.eigvalsh(sol.cov).min() > -1e-15
-    wild = flow(kind, mean, 40 * cov, (0, 20), n_steps=20, form="pushforward", max_growth=1e30, **p)
+    wild = flow(
+        kind,
+        mean,
+        40 * cov,
+        (0, 20),
+        n_steps=20,
+        method="euler",
+        form="pushforward",
+        max_growth=1e30,
+        **p,
+    )
     values = np.linalg.eigvalsh(wild.cov)
     assert (values[..., 0] > -1e-12 * values[..., -1]).all()
     assert "indefinite" not in wild.counts()
@@ -280,10 +301,15 @@ def test_covariances_stay_covariances(kind: str) -> None:
 def test_a_step_too_long_is_reported() -> None:
     """Euler overshoots zero and runs to minus infinity: the status says so, nothing is NaN."""
     I = np.eye(1)
-    sol = flow("softmax", None, 10 * I, (0, 10), Q=I, K=-I, V=I, n_steps=10)
+    sol = flow("softmax", None, 10 * I, (0, 10), Q=I, K=-I, V=I, n_steps=10, method="euler")
     assert sol.status == "indefinite"
     assert np.isfinite(sol.cov).all()
-    assert flow("softmax", None, 10 * I, (0, 10), Q=I, K=-I, V=I, n_steps=1000).cov[-1, 0, 0] > 0
+    assert (
+        flow("softmax", None, 10 * I, (0, 10), Q=I, K=-I, V=I, n_steps=1000, method="euler").cov[
+            -1, 0, 0
+        ]
+        > 0
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -332,7 +358,9 @@ def test_every_trajectory_gets_a_status() -> None:
     s = np.array([1e-3, 0.5, 1.0, 2.0, 100.0])[:, None, None]
     a = np.array([-1.0, -1e-4, 1e-4, 1.0])[:, None, None, None]
     I = np.eye(1)
-    sol = flow("softmax", None, s, (0, 20), Q=I, K=a * I, V=I, n_steps=4000, store=100)
+    sol = flow(
+        "softmax", None, s, (0, 20), Q=I, K=a * I, V=I, n_steps=4000, method="euler", store=100
+    )
     assert sol.status.shape == (4, 5)
     assert sum(sol.counts().values()) == 20
     assert np.isfinite(sol.cov).all()
@@ -352,12 +380,21 @@ def test_blow_up_is_extrapolated_where_no_formula_holds() -> None:
     _, cov = law(rng, 3)
     p = {"Q": np.eye(3), "K": np.eye(3) + 0.3 * rng.normal(size=(3, 3)), "V": np.eye(3)}
     p["V"] = p["V"] + 0.2 * rng.normal(size=(3, 3))
-    fine = flow("softmax", None, cov, (0, 50), n_steps=10, method="dopri5", rtol=1e-11, **p)
+    fine = flow(
+        "softmax",
+        None,
+        cov,
+        (0, 50),
+        t_eval=np.linspace(0, 50, 11),
+        method="dopri5",
+        rtol=1e-11,
+        **p,
+    )
     assert fine.status == "blew up" and not fine.blow_up_exact
     assert abs(fine.t_end - fine.blow_up_time) < 1e-6
     coarse = []
     for n in (2000, 4000):
-        sol = flow("softmax", None, cov, (0, 20), n_steps=n, store="final", **p)
+        sol = flow("softmax", None, cov, (0, 20), n_steps=n, method="euler", store="final", **p)
         assert sol.status == "blew up"
         assert np.isfinite(sol.cov).all()
         coarse.append(abs(sol.blow_up_time - fine.blow_up_time))
@@ -377,7 +414,8 @@ def test_l2_and_sinkhorn_diverge_but_never_blow_up() -> None:
         ("sinkhorn", "euler"),
         ("sinkhorn", "dopri5"),
     ):
-        sol = flow(kind, None, cov, (0, 60), Q=I, K=I, V=I, n_steps=6000, method=method, store=50)
+        steps: dict[str, Any] = {"n_steps": 6000, "store": 50} if method == "euler" else {}
+        sol = flow(kind, None, cov, (0, 60), Q=I, K=I, V=I, method=method, **steps)
         assert sol.status == "diverged", (kind, method)
         assert sol.blow_up_time == np.inf
         assert 5 < sol.t_end < 60
@@ -394,11 +432,22 @@ def test_l2_blows_up_when_the_keys_are_singular(method: str) -> None:
     x, w = ref.gauss_hermite(np.zeros(2), cov, 40)
     v = ref.particle_velocity("l2", x, x, w, Q=Q, K=K, V=V, epsilon=1.0)
     assert ref.moment_rates(x, w, v)[1][0, 1] == pytest.approx(0.64, abs=1e-8)
-    sol = flow("l2", None, cov, (0, 2), Q=Q, K=K, V=V, n_steps=4000, method=method, store="final")
+    n_steps = None if method == "dopri5" else 4000
+    sol = flow(
+        "l2", None, cov, (0, 2), Q=Q, K=K, V=V, n_steps=n_steps, method=method, store="final"
+    )
     assert sol.status == "blew up"
     assert sol.blow_up_time == pytest.approx(1.25, rel=1e-2 if method == "euler" else 1e-3)
     full = flow(
-        "l2", None, cov, (0, 60), Q=np.eye(2), K=np.eye(2), V=V, n_steps=10, method="dopri5"
+        "l2",
+        None,
+        cov,
+        (0, 60),
+        Q=np.eye(2),
+        K=np.eye(2),
+        V=V,
+        t_eval=np.linspace(0, 60, 11),
+        method="dopri5",
     )
     assert full.status == "diverged"
 
@@ -417,6 +466,7 @@ def test_exponential_growth_of_softmax_is_not_called_a_blow_up() -> None:
         K=A,
         V=V,
         n_steps=20000,
+        method="euler",
         max_growth=1e4,
         store="final",
     )
@@ -437,7 +487,7 @@ def test_convergence_and_rank_of_the_limit() -> None:
             Q=Q,
             K=-Q,
             V=np.eye(d),
-            n_steps=2,
+            t_eval=np.linspace(0, 4000, 3),
             method="dopri5",
             settle_tol=1e-2,
         )
@@ -448,7 +498,14 @@ def test_convergence_and_rank_of_the_limit() -> None:
 
 def test_judging_the_law_looks_at_the_mean_too() -> None:
     I = np.eye(1)
-    args: dict[str, Any] = {"Q": I, "K": -I, "V": I, "n_steps": 40000, "store": "final"}
+    args: dict[str, Any] = {
+        "Q": I,
+        "K": -I,
+        "V": I,
+        "n_steps": 40000,
+        "store": "final",
+        "method": "euler",
+    }
     cov_only = flow("softmax", np.ones(1), 100 * I, (0, 40), **args)
     law_too = flow("softmax", np.ones(1), 100 * I, (0, 40), judge="law", **args)
     assert cov_only.status == "converged"
@@ -459,7 +516,9 @@ def test_judging_the_law_looks_at_the_mean_too() -> None:
 def test_overflow_ends_with_the_last_finite_state() -> None:
     for dtype in (np.float32, np.float64):
         I = np.eye(2, dtype=dtype)
-        sol = flow("softmax", None, I, (0, 10), Q=I, K=I, V=I, n_steps=50, max_growth=1e300)
+        sol = flow(
+            "softmax", None, I, (0, 10), Q=I, K=I, V=I, n_steps=50, method="euler", max_growth=1e300
+        )
         assert sol.status == "blew up"
         assert np.isfinite(sol.cov).all()
         assert sol.cov[-1, 0, 0] > 10
@@ -469,7 +528,14 @@ def test_overflow_ends_with_the_last_finite_state() -> None:
 def test_a_large_mean_does_not_end_a_flow() -> None:
     """Its square would overflow single precision; it is finite all the same."""
     I = np.eye(1, dtype=np.float32)
-    args: dict[str, Any] = {"Q": I, "K": -I, "V": I, "n_steps": 6000, "store": "final"}
+    args: dict[str, Any] = {
+        "Q": I,
+        "K": -I,
+        "V": I,
+        "n_steps": 6000,
+        "store": "final",
+        "method": "euler",
+    }
     sol = flow("softmax", np.ones(1, np.float32), I, (0, 60), **args)
     assert sol.t_end == 60 and 1e20 < sol.mean[-1, 0] < np.inf
     assert sol.cov[-1, 0, 0] == pytest.approx(1 / 121, rel=1e-2)
@@ -477,7 +543,9 @@ def test_a_large_mean_does_not_end_a_flow() -> None:
 
 def test_step_limit() -> None:
     I = np.eye(2)
-    sol = flow("sinkhorn", None, I, (0, 10), Q=I, K=I, V=I, n_steps=1, method="dopri5", max_steps=3)
+    sol = flow(
+        "sinkhorn", None, I, (0, 10), Q=I, K=I, V=I, store="final", method="dopri5", max_steps=3
+    )
     assert sol.status == "step limit"
     assert sol.n_steps <= 3 and sol.t_end < 10
 
@@ -485,7 +553,7 @@ def test_step_limit() -> None:
 def test_progress_and_summary(capsys: pytest.CaptureFixture[str]) -> None:
     rng = np.random.default_rng(0)
     _, cov = law(rng, 3, (40,))
-    sol = flow("l2", None, cov, (0, 1), n_steps=50, progress=True, **field(rng, 3))
+    sol = flow("l2", None, cov, (0, 1), n_steps=50, method="euler", progress=True, **field(rng, 3))
     assert "Gaussian flow" in capsys.readouterr().err
     assert "40 trajectories" in str(sol) and "d = 3" in str(sol)
     assert "status" in repr(sol)
@@ -499,9 +567,74 @@ def test_ctrl_c_stops_a_long_flow() -> None:
     timer.start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            flow("sinkhorn", None, cov, (0, 1), Q=I, K=-I, V=I, n_steps=2_000_000, store="final")
+            flow(
+                "sinkhorn",
+                None,
+                cov,
+                (0, 1),
+                Q=I,
+                K=-I,
+                V=I,
+                n_steps=2_000_000,
+                method="euler",
+                store="final",
+            )
     finally:
         timer.cancel()
+
+
+def test_steps_adapt_unless_there_is_a_number_of_them() -> None:
+    """As qk.flow: dopri5 to rtol and atol by default; t_eval names the times, n_steps makes steps equal."""
+    rng = np.random.default_rng(3)
+    mean, cov = law(rng, 3, (5,))
+    p = field(rng, 3)
+    sol = flow("softmax", mean, cov, (1.0, 2.5), **p)
+    assert sol.method == "dopri5" and sol.settings["form"] == "pushforward"
+    np.testing.assert_array_equal(sol.t, np.linspace(1.0, 2.5, 101))
+    assert sol.cov.shape == (101, 5, 3, 3) and (sol.n_rejected >= 0).all()
+    for times in ([1.0, 2.5], [1.3, 1.3, 1.9], [1.0], [2.5], np.linspace(1.0, 2.5, 6)):
+        some = flow("softmax", mean, cov, (1.0, 2.5), t_eval=times, **p)
+        np.testing.assert_array_equal(some.t, times)
+        for t, m, S in zip(some.t, some.mean, some.cov, strict=True):
+            k = round((t - 1.0) / 0.015)  # of the 101 times: all of these are among them
+            np.testing.assert_allclose(m, sol.mean[k], rtol=0, atol=1e-7 * np.abs(sol.mean).max())
+            np.testing.assert_allclose(S, sol.cov[k], rtol=0, atol=1e-7 * np.abs(sol.cov).max())
+        # The verdict is on the end of the span, whatever is kept.
+        assert some.status.tolist() == sol.status.tolist() and (some.t_end == 2.5).all()
+    times = np.array([1.0, 2.0])
+    mine = flow("softmax", mean, cov, (1.0, 2.5), t_eval=times, **p)
+    times[:] = 0.0
+    assert mine.t.tolist() == [1.0, 2.0]
+    ends = flow("softmax", mean, cov, (1.0, 2.5), store="final", rtol=1e-3, **p)
+    assert ends.t.tolist() == [1.0, 2.5] and (ends.n_steps < 101).all()
+    equal = flow("softmax", mean, cov, (1.0, 2.5), n_steps=9, **p)
+    assert (equal.n_steps == 9).all() and (equal.n_rejected == 0).all() and len(equal.t) == 10
+
+
+def test_results_say_what_happened() -> None:
+    I = np.eye(2)
+    good = flow("softmax", None, I, (0, 1), Q=I, K=-I, V=I)
+    assert good.success is True and good.message.startswith("the end of t_span was reached")
+    bad = flow("softmax", None, I, (0, 1), Q=I, K=I, V=I)
+    assert bad.success is False and "blow_up_time" in bad.message
+    both = flow("softmax", None, I, (0, 1), Q=I, K=np.stack([-I, I]), V=I)
+    assert both.success.tolist() == [True, False] and both.message == "1 not settled, 1 blew up"
+
+
+def test_every_end_of_a_trajectory_has_a_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the engine says of the end is told, whether or not a field is known that ends so."""
+    compute = cpu.gaussian_flow
+
+    def ended(*arguments: Any) -> Any:
+        *found, counts = compute(*arguments)
+        counts[1, 0] = cpu.FLOW_STATUS.index("step underflow")
+        return *found, counts
+
+    monkeypatch.setattr(cpu, "gaussian_flow", ended)
+    I = np.eye(2)
+    sol = flow("softmax", None, np.stack([I, I]), (0, 1), Q=I, K=-I, V=I)
+    assert sol.status.tolist() == ["not settled", "step underflow"]
+    assert sol.success.tolist() == [True, False] and "step underflow" in str(sol)
 
 
 # ---- bad input ---------------------------------------------------------------------------------------
@@ -564,6 +697,16 @@ BAD = [
     ({"max_memory": 100}, ValueError, "store: 4 times of 1 trajectories take .*max_memory"),
     ({"settle_tol": 0}, ValueError, "settle_tol: wanted"),
     ({"n_threads": 0}, ValueError, "n_threads"),
+    ({"rtol": 1e-6}, ValueError, "rtol, atol: wanted none beside n_steps"),
+    ({"t_eval": [0.5]}, ValueError, "t_eval: wanted none beside n_steps"),
+    ({"n_steps": None, "t_eval": [0.5, 2]}, ValueError, r"t_eval: wanted times within t_span \(0"),
+    ({"n_steps": None, "t_eval": [0.5, 0.1]}, ValueError, "t_eval: wanted a rising"),
+    ({"n_steps": None, "store": 2}, ValueError, "store: wanted .all. or .final. of steps that"),
+    (
+        {"n_steps": None, "method": "euler"},
+        ValueError,
+        "n_steps: wanted for euler, whose steps are",
+    ),
 ]
 
 
@@ -581,13 +724,14 @@ def test_inputs_are_left_alone() -> None:
     before = [a.copy() for a in arrays]
     for a in arrays:
         a.flags.writeable = False
-    one = flow("softmax", mean, cov, (0, 1), n_steps=5, **p)
+    one = flow("softmax", mean, cov, (0, 1), n_steps=5, method="euler", **p)
     turned = flow(
         "softmax",
         mean[::-1],
         np.asfortranarray(cov)[::-1],
         (0, 1),
         n_steps=5,
+        method="euler",
         **{k: np.asfortranarray(v) for k, v in p.items()},
     )
     np.testing.assert_array_equal(one.cov[:, ::-1], turned.cov)

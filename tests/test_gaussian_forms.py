@@ -49,7 +49,7 @@ def test_l2_line(s0: float, q: float, k: float, v: float, t: float) -> None:
     assert found == pytest.approx(exact, rel=1e-7)
     sol = gaussian.flow(
         "l2", None, s0 * np.eye(1), (0, t + 0.1), Q=q * np.eye(1), K=k * np.eye(1), V=v * np.eye(1),
-        n_steps=1, method="dopri5", max_growth=1e80, rtol=1e-10,
+        store="final", method="dopri5", max_growth=1e80, rtol=1e-10,
     )  # fmt: skip
     assert sol.cov[-1, 0, 0] == pytest.approx(
         float(gaussian.l2_line(s0, q, k, v, t + 0.1)), rel=1e-6
@@ -123,7 +123,7 @@ def test_commuting_parameters(d: int) -> None:
             Q=A,
             K=np.eye(d),
             V=V,
-            n_steps=5,
+            t_eval=np.linspace(0, end, 6),
             method="dopri5",
             rtol=1e-11,
         )
@@ -140,7 +140,7 @@ def test_commuting_parameters(d: int) -> None:
                 Q=A,
                 K=np.eye(d),
                 V=V,
-                n_steps=5,
+                t_eval=np.linspace(0, 3 * formula.blow_up_time, 6),
                 method="dopri5",
             )
             assert long.status == "blew up"
@@ -420,11 +420,21 @@ def test_softmax_with_negative_scores_may_blow_up() -> None:
     X, Y = rng.normal(size=(2, n, 2, 2))
     S = X @ X.swapaxes(1, 2) / 2
     Q, V = Y, rng.normal(size=(n, 2, 2))
-    sol = gaussian.flow("softmax", None, S, (0, 200), Q=Q, K=-Q, V=V, n_steps=1, method="dopri5")
+    sol = gaussian.flow(
+        "softmax", None, S, (0, 200), Q=Q, K=-Q, V=V, store="final", method="dopri5"
+    )
     counts = sol.counts()
     assert sum(counts.values()) == n
     assert counts["blew up"] > 20
     line = gaussian.flow(
-        "softmax", None, np.eye(1), (0, 1), Q=np.eye(1), K=-np.eye(1), V=-np.eye(1), n_steps=500
+        "softmax",
+        None,
+        np.eye(1),
+        (0, 1),
+        Q=np.eye(1),
+        K=-np.eye(1),
+        V=-np.eye(1),
+        n_steps=500,
+        method="euler",
     )
     assert line.status == "blew up" and line.blow_up_time == 0.5

@@ -17,7 +17,7 @@ KINDS = ["softmax", "l2", "sinkhorn", "linear", "linear_epsilon"]
 
 def test_a_flow_that_will_blow_up_has_not_converged() -> None:
     slow = np.array([[1e-6]])
-    sol = flow("softmax", None, I1, (0, 1000.0), Q=slow, K=I1, V=I1, n_steps=1, method="dopri5")
+    sol = flow("softmax", None, I1, (0, 1000.0), Q=slow, K=I1, V=I1, store="final", method="dopri5")
     assert sol.status == "not settled" and sol.blow_up_time == pytest.approx(500000.0)
 
 
@@ -44,7 +44,6 @@ def test_verdicts_agree_with_the_closed_form(seed: int, dtype: str) -> None:
         Q=arrays[1],
         K=arrays[2],
         V=arrays[2],
-        n_steps=1,
         method="dopri5",
         store="final",
     )
@@ -70,7 +69,15 @@ def test_rank_of_the_limit_is_the_closed_form_s() -> None:
     """An eigenvalue below rank_tol of the largest that stays is part of the limit."""
     cov, A = np.diag([1.0, 1.0, 1e-8]), np.diag([-1.0, 0.0, 0.0])
     sol = flow(
-        "softmax", None, cov, (0, 1000.0), Q=A, K=np.eye(3), V=np.eye(3), n_steps=1, method="dopri5"
+        "softmax",
+        None,
+        cov,
+        (0, 1000.0),
+        Q=A,
+        K=np.eye(3),
+        V=np.eye(3),
+        store="final",
+        method="dopri5",
     )
     assert sol.status == "converged"
     assert sol.rank == commuting(cov, A, np.eye(3)).limit_rank == 2
@@ -106,7 +113,7 @@ def test_verdicts_do_not_depend_on_the_unit_of_time(kind: str, dtype: str) -> No
 def test_no_time_to_move_is_not_rest(kind: str, judge: str) -> None:
     rng = np.random.default_rng(0)
     Q, K, V = rng.normal(size=(3, 2, 2))
-    given: dict[str, Any] = {"Q": Q, "K": K, "V": V, "n_steps": 1, "judge": judge}
+    given: dict[str, Any] = {"Q": Q, "K": K, "V": V, "store": "final", "judge": judge}
     sol = flow(kind, np.ones(2), np.diag([1.0, 2.0]), (0, 1e-9), **given)
     assert sol.status == "not settled"
     # Where nothing moves at all it is rest, however short the span.
@@ -116,7 +123,7 @@ def test_no_time_to_move_is_not_rest(kind: str, judge: str) -> None:
 
 def test_steps_that_pass_a_blow_up_do_not_hide_it() -> None:
     """Euler's method with one step over t = 10 sees no growth to infinity at t = 0.5."""
-    sol = flow("softmax", None, I1, (0, 10.0), Q=I1, K=I1, V=I1, n_steps=1)
+    sol = flow("softmax", None, I1, (0, 10.0), Q=I1, K=I1, V=I1, n_steps=1, method="euler")
     assert sol.status == "blew up" and sol.blow_up_time == 0.5
 
 
@@ -125,7 +132,7 @@ def test_statuses_and_blow_up_times_never_contradict_each_other() -> None:
     for kind in KINDS:
         Q, K, V = rng.normal(size=(3, 40, 2, 2))
         cov = np.eye(2) * 10 ** rng.uniform(-2, 1, size=(40, 1, 1))
-        sol = flow(kind, None, cov, (0, 5.0), Q=Q, K=K, V=V, n_steps=1, method="dopri5")
+        sol = flow(kind, None, cov, (0, 5.0), Q=Q, K=K, V=V, store="final", method="dopri5")
         finite = np.isfinite(sol.blow_up_time)
         assert not (finite & (sol.status == "converged")).any()
         assert finite[sol.status == "blew up"].all()
@@ -139,7 +146,7 @@ def test_functions_of_time_are_refused_in_plain_words(name: str) -> None:
     with pytest.raises(
         TypeError, match=rf"{name}: wanted a constant matrix, got a function.*layers"
     ):
-        flow("softmax", None, I1, (0, 1.0), n_steps=1, **given)
+        flow("softmax", None, I1, (0, 1.0), n_steps=1, method="euler", **given)
     with pytest.raises(TypeError, match=rf"{name}: wanted a constant matrix"):
         qk.gaussian.velocity("softmax", None, I1, **given)
 
@@ -148,7 +155,7 @@ def test_layers_are_flows_one_after_another() -> None:
     """What the message tells to do: V(t) = -1, then -2, against the closed form with the mean of V."""
     cov = 2 * I1
     for V in (-I1, -2 * I1):
-        sol = flow("softmax", None, cov, (0, 0.5), Q=I1, K=I1, V=V, n_steps=1, method="dopri5")
+        sol = flow("softmax", None, cov, (0, 0.5), Q=I1, K=I1, V=V, store="final", method="dopri5")
         cov = sol.cov[-1]
     assert cov[0, 0] == pytest.approx(1 / (0.5 + 2 * 1.5), rel=1e-7)
     assert math.isinf(sol.blow_up_time)

@@ -173,7 +173,7 @@ def test_flows_of_bridges() -> None:
 
 
 def test_gaussian_flows() -> None:
-    one = {"Q": np.eye(2), "K": np.eye(2), "V": -np.eye(2), "n_steps": 20}
+    one = {"Q": np.eye(2), "K": np.eye(2), "V": -np.eye(2), "n_steps": 20, "method": "euler"}
     sol = qk.gaussian.flow("softmax", np.zeros(2), np.diag([1.0, 2.0]), (0.0, 3.0), **one)
     shown = table(sol)
     assert shown["laws"] == "1 in 2 dimensions" and shown["times"] == "21, from 0 to 3"

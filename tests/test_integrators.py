@@ -232,7 +232,7 @@ def test_statuses_have_one_vocabulary() -> None:
     assert not plain.advance(5.0)
     eye = np.eye(2)
     law = qk.gaussian.flow(
-        "softmax", None, eye, (0, 5.0), Q=eye, K=-eye, V=eye, n_steps=1, method="dopri5", **few
+        "softmax", None, eye, (0, 5.0), Q=eye, K=-eye, V=eye, store="final", method="dopri5", **few
     )
     assert particles.status == path.status == law.status == plain.status == "step limit"
     assert "rodas4" in particles.message
@@ -328,7 +328,7 @@ def test_implicit_steps_refuse() -> None:
             Q=eye,
             K=eye,
             V=eye,
-            n_steps=1,
+            store="final",
             method="rodas4",
             form="pushforward",
         )
@@ -342,7 +342,7 @@ COV2D = np.array([[3.0, 3.5], [3.5, 26.0]]) / 29
 
 
 def test_a_law_that_takes_explicit_steps_by_the_hundred_thousand() -> None:
-    options: dict[str, Any] = {"Q": Q2D, "K": K2D, "V": V2D, "n_steps": 1}
+    options: dict[str, Any] = {"Q": Q2D, "K": K2D, "V": V2D, "store": "final"}
     sol = qk.gaussian.flow("softmax", None, COV2D, (0, 1000.0), method="rodas4", **options)
     assert sol.status == "converged" and sol.rank == 1 and sol.n_steps < 2000
     few = qk.gaussian.flow(
@@ -371,7 +371,7 @@ def test_a_law_that_takes_explicit_steps_by_the_hundred_thousand() -> None:
         COV2D.astype(np.float32),
         (0, 1000.0),
         method="rodas4",
-        n_steps=1,
+        store="final",
         Q=Q2D.astype(np.float32),
         K=K2D.astype(np.float32),
         V=V2D.astype(np.float32),
@@ -380,12 +380,33 @@ def test_a_law_that_takes_explicit_steps_by_the_hundred_thousand() -> None:
     np.testing.assert_allclose(single.cov[-1], exact.reshape(2, 2), rtol=1e-3, atol=1e-3)
 
 
+@pytest.mark.parametrize("method", ["euler", "heun", "rk4", "dopri5"])
+def test_equal_steps_of_laws_are_those_of_the_python_integrator(method: str) -> None:
+    """Whatever the method, n_steps makes that many steps of equal length, and none of them is judged."""
+    rng = np.random.default_rng(4)
+    cov, V, Q = np.diag([2.0, 1.0, 0.5]), -np.eye(3), rng.normal(size=(3, 3))
+    K = Q + 0.2 * rng.normal(size=(3, 3))
+
+    def rate(S: Array, t: float) -> Array:
+        W = V @ S @ (K.T @ Q) @ S
+        return W + W.T
+
+    state = Arrays(rate, cov, 0.0, method=method)
+    steps = Integrator(state, max_steps=9)
+    assert all(steps.fixed_step(0.1 * k) for k in range(1, 8))
+    sol = qk.gaussian.flow(
+        "softmax", None, cov, (0, 0.7), Q=Q, K=K, V=V, n_steps=7, method=method, form="covariance"
+    )
+    assert (sol.n_steps, sol.n_rejected) == (7, 0)
+    np.testing.assert_allclose(sol.cov[-1], state.x, rtol=1e-11, atol=1e-12)
+
+
 def test_stiff_laws_against_closed_forms() -> None:
     """Commuting parameters (proposition 4.4) with rates 1e6 apart, and the line (4.3, 4.13, 4.17)."""
     S0, A = np.diag([1.0, 2.0, 0.5]), -np.diag([1e6, 1.0, 0.0])
     times = np.linspace(0, 50, 6)
     sol = qk.gaussian.flow(
-        "softmax", None, S0, (0, 50.0), Q=A, K=np.eye(3), V=np.eye(3), n_steps=5, method="rodas4"
+        "softmax", None, S0, (0, 50.0), Q=A, K=np.eye(3), V=np.eye(3), t_eval=times, method="rodas4"
     )
     exact = qk.gaussian.commuting(S0, A, np.eye(3))
     assert sol.n_steps < 2000 and sol.status == "converged" and sol.rank == 1
@@ -399,7 +420,15 @@ def test_stiff_laws_against_closed_forms() -> None:
         ("sinkhorn", g.sinkhorn_line(2.0, -3e4, 1.0, 4.0)),
     ):
         line = qk.gaussian.flow(
-            kind, None, 2 * one, (0, 4.0), Q=-3e4 * one, K=one, V=one, n_steps=1, method="rodas4"
+            kind,
+            None,
+            2 * one,
+            (0, 4.0),
+            Q=-3e4 * one,
+            K=one,
+            V=one,
+            store="final",
+            method="rodas4",
         )
         np.testing.assert_allclose(line.cov[-1, 0, 0], wanted, rtol=1e-6, atol=1e-9)
 
@@ -415,7 +444,7 @@ def test_stiff_and_explicit_laws_agree(kind: str) -> None:
         "K": 0.4 * rng.normal(size=(2 * d, d)),
         "V": -0.5 * rng.normal(size=(2, d, d)),
         "heads": 2,
-        "n_steps": 2,
+        "t_eval": [0, 0.5, 1],
     }
     mean, cov = rng.normal(size=(n, d)), X @ X.swapaxes(1, 2) / d
     a = qk.gaussian.flow(kind, mean, cov, (0, 1.0), method="rodas4", **options)
@@ -468,7 +497,7 @@ def test_laws_in_many_dimensions(
     mean, cov = p.pop("mean"), p.pop("cov")
     p["epsilon"] = epsilon
     h = 1e-6 if rank < d else 1e-3 * min(1.0, epsilon)  # longer steps leave the cone
-    sol = qk.gaussian.flow(kind, mean, cov, (0, 2 * h), n_steps=2, **p)
+    sol = qk.gaussian.flow(kind, mean, cov, (0, 2 * h), n_steps=2, method="euler", **p)
     m, S = mean.astype(np.float64), cov.astype(np.float64)
     wide = {name: x.astype(np.float64) if isinstance(x, np.ndarray) else x for name, x in p.items()}
     parameters = check_parameters(kind, d=d, dtype=np.dtype("float64"), **wide)
@@ -480,7 +509,13 @@ def test_laws_in_many_dimensions(
     np.testing.assert_allclose(sol.mean[-1], m, rtol=tol, atol=tol)
     np.testing.assert_array_equal(sol.cov[-1], sol.cov[-1].swapaxes(1, 2))
     alone = qk.gaussian.flow(
-        kind, mean[1], cov[1], (0, 2 * h), n_steps=2, **(p | {"Q": p["Q"][1], "K": p["K"][1]})
+        kind,
+        mean[1],
+        cov[1],
+        (0, 2 * h),
+        n_steps=2,
+        method="euler",
+        **(p | {"Q": p["Q"][1], "K": p["K"][1]}),
     )
     np.testing.assert_array_equal(alone.cov[-1], sol.cov[-1, 1])
 
@@ -495,7 +530,8 @@ def test_methods_in_many_dimensions(method: str) -> None:
     Q[:small, :small] = 0.5 * np.eye(small) + 0.2 * X
     cov = np.zeros((d, d))
     cov[:small, :small] = X @ X.T
-    options: dict[str, Any] = {"n_steps": 20 if method == "rk4" else 2, "method": method}
+    options: dict[str, Any] = {"method": method}
+    options |= {"n_steps": 20} if method == "rk4" else {"store": "final"}
     if method != "rodas4":
         options["form"] = "pushforward"
     a = qk.gaussian.flow("softmax", None, cov, (0, 1.0), Q=Q, K=-Q, V=V, **options)
@@ -509,7 +545,7 @@ def test_methods_in_many_dimensions(method: str) -> None:
 
 def test_a_blow_up_in_many_dimensions_ends_with_its_time() -> None:
     eye = np.eye(40)
-    for options in ({"n_steps": 2000}, {"n_steps": 1, "method": "dopri5"}):
+    for options in ({"n_steps": 2000, "method": "euler"}, {"method": "dopri5"}):
         sol = qk.gaussian.flow("softmax", None, eye, (0, 1.0), Q=eye, K=eye, V=eye, **options)
         assert sol.status == "blew up" and sol.blow_up_time == pytest.approx(0.5)
         assert np.isfinite(sol.cov).all() and 0.45 < sol.t_end < 0.56

@@ -108,8 +108,8 @@ void register_gaussian(py::module_& m) {
         [](int field, double gain, bool raw_moment, double epsilon, const py::array& mean,
            const py::array& cov, const py::array& score, const py::array& query, const py::array& value,
            int method, bool pushforward, double t0, double t1, qk::Index n_steps, qk::Index store_every,
-           double rtol, double atol, qk::Index max_steps, double max_growth, bool judge_mean,
-           const py::object& report, int n_threads) {
+           const Doubles& output, double rtol, double atol, qk::Index max_steps, double max_growth,
+           bool judge_mean, const py::object& report, int n_threads) {
             qk::GaussianOptions options;
             options.method = static_cast<qk::Method>(method);
             options.pushforward = pushforward;
@@ -117,6 +117,7 @@ void register_gaussian(py::module_& m) {
             options.t1 = t1;
             options.n_steps = n_steps;
             options.store_every = store_every;
+            options.output = to_vector(output);
             options.rtol = rtol;
             options.atol = atol;
             options.max_steps = max_steps;
@@ -135,7 +136,7 @@ void register_gaussian(py::module_& m) {
         py::arg("field"), py::arg("gain"), py::arg("raw_moment"), py::arg("epsilon"),
         py::arg("mean").noconvert(), py::arg("cov").noconvert(), py::arg("score").noconvert(),
         py::arg("query").noconvert(), py::arg("value").noconvert(), py::arg("method"), py::arg("pushforward"),
-        py::arg("t0"), py::arg("t1"), py::arg("n_steps"), py::arg("store_every"), py::arg("rtol"),
-        py::arg("atol"), py::arg("max_steps"), py::arg("max_growth"), py::arg("judge_mean"),
+        py::arg("t0"), py::arg("t1"), py::arg("n_steps"), py::arg("store_every"), py::arg("output"),
+        py::arg("rtol"), py::arg("atol"), py::arg("max_steps"), py::arg("max_growth"), py::arg("judge_mean"),
         py::arg("report"), py::arg("n_threads"));
 }

@@ -17,9 +17,9 @@ import qkcore as qk
 # Q is one row q. With K = −Q the variance of q·x shrinks, with K = Q it grows.
 
 cov, q = np.array([[1.0, 0.4], [0.4, 0.6]]), np.array([[1.0, 0.5]])
-options = {"Q": q, "V": np.eye(2), "n_steps": 400, "method": "dopri5"}
-collapse = qk.gaussian.flow("softmax", None, cov, (0, 40), K=-q, **options)
-burst = qk.gaussian.flow("softmax", None, cov, (0, 0.5), K=q, **options)
+options, share = {"Q": q, "V": np.eye(2)}, np.linspace(0, 1, 401)
+collapse = qk.gaussian.flow("softmax", None, cov, (0, 40), K=-q, t_eval=40 * share, **options)
+burst = qk.gaussian.flow("softmax", None, cov, (0, 0.5), K=q, t_eval=0.5 * share, **options)
 print(collapse, burst, sep="\n")
 
 # %%

@@ -1,4 +1,4 @@
-"""What computes: the functions that scores, operators and bridges ask of NumPy's engine or of a CUDA device.
+"""What computes: what scores, operators, bridges and flows ask of NumPy's engine or of a CUDA device.
 
 A backend belongs to the arrays of one call: it knows where they are and which library made them. ``at`` is
 where a visit runs: a number of threads on the CPU, a stream on a device. What a backend cannot do raises
@@ -17,11 +17,13 @@ from . import _device
 from ._host import HOST
 
 if TYPE_CHECKING:
+    from ._flow_tasks import FieldSpec, Flown, FlowOptions, Laws, LawsFlown
     from ._lazy_scores import Scores
     from ._terms import Terms
 
 __all__ = ["Backend", "Normalizer", "backend_of"]
 
+Velocity = Callable[[Any, float], Any]
 Array = Any  # of the backend: NumPy's, or the CUDA module's view of a device array
 Host = npt.NDArray[Any]
 
@@ -202,6 +204,34 @@ class Backend(Protocol):
 
     def moment(self, which: str, s: Scores, log_weights: Callable[[int], Scores], at: int) -> Array:
         """The "entropy" of each row of the softmax of s, or its "expected score"."""
+
+    # ---- flows: what is told and given back is in _flow_tasks.py ------------------------------------
+
+    def particles(self, name: str, X: Any, d: int | None) -> Array:
+        """Particles (N, d), finite and contiguous; ``d`` is their dimension where that is known."""
+
+    def on_sphere(self, name: str, x: Array) -> None:
+        """Refuses particles whose norms are not 1."""
+
+    def velocity(self, field: FieldSpec, x: Array, t: float, at: int) -> Any:
+        """The velocities (N, d) at time t in the caller's library; raises Overflow, NoConvergence (_ode)."""
+
+    def integrate(
+        self, field: FieldSpec | Velocity, x: Array, options: FlowOptions, at: int
+    ) -> Flown:
+        """Particles moved by a field of attention, or by a function of (X, t) in the caller's library."""
+
+    def last_radius(self, states: Any) -> float:
+        """The distance from 0 of the farthest particle of the last of states (T, N, d)."""
+
+    def law(self, name: str, value: Any) -> Any:
+        """Means or covariances of Gaussian laws as what NumPy's checks take; None passes."""
+
+    def gaussian_flow(self, laws: Laws, at: int) -> LawsFlown:
+        """Gaussian laws moved by attention; what the figures and counts of each say is judged elsewhere."""
+
+    def shaped(self, array: Any, shape: tuple[int, ...]) -> Any:
+        """States of laws or NumPy's figures of them in this shape, in the caller's library."""
 
     # ---- results ------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ._progress import Bar
+
 Callback = Callable[[int, float], object]
 
 
@@ -18,18 +20,11 @@ def reporter(
     if not progress:
         yield callback
         return
-    from tqdm.auto import tqdm
+    with Bar("bridge", True, unit=" visits") as bar:
 
-    bar = tqdm(desc="bridge", unit=" visits", total=None)
+        def show(visits: int, error: float) -> None:
+            bar.to(visits, f"error {error:.2e}" + ("" if tol is None else f", wanted {tol:.0e}"))
+            if callback is not None:
+                callback(visits, error)
 
-    def show(visits: int, error: float) -> None:
-        bar.update(visits - bar.n)
-        wanted = "" if tol is None else f", wanted {tol:.0e}"
-        bar.set_postfix_str(f"error {error:.2e}{wanted}", refresh=False)
-        if callback is not None:
-            callback(visits, error)
-
-    try:
         yield show
-    finally:
-        bar.close()

@@ -170,6 +170,7 @@ def gaussian_flow(
     t1: float,
     n_steps: int,
     store_every: int,
+    output: npt.NDArray[np.float64],
     rtol: float,
     atol: float,
     max_steps: int,

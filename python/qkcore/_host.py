@@ -11,6 +11,7 @@ import numpy.typing as npt
 from . import _checks
 from ._config import get_num_threads, resolve_threads
 from ._host_factors import HostFactors
+from ._host_flows import HostFlows
 from ._native import cpu
 from ._rounding import PLAIN
 
@@ -58,7 +59,7 @@ class _Normalizer:
         return -self._parts[1], np.exp(-self._parts[2])[..., None]
 
 
-class Host(HostFactors):
+class Host(HostFactors, HostFlows):
     """The one instance is ``HOST``."""
 
     host_arrays = True

@@ -16,7 +16,17 @@ import numpy.typing as npt
 
 from ._native import cpu
 
-__all__ = ["METHODS", "Arrays", "Integrator", "NoConvergence", "Overflow", "State", "Tableau"]
+__all__ = [
+    "ADAPTIVE",
+    "IMPLICIT",
+    "METHODS",
+    "Arrays",
+    "Integrator",
+    "NoConvergence",
+    "Overflow",
+    "State",
+    "Tableau",
+]
 
 
 class Overflow(Exception):
@@ -50,17 +60,21 @@ class Tableau(NamedTuple):
         )
 
 
+_FOUND = cpu.tableaux()
+ADAPTIVE = tuple(name for name, found in _FOUND.items() if found["adaptive"])
+IMPLICIT = tuple(name for name, found in _FOUND.items() if found["gamma"])
 METHODS = {
     name: Tableau(*(found[field] for field in Tableau._fields))
-    for name, found in cpu.tableaux().items()
-    if not found["gamma"]
+    for name, found in _FOUND.items()
+    if name not in IMPLICIT
 }
 
 
 class State:
     """A state x at time t with the stages k of a step from it, and the trial state ``next`` at its end.
 
-    Subclasses say how arrays are combined and what the slope is; they raise Overflow where it is not finite.
+    Subclasses say what the slope is, and raise Overflow where it is not finite; those with other arrays than
+    NumPy's, how they are combined.
     """
 
     def __init__(self, method: Tableau, t: float, x: Any) -> None:
@@ -77,19 +91,33 @@ class State:
 
     def combine(self, weights: tuple[float, ...], h: float, *, is_next: bool = False) -> Any:
         """x + h sum_s weights_s k_s; ``is_next``: the state at the end of the step."""
+        return self.moved(self.x, weights, h)
+
+    def moved(self, x: Any, weights: tuple[float, ...], h: float) -> Any:
+        """x + h sum_s weights_s k_s, of NumPy arrays; x is 0 if it is None.
+
+        What overflows makes the error inf or NaN, and the step shorter.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            along = h * sum(w * k for w, k in zip(weights, self.k, strict=False) if w)
+            return along if x is None else x + along
+
+    def norm(self, v: Any, other: Any) -> float:
+        """v in units of the tolerance at the larger of the state and another."""
         raise NotImplementedError
 
     def error(self, h: float) -> float:
         """The error of the step in units of the tolerance."""
-        raise NotImplementedError
+        return self.norm(self.moved(None, self.method.error, h), self.next)
 
     def sizes(self) -> tuple[float, float]:
         """The state and its slope in units of the tolerance."""
-        raise NotImplementedError
+        return self.norm(self.x, self.x), self.norm(self.k[0], self.x)
 
     def change(self, h: float) -> float:
         """The change of the slope along a step of Euler's method, in units of the tolerance."""
-        raise NotImplementedError
+        self.k[1] = self.slope(self.t + h, self.moved(self.x, (1.0,), h), 1)
+        return self.norm(self.moved(None, (-1.0, 1.0), 1.0), self.x)
 
     def escaping(self, resolution: float) -> bool:
         """Whether the state changes by its own size within 1000 steps of this size."""
@@ -153,20 +181,6 @@ class Arrays(State):
         super().step(h)
         self._finite(self.next)
 
-    def combine(self, weights: tuple[float, ...], h: float, *, is_next: bool = False) -> Double:
-        with np.errstate(over="ignore", invalid="ignore"):
-            x: Double = self.x + h * self._sum(weights)
-        return x
-
-    def error(self, h: float) -> float:
-        return self._norm(h * self._sum(self.method.error), self.next)
-
-    def sizes(self) -> tuple[float, float]:
-        return self._norm(self.x, self.x), self._norm(self.k[0], self.x)
-
-    def change(self, h: float) -> float:
-        return self._norm(self.slope(self.t + h, self.x + h * self.k[0], 1) - self.k[0], self.x)
-
     def escaping(self, resolution: float) -> bool:
         return bool(np.abs(self.k[0]).max() * 1000 * resolution >= np.abs(self.x).max())
 
@@ -175,10 +189,7 @@ class Arrays(State):
         self.path.append((to, self.x))
         return ""
 
-    def _sum(self, weights: tuple[float, ...]) -> Any:
-        return sum(w * k for w, k in zip(weights, self.k, strict=False) if w)
-
-    def _norm(self, v: Double, other: Double) -> float:
+    def norm(self, v: Double, other: Double) -> float:
         scale = self.atol + self.rtol * np.maximum(np.abs(self.x), np.abs(other))
         with np.errstate(over="ignore"):
             return float(np.sqrt(np.mean((v / scale) ** 2)))

@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _config, _device
+from . import _checks
+from ._backend import Backend, backend_of
 from ._checks import Real
 from ._checks import particles as checks
 from ._checks.particles import Doubles, Parameter
-from ._native import cpu
+from ._flow_tasks import FieldSpec
+from ._ode import NoConvergence, Overflow
 
 __all__ = ["AttentionField"]
 
 KINDS = ("softmax", "l2", "linear", "sinkhorn", "exp", "relu", "sigmoid")
 _WITH_EPSILON = ("sinkhorn", "linear")
-_SINKHORN_TOL = {4: 1e-5, 8: 1e-10}
 _SINKHORN_VISITS = 10_000
-# Sinkhorn keeps the N x N kernel below this size, and computes its entries anew above.
-_STORED_BYTES = 2**28
 
 
 class AttentionField:
@@ -64,7 +62,7 @@ class AttentionField:
         mass 1 (2.6); False integrates over :math:`[0, s]` against the measure as it is (2.7). Softmax,
         l2 and sinkhorn divide by that mass themselves, so both are the same; the centred linear
         form, a mean and a covariance, is refused with False.
-    sinkhorn_tol, sinkhorn_max_iter : L1 error of the marginals (1e-10; float32: 1e-5) and visits of all
+    sinkhorn_tol, sinkhorn_max_visits : L1 error of the marginals (1e-10; float32: 1e-5) and visits of all
         entries. Along a flow the potentials start from those of the stage before.
 
     >>> import numpy as np, qkcore as qk
@@ -90,7 +88,7 @@ class AttentionField:
         sphere: bool = False,
         renormalise: bool = True,
         sinkhorn_tol: float | None = None,
-        sinkhorn_max_iter: int = _SINKHORN_VISITS,
+        sinkhorn_max_visits: int = _SINKHORN_VISITS,
     ) -> None:
         checks.choice("kind", kind, KINDS)
         self.kind = kind
@@ -116,16 +114,16 @@ class AttentionField:
                 "what is seen, got False; leave it out, or use centred=False"
             )
         if kind != "sinkhorn":
-            _no_sinkhorn(kind, sinkhorn_tol, sinkhorn_max_iter)
+            _no_sinkhorn(kind, sinkhorn_tol, sinkhorn_max_visits)
         self.weights = None if weights is None else checks.weights(weights)
         self.times = None if times is None else checks.layer_times(times)
         self._sinkhorn_tol = (
             None if sinkhorn_tol is None else _checks.positive("sinkhorn_tol", sinkhorn_tol)
         )
         self._sinkhorn_visits = _checks.integer_within(
-            "sinkhorn_max_iter", sinkhorn_max_iter, 1, 10**9, "visits of all entries"
+            "sinkhorn_max_visits", sinkhorn_max_visits, 1, 10**9, "visits of all entries"
         )
-        self._order: npt.NDArray[np.int64] | None = None
+        self._order: npt.NDArray[np.intp] | None = None
         self._ends: npt.NDArray[np.int64] | None = None
         self.mask = self._read_mask(mask)
         if self.weights is not None and self._ends is not None:
@@ -210,32 +208,22 @@ class AttentionField:
 
     def __call__(self, X: npt.ArrayLike, t: float = 0.0, *, n_threads: int | None = None) -> Real:
         """The velocities (N, d) of particles X (N, d) at time t, in the dtype of X."""
-        if _device.on_device(X):
-            from ._device._velocity import velocity
-
-            moved: Real = velocity(self, X, _checks.number("t", t))
-            return moved
-        X = self._particles("X", X)
-        t = _checks.number("t", t)
-        threads = _config.resolve_threads(n_threads)
-        order = self._order
-        code, out = cpu.velocity(self._spec(X), X if order is None else X[order], t, threads)
-        status = cpu.VELOCITY_STATUS[code]
-        if status == "not finite":
+        backend = backend_of(X)
+        at = backend.at(n_threads)
+        x = self._particles(backend, "X", X)
+        try:
+            v: Real = backend.velocity(self._spec(x.shape[0]), x, _checks.number("t", t), at)
+        except Overflow:
             raise OverflowError(
-                f"X: velocities of {self.kind} attention overflow {X.dtype}; scale the points or "
-                "the parameters down" + (", or use float64" if X.dtype == np.float32 else "")
-            )
-        if status == "no convergence":
+                f"X: velocities of {self.kind} attention overflow {x.dtype}; scale the points or "
+                "the parameters down" + (", or use float64" if x.dtype == "float32" else "")
+            ) from None
+        except NoConvergence:
             raise RuntimeError(
                 "sinkhorn: the marginals did not reach sinkhorn_tol; raise sinkhorn_tol, "
-                "sinkhorn_max_iter or epsilon"
-            )
-        if order is None:
-            return out
-        back = np.empty_like(out)
-        back[order] = out
-        return back
+                "sinkhorn_max_visits or epsilon"
+            ) from None
+        return v
 
     def __repr__(self) -> str:
         parts = [repr(self.kind), f"d={self.d}", f"heads={self.heads}"]
@@ -253,9 +241,10 @@ class AttentionField:
             parts.append("on the sphere")
         return f"AttentionField({', '.join(parts)})"
 
-    def _particles(self, name: str, X: npt.ArrayLike) -> Real:
-        array = checks.one_cloud(name, X, self.d)
-        n = len(array)
+    def _particles(self, backend: Backend, name: str, X: npt.ArrayLike) -> Any:
+        """Particles that this field can move, as arrays of the backend."""
+        x = backend.particles(name, X, self.d)
+        n = x.shape[0]
         if self.weights is not None:
             checks.count_matches("weights", len(self.weights), n)
         if self._order is not None:
@@ -263,35 +252,28 @@ class AttentionField:
         if isinstance(self.mask, str) and self.weights is not None:
             self._check_visible(self.weights, np.arange(1, n + 1))
         if self.sphere:
-            checks.on_sphere(name, array)
-        return array
+            backend.on_sphere(name, x)
+        return x
 
-    def _spec(self, X: Real) -> tuple[Any, ...]:
-        """What the engine reads; particles in the order of their positions."""
-        n = len(X)
-        ends = self._ends if self._ends is not None else np.empty(0, np.int64)
-        if isinstance(self.mask, str):
-            ends = np.arange(1, n + 1, dtype=np.int64)
-        weights = np.empty(0) if self.weights is None else self.weights
-        if self._order is not None and self.weights is not None:
-            weights = weights[self._order]
-        kind = "linear centred" if self.centred else self.kind
-        tol = self._sinkhorn_tol or _SINKHORN_TOL[X.itemsize]
-        return (
-            cpu.FIELD_KINDS.index(kind),
+    def _spec(self, n: int) -> FieldSpec:
+        """What a backend reads, for n particles."""
+        causal = isinstance(self.mask, str)
+        return FieldSpec(
+            "linear centred" if self.centred else self.kind,
             self._Q,
             self._K,
             self._V,
             np.zeros(1) if self.times is None else self.times,
-            ends,
-            weights,
+            self._order,
+            np.arange(1, n + 1, dtype=np.int64) if causal else self._ends,
+            self.weights,
             self.renormalise,
             self.sphere,
             self.epsilon,
-            tol,
+            self._sinkhorn_tol,
             self._sinkhorn_visits,
-            n * n * X.itemsize <= _STORED_BYTES,
-            self.parameters if self.time_dependent else None,
+            self.parameters,
+            self.time_dependent,
         )
 
     def reversed(self) -> AttentionField:
@@ -305,11 +287,11 @@ class AttentionField:
         return out
 
 
-def _no_sinkhorn(kind: str, tol: float | None, max_iter: int) -> None:
+def _no_sinkhorn(kind: str, tol: float | None, max_visits: int) -> None:
     """Refuses options of the bridge for kinds that solve none."""
     for name, given in (
         ("sinkhorn_tol", tol),
-        ("sinkhorn_max_iter", None if max_iter == _SINKHORN_VISITS else max_iter),
+        ("sinkhorn_max_visits", None if max_visits == _SINKHORN_VISITS else max_visits),
     ):
         if given is not None:
             raise ValueError(
@@ -320,13 +302,3 @@ def _no_sinkhorn(kind: str, tol: float | None, max_iter: int) -> None:
 
 def _value(parameter: Parameter, t: float) -> npt.ArrayLike:
     return parameter(t) if callable(parameter) else parameter
-
-
-@dataclasses.dataclass(frozen=True)
-class _PythonField:
-    """Any function (X, t) -> velocity, checked at every stage."""
-
-    function: Any
-
-    def __call__(self, X: Real, t: float) -> Real:
-        return checks.velocity_like(X, self.function(X, t))

@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from . import _checks, _config, _device
+from . import _checks
+from ._backend import backend_of
 from ._checks import Real
 from ._checks import particles as checks
+from ._flow_tasks import FieldSpec, FlowOptions
 from ._native import cpu
+from ._progress import Bar
 from ._words import Ended
-from .fields import AttentionField, _PythonField
+from .fields import AttentionField
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
@@ -25,8 +28,6 @@ __all__ = ["ParticleFlow", "flow"]
 
 Field = AttentionField | Callable[[Real, float], npt.ArrayLike]
 
-_TABLEAUX = cpu.tableaux()
-_MOST_UNKNOWNS = 4000  # of implicit methods, which factor a matrix of that size at every step
 _RTOL = {4: 1e-4, 8: 1e-6}
 _ATOL = {4: 1e-6, 8: 1e-9}
 _MEANING = {
@@ -102,14 +103,9 @@ class ParticleFlow(Ended):
             f"  {self.method}: {self.n_steps} steps, {self.n_rejected} rejected, "
             f"{self.n_evaluations} evaluations"
         )
-        if _device.on_device(self.x):
-            from ._device._flow import last_radius
-
-            return f"{head}\n  last radius {last_radius(self.x):.6g}, on {_device.place(self.x)}"
-        last = self.x[-1].astype(np.float64)
-        size = max(float(np.abs(last).max()), 1e-300)  # taken out, for squares not to overflow
-        radius = size * float(np.linalg.norm(last / size, axis=1).max())
-        return f"{head}\n  last radius {radius:.6g}"
+        backend = backend_of(self.x)
+        where = "" if backend.host_arrays else f", on {backend.place}"
+        return f"{head}\n  last radius {backend.last_radius(self.x):.6g}{where}"
 
 
 def flow(
@@ -164,172 +160,50 @@ def flow(
     >>> sol.x.shape, sol.status
     ((21, 50, 2), 'finished')
     """
-    code = checks.choice("method", method, cpu.FLOW_METHODS)
-    span = _checks.time_span("t_span", t_span, "negate V")
-    if _device.on_device(X0):
-        return _flow_on_device(
-            field,
-            X0,
-            method,
-            span,
-            n_steps,
-            (rtol, atol),
-            (t_eval, blow_up, clusters),
-            (first_step, min_step, max_step, max_steps),
-            progress,
-        )
-    native: Any
-    order = None
-    dtype = None
-    if _TABLEAUX[method]["gamma"] and callable(field):
-        X0, dtype = _in_double(field, X0)
+    checks.choice("method", method, cpu.FLOW_METHODS)
+    t0, t1 = span = _checks.time_span("t_span", t_span)
+    backend = backend_of(X0)
+    at = backend.at(n_threads)
     breaks = np.empty(0)
+    given: FieldSpec | checks.Velocity
     if isinstance(field, AttentionField):
-        X = field._particles("X0", X0)
-        native, order = field._spec(X), field._order
+        x = field._particles(backend, "X0", X0)
+        given = field._spec(x.shape[0])
         if field.times is not None:
-            breaks = field.times[(field.times > span[0]) & (field.times < span[1])]
-    elif callable(field):
-        X = checks.one_cloud("X0", X0)
-        native = _PythonField(field)
+            breaks = field.times[(field.times > t0) & (field.times < t1)]
     else:
-        raise TypeError(
-            f"field: wanted an AttentionField or a function (X, t) -> velocity, got {field!r}"
+        given = checks.velocity_function(field)
+        x = backend.particles("X0", X0, None)
+    size = np.dtype(x.dtype).itemsize
+    steps = checks.step_sizes(method, n_steps, rtol, atol, (_RTOL[size], _ATOL[size]))
+    with Bar("flow", progress, t1 - t0, start=t0) as bar:
+        options = FlowOptions(
+            method,
+            t0,
+            t1,
+            *steps,
+            _optional("first_step", first_step),
+            _optional("min_step", min_step),
+            _optional("max_step", max_step),
+            _checks.integer_within("max_steps", max_steps, 1, 2**62, "accepted and rejected"),
+            breaks,
+            _checks.output_times(t_eval, span),
+            isinstance(field, AttentionField) and field.sphere,
+            _optional("blow_up", blow_up),
+            *_cluster_event(clusters),
+            bar.report,
         )
-    options = _steps(method, n_steps, rtol, atol, X.itemsize if dtype is None else dtype.itemsize)
-    options |= {
-        "method": code,
-        "t0": span[0],
-        "t1": span[1],
-        "first_step": _optional("first_step", first_step),
-        "min_step": _optional("min_step", min_step),
-        "max_step": _optional("max_step", max_step),
-        "max_steps": _checks.integer_within(
-            "max_steps", max_steps, 1, 2**62, "accepted and rejected"
-        ),
-        "breaks": breaks,
-        "t_eval": None if t_eval is None else checks.output_times(t_eval, span),
-        "sphere": isinstance(field, AttentionField) and field.sphere,
-        "radius": _optional("blow_up", blow_up),
-        **_cluster_event(clusters),
-    }
-    bar = _Bar(progress, span)
-    try:
-        options["report"] = bar.call
-        t, x, status, steps, rejected, evaluations = cpu.integrate(
-            native, X if order is None else X[order], options, _config.resolve_threads(n_threads)
-        )
-    finally:
-        bar.close()
-    if order is not None:
-        back = np.empty_like(x)
-        back[:, order] = x
-        x = back
-    if dtype is not None:
-        x = x.astype(dtype, copy=False)
-    return ParticleFlow(t, x, cpu.FLOW_STATUS[status], method, steps, rejected, evaluations, field)
-
-
-def _in_double(field: Field, X0: npt.ArrayLike) -> tuple[Real, np.dtype[Any]]:
-    """The particles in the precision of implicit methods, and the dtype of the result."""
-    X = (
-        field._particles("X0", X0)
-        if isinstance(field, AttentionField)
-        else checks.one_cloud("X0", X0)
-    )
-    if X.size > _MOST_UNKNOWNS:
-        raise ValueError(
-            f"method: wanted an explicit one for {X.size} coordinates, got an implicit one, which factors a "
-            f"matrix of that size at every step; pass at most {_MOST_UNKNOWNS}, or method='dopri5'"
-        )
-    return X.astype(np.float64, copy=False), X.dtype
-
-
-def _flow_on_device(
-    field: Any,
-    X0: Any,
-    method: str,
-    span: tuple[float, float],
-    n_steps: int | None,
-    tolerances: tuple[float | None, float | None],
-    events: tuple[npt.ArrayLike | None, float | None, tuple[int, float] | None],
-    steps: tuple[float | None, float | None, float | None, int],
-    progress: bool,
-) -> ParticleFlow:
-    from ._device import _flow as device
-
-    if _TABLEAUX[method]["gamma"]:
-        raise ValueError(
-            f"method: wanted an explicit one for particles on a device, got {method!r}, which runs on the "
-            "CPU; pass NumPy arrays, or method='dopri5'"
-        )
-    if not (isinstance(field, AttentionField) or callable(field)):
-        raise TypeError(
-            f"field: wanted an AttentionField or a function (X, t) -> velocity, got {field!r}"
-        )
-    breaks = np.empty(0)
-    if isinstance(field, AttentionField) and field.times is not None:
-        breaks = field.times[(field.times > span[0]) & (field.times < span[1])]
-    itemsize = 8 if "64" in str(getattr(X0, "dtype", "")) else 4
-    chosen = _steps(method, n_steps, *tolerances, itemsize)
-    first, least, most, limit = steps
-    t_eval, blow_up, clusters = events
-    bar = _Bar(progress, span)
-    try:
-        t, x, status, taken, rejected, evaluations = device.flow(
-            field,
-            X0,
-            device.FlowOptions(
-                span,
-                method,
-                chosen["n_steps"],
-                chosen["rtol"],
-                chosen["atol"],
-                _optional("first_step", first),
-                _optional("min_step", least),
-                _optional("max_step", most),
-                _checks.integer_within("max_steps", limit, 1, 2**62, "accepted and rejected"),
-                breaks,
-                bar.call,
-                None if t_eval is None else checks.output_times(t_eval, span),
-                _optional("blow_up", blow_up),
-                **_cluster_event(clusters),
-            ),
-        )
-    finally:
-        bar.close()
-    return ParticleFlow(t, x, status, method, taken, rejected, evaluations, field)
-
-
-def _steps(
-    method: str, n_steps: int | None, rtol: float | None, atol: float | None, itemsize: int
-) -> dict[str, Any]:
-    if n_steps is not None:
-        count = _checks.count("n_steps", n_steps)
-        if rtol is not None or atol is not None:
-            raise ValueError(
-                "rtol, atol: wanted none beside n_steps, which fixes the steps; drop one of them"
-            )
-        return {"n_steps": count, "rtol": 1.0, "atol": 1.0}
-    if not _TABLEAUX[method]["adaptive"]:
-        raise ValueError(
-            f"n_steps: wanted for {method}, whose steps are fixed, got None; "
-            "pass n_steps=100, or method='dopri5' with rtol and atol"
-        )
-    return {
-        "n_steps": 0,
-        "rtol": _RTOL[itemsize] if rtol is None else _checks.positive("rtol", rtol),
-        "atol": _ATOL[itemsize] if atol is None else _checks.positive("atol", atol),
-    }
+        found = backend.integrate(given, x, options, at)
+    return ParticleFlow(found.t, found.x, found.status, method, *found[3:], field)
 
 
 def _optional(name: str, value: float | None) -> float:
     return 0.0 if value is None else _checks.positive(name, value)
 
 
-def _cluster_event(clusters: tuple[int, float] | None) -> dict[str, Any]:
+def _cluster_event(clusters: tuple[int, float] | None) -> tuple[int, float]:
     if clusters is None:
-        return {"n_clusters": 0, "linkage": 0.0}
+        return 0, 0.0
     try:
         count, linkage = clusters
     except (TypeError, ValueError):
@@ -339,27 +213,4 @@ def _cluster_event(clusters: tuple[int, float] | None) -> dict[str, Any]:
     count = _checks.integer("clusters[0]", count)
     if count < 1:
         raise ValueError(f"clusters[0]: wanted a count of at least 1, got {count}")
-    return {"n_clusters": count, "linkage": _checks.positive("clusters[1]", linkage)}
-
-
-class _Bar:
-    """A progress bar over time, or nothing."""
-
-    def __init__(self, show: bool, span: tuple[float, float]) -> None:
-        self._bar: Any = None
-        self._start = span[0]
-        if show:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(desc="flow", total=span[1] - span[0], unit=" t")
-
-    @property
-    def call(self) -> Callable[[float], None] | None:
-        return None if self._bar is None else self._update
-
-    def _update(self, t: float) -> None:
-        self._bar.update(t - self._start - self._bar.n)
-
-    def close(self) -> None:
-        if self._bar is not None:
-            self._bar.close()
+    return count, _checks.positive("clusters[1]", linkage)

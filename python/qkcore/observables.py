@@ -14,6 +14,7 @@ from . import _checks, scores
 from ._checks import Real
 from ._checks import particles as checks
 from ._growth import VBound, grown
+from ._host import HOST
 from ._native import cpu
 from ._transport import METHODS, conditional_wasserstein, wasserstein
 from .bridges import bridge
@@ -298,7 +299,7 @@ def stability(
     True
     """
     _attention(field)
-    cloud = field._particles("X0", X0)
+    cloud = field._particles(HOST, "X0", X0)
     times = np.atleast_1d(_checks.doubles("t", t))
     _checks.not_empty("t", times)
     _checks.rising("t", times)

@@ -199,7 +199,7 @@ def entropy_flow(
     """
     low, high = (np.log(b) for b in _bounds(bounds))
     rate, lag = _checks.positive("rate", rate), _checks.positive("time_constant", time_constant)
-    t0, t1 = _checks.time_span("t_span", t_span, "negate the flow")
+    t0, t1 = span = _checks.time_span("t_span", t_span, "negate the flow")
     start = float(np.clip(np.log(_checks.positive("tau", tau)), low, high))
     if not callable(target):
         target = _checks.number("target", target)
@@ -217,7 +217,7 @@ def entropy_flow(
 
     state = Arrays(field, np.array([start, entropy(start, t0)]), t0, rtol=rtol, atol=rtol)
     steps = Integrator(state, max_steps=100_000)
-    wanted = None if t_eval is None else _checks.rising_times("t_eval", t_eval, t0, t1)
+    wanted = None if t_eval is None else _checks.output_times(t_eval, span)
     path = []
     for t in [t1] if wanted is None else wanted.tolist():
         if not steps.advance(t):

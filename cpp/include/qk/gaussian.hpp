@@ -46,8 +46,10 @@ struct GaussianOptions : IntegrationOptions {
     // If true, the covariance is P cov P^T, the covariance of particles that the method moves by P. Otherwise the
     // method is applied to the ODE of the covariance.
     bool pushforward = false;
-    Index n_steps = 1;      // steps, or, for adaptive methods, intervals between the times that may be stored
-    Index store_every = 1;  // the start and the end are always stored
+    Index n_steps = 0;      // equal steps; 0: steps that adapt
+    Index store_every = 1;  // of equal steps; the start and the end are always stored
+    std::vector<double>
+        output;  // of steps that adapt: times after t0 that are stored, rising, the last of them t1
     double max_growth = 1e8;  // a trajectory blows up when its size has grown by this factor
     bool judge_mean = false;  // size: |cov|, or the larger of |cov| and |mean|^2
     std::function<void(double)> report;
@@ -77,6 +79,7 @@ struct GaussianResult {
 };
 
 inline Index gaussian_stored(const GaussianOptions& o) {
+    if (o.n_steps == 0) return 1 + static_cast<Index>(o.output.size());
     return 1 + (o.n_steps + o.store_every - 1) / o.store_every;
 }
 

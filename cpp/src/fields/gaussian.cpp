@@ -41,24 +41,27 @@ void flow_of(Some& laws, const GaussianOptions& options, const Run& run, int wor
     ode::Integrator<Some> integrator(laws, options, run, worker);
     laws.begin(integrator.lane.data());
     laws.write(0);
-    const bool adaptive = tableau(options.method).adaptive;
+    const bool adaptive = options.n_steps == 0;
     const double span = options.t1 - options.t0;
-    const auto n = static_cast<double>(options.n_steps);
+    const Index n_ends = adaptive ? static_cast<Index>(options.output.size()) : options.n_steps;
+    const auto n = static_cast<double>(n_ends);
     Index stored = 1;
-    for (Index step = 0; step < options.n_steps; ++step) {
+    for (Index step = 0; step < n_ends; ++step) {
         if (step % poll_steps == 0) {
             if (should_stop(run, worker)) return;
             progress.say(worker, static_cast<double>(step) / n);
         }
-        const bool last = step + 1 == options.n_steps;
-        const double to = last ? options.t1 : options.t0 + span * (static_cast<double>(step + 1) / n);
+        const bool last = step + 1 == n_ends;
+        const double to = adaptive ? options.output[static_cast<std::size_t>(step)]
+                          : last   ? options.t1
+                                   : options.t0 + span * (static_cast<double>(step + 1) / n);
         if (integrator.moving()) {
             if (!adaptive)
                 integrator.fixed_step(to);
             else if (!integrator.advance(to))
                 return;
         }
-        if (last || (step + 1) % options.store_every == 0) laws.write(stored++);
+        if (adaptive || last || (step + 1) % options.store_every == 0) laws.write(stored++);
     }
     laws.close(integrator.lane.data());
     progress.finished_task();

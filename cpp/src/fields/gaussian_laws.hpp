@@ -294,7 +294,7 @@ private:
             any = any || (taken[l] && (square_[l] > next_mark_[l] || square_[l] > limit_[l]));
         if (!any) return;
         measure_slope();
-        const bool controlled = method_.adaptive;
+        const bool controlled = options_.n_steps == 0;
         for (int l = 0; l < n_here_; ++l) {
             if (!taken[l]) continue;
             GaussianOutcome& o = outcome_[place(l)];

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from .._ode import ADAPTIVE
 from .arrays import Real, finite, not_empty, points, real_array, shape
-from .options import one_of, refuse
+from .numbers import count, positive
+from .options import one_of, refuse, shown
 from .times import rising
 
+Velocity = Callable[[Any, float], Any]
 Doubles = npt.NDArray[np.float64]
 Parameter = npt.ArrayLike | Callable[[float], npt.ArrayLike]
 
@@ -129,23 +134,63 @@ def on_sphere(name: str, X: Real) -> None:
         )
 
 
-def output_times(value: npt.ArrayLike, span: tuple[float, float]) -> Doubles:
-    times = _matrix("t_eval", value)
-    rising("t_eval", times, strictly=False, do="sort it")
-    if times[0] < span[0] or times[-1] > span[1]:
-        got = f"{times[0]:.6g} to {times[-1]:.6g}"
-        refuse("t_eval", f"times within t_span {span}", got)
-    return times
-
-
 def choice(name: str, value: object, allowed: Sequence[str]) -> int:
     """The number of a word in a list that the core has too."""
     one_of(name, value, allowed)
     return list(allowed).index(str(value))
 
 
-def velocity_like(X: Real, value: Any) -> Real:
-    """What a Python field returned, as the stepper needs it."""
-    v = np.asarray(value)
-    shape("field", v.shape, X.shape, what="a velocity")
-    return np.ascontiguousarray(v, dtype=X.dtype)
+def step_sizes(
+    method: str,
+    n_steps: int | None,
+    rtol: float | None,
+    atol: float | None,
+    defaults: tuple[float, float],
+) -> tuple[int, float, float]:
+    """How many equal steps, or 0 with the tolerances of steps that adapt."""
+    if n_steps is not None:
+        if rtol is not None or atol is not None:
+            got = "drop one of them"
+            refuse("rtol, atol", "none beside n_steps, which fixes the steps", "both", got)
+        return count("n_steps", n_steps), 1.0, 1.0
+    if method not in ADAPTIVE:
+        raise ValueError(
+            f"n_steps: wanted for {method}, whose steps are fixed, got None; "
+            "pass n_steps=100, or method='dopri5' with rtol and atol"
+        )
+    given = (("rtol", rtol, defaults[0]), ("atol", atol, defaults[1]))
+    tols = [positive(n, default if x is None else x) for n, x, default in given]
+    return 0, tols[0], tols[1]
+
+
+def velocity_function(field: Any) -> Velocity:
+    """A function (X, t) -> velocity, as far as its signature shows before it is called."""
+    wanted = "field: wanted an AttentionField or a function (X, t) -> velocity, got "
+    function: Velocity = field
+    if not callable(field):
+        raise TypeError(wanted + shown(field))
+    try:
+        signature = inspect.signature(field)
+    except (TypeError, ValueError):  # of functions written in C: the call will tell
+        return function
+    try:
+        signature.bind(None, 0.0)
+    except TypeError:
+        if len(signature.parameters) == 1:
+            got = "one that takes 1 argument; pass lambda X, t: field(X)"
+        else:
+            got = f"one that is called as field{signature}; wrap it in a lambda X, t: ..."
+        raise TypeError(wanted + got) from None
+    return function
+
+
+@dataclass(frozen=True)
+class PythonVelocity:
+    """A function (X, t) -> velocity of NumPy arrays, whose result is checked after every call."""
+
+    function: Any
+
+    def __call__(self, X: Real, t: float) -> Real:
+        v = np.asarray(self.function(X, t))
+        shape("field", v.shape, X.shape, what="a velocity")
+        return np.ascontiguousarray(v, dtype=X.dtype)

@@ -22,7 +22,7 @@ def time_span(name: str, value: Any, backwards: str = "") -> tuple[float, float]
         refuse(name, "a pair (t0, t1)", shown(value), f"pass e.g. {name}=(0.0, 1.0)")
     first, last = number(f"{name}[0]", pair[0]), number(f"{name}[1]", pair[1])
     if not first < last:
-        back = backwards or "flip the sign of V and swap the times"
+        back = backwards or "swap the times and negate the velocity (V of attention)"
         refuse(name, "t0 < t1", f"({first:g}, {last:g})", f"to run backwards {back}")
     return first, last
 
@@ -53,4 +53,18 @@ def rising_times(name: str, value: npt.ArrayLike, t0: float, t1: float) -> npt.N
     rising(name, times)
     if times[0] < t0 or times[-1] > t1:
         refuse(name, f"rising times in [{t0:g}, {t1:g}]", f"{times[0]:g} to {times[-1]:g}")
+    return times
+
+
+def output_times(
+    value: npt.ArrayLike | None, span: tuple[float, float]
+) -> npt.NDArray[np.float64] | None:
+    """``t_eval``: rising times within a span, some perhaps more than once; None passes."""
+    if value is None:
+        return None
+    times = doubles("t_eval", value)
+    rising("t_eval", times, strictly=False, do="sort it")
+    if times[0] < span[0] or times[-1] > span[1]:
+        got = f"{times[0]:.6g} to {times[-1]:.6g}"
+        refuse("t_eval", f"times within t_span {span}", got)
     return times

@@ -13,7 +13,7 @@ from . import _backend
 from ._libraries import Library, library_of
 from ._where import CUDA, device_of, on_device, place
 
-__all__ = ["Context", "largest_score"]
+__all__ = ["Context", "largest_score", "lost"]
 
 _REAL = ("float32", "float64")
 _SHORT = ("float16", "bfloat16")
@@ -98,6 +98,12 @@ class Context:
             return given
         return self.library.empty(shape, dtype, self.device)
 
+    def fresh(self, shape: tuple[int, ...], dtype: str, stream: int) -> tuple[Any, Any]:
+        """An array to write to, and the caller's array with the same memory where the library allocates."""
+        target = self.output("out", None, shape, dtype)
+        new = self.module.empty(shape, dtype, self.device, stream) if target is None else target
+        return self.module.asarray(new, "out", stream), target
+
     # ---- out -----------------------------------------------------------------------------------
 
     def give(self, array: Any, out: object = None, stream: int | None = None) -> Any:
@@ -152,3 +158,8 @@ def largest_score(what: str, top: float, dtype: np.dtype[Any]) -> float:
         top = math.inf
     _checks.no_overflow(what, top, dtype)
     return top
+
+
+def lost(figures: dict[str, float]) -> bool:
+    """Whether an array of these figures has a number that is not finite."""
+    return bool(figures["nan"] or figures["plus_inf"] or figures["minus_inf"])

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from .._bridge_solve import METHODS
+from .._flow_tasks import FieldSpec
 from .._lazy_scores import Real, Scores
 from .._native import cpu
+from .._ode import NoConvergence, Overflow
 from .._terms import Terms
 from ._bridge_kernel import DeviceSweep, keeps_weights, native
-from ._cuda import Cuda
-from ._errors import NoConvergence, Overflow
 
 __all__ = ["Bistochastic"]
 
@@ -24,15 +24,13 @@ _NEAR = 100
 class Bistochastic:
     """Means of particles under the bistochastic kernel of exp(-|Qx - Ky|^2 / 2 epsilon)."""
 
-    def __init__(self, field: Any, c: Cuda, x: Any) -> None:
-        from ..fields import _SINKHORN_TOL
-
+    def __init__(self, field: FieldSpec, c: Any, x: Any) -> None:
         n = x.shape[0]
         self.field, self.c = field, c
         self.dtype = np.dtype(x.dtype)
         weights = np.full(n, 1 / n) if field.weights is None else field.weights
         self._weights = weights / weights.sum()
-        self._tol = field._sinkhorn_tol or _SINKHORN_TOL[self.dtype.itemsize]
+        self._tol = field.tol_of(self.dtype)
         # f and g of each head, where its next solve starts.
         self._potentials: dict[int, tuple[Real, Real]] = {}
 
@@ -44,7 +42,7 @@ class Bistochastic:
         s = Scores(self.dtype, (), n, n, terms, bound=0.0, backend=self.c)
         kernel = native(DeviceSweep(s, w, math.inf, keeps_weights(s), stream))
         start = self._potentials.get(h, (np.zeros(n), np.zeros(n)))
-        visits = self.field._sinkhorn_visits
+        visits = self.field.max_visits
         how: Any = METHODS["auto"], self._tol, visits, math.inf, math.inf, None, 1
         f, g, errors, _, _, code, _ = cpu.solve_bridge(kernel, w, w, *start, *how)
         self._potentials[h] = f, g

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .. import _checks
 from .._host import WEIGHTS
 from ._arrays import largest_score
+from ._cuda_flows import CudaFlows
 from ._factors import DeviceFactors
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class _Normalizer:
         return None
 
 
-class Cuda(DeviceFactors):
+class Cuda(DeviceFactors, CudaFlows):
     """One device, and the array library of the first device array of a call."""
 
     host_arrays = False

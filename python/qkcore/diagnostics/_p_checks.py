@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from .._progress import track
 from . import _locking, rotation
 from ._arrays import Float
 from ._evi import EVI, evi
@@ -266,8 +267,6 @@ def contraction(
     evi_rows: int,
 ) -> Check:
     """P3 (M.6): the curvature gap of neighbouring queries falls with temperature."""
-    from tqdm.auto import tqdm
-
     if len(stack.shape) < 2 or stack.shape[-2] < 2:
         return abstain("P3", limits, "needs at least two rows (queries) per layer")
     rows, columns = stack.shape[-2:]
@@ -280,7 +279,7 @@ def contraction(
         chosen = np.unique(np.linspace(0, stack.n_layers - 1, 4).round()).astype(int).tolist()
         n_pairs = min(n_pairs, max(2, _PROGRAMMES // (len(chosen) * stack.n_heads * factors.size)))
     pairs = _pairs(None, rows, n_pairs, rng)
-    for k in tqdm(chosen, disable=not progress, desc="P3"):
+    for k in track(chosen, "P3", progress):
         z = stack.layer(k).z.reshape(-1, rows, columns)
         gaps += [gaps_at(head, pairs, geometry, factors, "temperature", True) for head in z]
     every = np.concatenate(gaps, axis=1)

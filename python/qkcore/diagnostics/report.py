@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._progress import track
 from . import _gate, _p_checks
 from ._arrays import Float, count, float64, generator
 from ._layers import LayerStack
@@ -211,11 +212,7 @@ def run(
         why = "needs logits, probabilities, or an unembedding beside the activations"
         checks += [_p_checks.abstain(name, limits, why) for name in ("P1", "P2", "P3")]
     else:
-        from tqdm.auto import tqdm
-
-        steps = tqdm(
-            stack.transitions(), total=stack.n_layers - 1, disable=not progress, desc="P1, P2"
-        )
+        steps = track(stack.transitions(), "P1, P2", progress, stack.n_layers - 1)
         motions = _p_checks.motions(steps)
         given = None if budget is None else _budget(budget, motions.tv.shape)
         checks.append(_p_checks.adequacy(motions, given, limits, n_resamples, rng))

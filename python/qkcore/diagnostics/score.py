@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._checks import fraction
+from .._progress import track
 from ._arrays import Float, count, float64, points
 
 __all__ = ["ScoreFit", "available", "fit", "gaussian_score", "mixture_score"]
@@ -150,8 +151,6 @@ def fit(
     loss by :math:`\\sigma^2 w(\\sigma)`, which fits large noise better and small noise worse
     (docs/diagnostics.md).
     """
-    from tqdm.auto import tqdm
-
     jax, _ = _backend()
     jnp = jax.numpy
     x = points("h", h, least=10)
@@ -187,7 +186,7 @@ def fit(
     best, best_epoch, best_value = parameters, 0, np.inf
     train, valid = [], []
     stopped = False
-    for k in tqdm(range(epochs), disable=not progress, desc="score"):
+    for k in track(range(epochs), "score", progress):
         used = min(levels.size, 1 + (k * levels.size) // epochs) if curriculum else levels.size
         active = jnp.asarray((np.arange(levels.size) >= levels.size - used).astype(np.float32))
         chosen = rng.permutation(len(data))[: steps * batch].reshape(steps, batch)

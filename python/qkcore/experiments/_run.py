@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from tqdm import tqdm
 
 import qkcore as qk
 
+from .._progress import track
 from . import _configs, _files, _folders, _manifest
 from ._errors import ExperimentError
 from ._lock import locked
@@ -37,7 +37,7 @@ class Run:
 
     def progress(self, items: Iterable[T], name: str, total: int | None = None) -> Iterable[T]:
         """The items, with a progress bar on a terminal."""
-        return tqdm(items, desc=name, total=total, disable=None if self.show else True, leave=False)
+        return track(items, name, None if self.show else False, total)
 
     def stage(self, key: str, work: Callable[[], Any]) -> Any:
         """The work's result, a JSON value; read, not computed, when an earlier run got so far."""

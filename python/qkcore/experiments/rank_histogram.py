@@ -131,7 +131,6 @@ def _cases(kind: str, values: str, d: int, config: Config) -> list[dict[str, Any
         Q=c.Q,
         K=c.K,
         V=c.V,
-        n_steps=1,
         method="dopri5",
         store="final",
         max_steps=config["dopri_steps"],

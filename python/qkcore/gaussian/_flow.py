@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import math
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks, _device
-from .._config import resolve_threads
+from .. import _checks
+from .._backend import backend_of
+from .._checks import particles as checks
+from .._flow_tasks import Laws, LawsFlown
 from .._lazy_scores import Real
 from .._native import cpu
-from ._blas import bring_blas
+from .._ode import IMPLICIT
+from .._progress import Bar
 from ._closed_forms import CommutingBatch, commuting_batch
 from ._parameters import Parameters, check_law, check_parameters
 from ._result import GaussianFlow
 
 __all__ = ["flow"]
 
-_METHODS = {name: code for code, name in enumerate(cpu.FLOW_METHODS)}
-_IMPLICIT = tuple(name for name, t in cpu.tableaux().items() if t["gamma"])
 _FORMS = ("covariance", "pushforward")
 _JUDGES = ("covariance", "law")
-_MOST_UNKNOWNS = 4000  # of implicit methods
 _RTOL = {4: 1e-5, 8: 1e-8}
+_TIMES = 101  # that are kept of steps that adapt, unless the caller names some
 # An eigenvalue below this fraction of the size is not rounding or the error of a step, but a step too long.
 _POSITIVITY = 1e-3
 
@@ -40,13 +40,14 @@ def flow(
     K: npt.ArrayLike,
     V: npt.ArrayLike,
     epsilon: float = 1.0,
-    n_steps: int,
-    heads: int = 1,
-    method: str = "euler",
-    form: str | None = None,
-    store: int | str = "all",
+    n_steps: int | None = None,
     rtol: float | None = None,
     atol: float | None = None,
+    t_eval: npt.ArrayLike | None = None,
+    heads: int = 1,
+    method: str = "dopri5",
+    form: str | None = None,
+    store: int | str = "all",
     max_steps: int = 100_000,
     judge: str = "covariance",
     settle_tol: float = 1e-2,
@@ -71,26 +72,28 @@ def flow(
     under its own. ``heads`` > 1: Q and K are the heads' matrices stacked by rows (eq 2.9), V is (d, d)
     for all heads or (..., heads, d, d).
 
-    ``method``: "euler", "heun", "rk4" with ``n_steps`` equal steps; "dopri5" and "rodas4" with steps of
-    their own for every trajectory, to ``rtol`` (1e-8, in float32 1e-5) and ``atol`` (a hundredth of it),
-    and ``n_steps`` intervals between stored times. "rodas4" is implicit, for stiff flows, in which fast
-    directions that have long settled keep explicit steps short (one start takes dopri5 230 000 steps,
-    rodas4 500); it factors a matrix of size d + d(d+1)/2 at every step, in float64, for at most 4000
-    unknowns. ``form``: "covariance" applies the method to the ODE of the covariance (as the paper does,
-    the default but for dopri5; too long a step can leave the cone of covariances, see status
+    ``n_steps`` gives that many equal steps of "euler", "heun", "rk4", "dopri5" or "rodas4", as in
+    :func:`qkcore.flow`. Without it "dopri5" and "rodas4" adapt their steps, for every trajectory on its own,
+    to ``rtol`` (1e-8, in float32 1e-5) and ``atol`` (a hundredth of rtol). "rodas4" is implicit, for stiff
+    flows, in which fast directions that have long settled keep explicit steps short (one start takes dopri5
+    230 000 steps, rodas4 500); it factors a matrix of size d + d(d+1)/2 at every step, in float64, for at
+    most 4000 unknowns. ``form``: "covariance" applies the method to the ODE of the covariance (as the paper
+    does, the default but for dopri5; too long a step can leave the cone of covariances, see status
     "indefinite"), "pushforward" gives the exact law of the particles that the method moves,
     :math:`P\\Sigma P^\\top`: always positive semidefinite, rank kept, small eigenvalues as exact as large
     ones.
 
-    ``store``: "all" times, every k-th (an integer), or "final" (the start and the end); more than
-    ``max_memory`` bytes of states is refused.
+    What is kept: of equal steps all times, or what ``store`` says: "all", every k-th (an integer) or "final"
+    (the start and the end). Of steps that adapt the times in ``t_eval``, at which steps end; by default 101
+    equally far apart, with ``store="final"`` the start and the end. More than ``max_memory`` bytes of states
+    is refused.
 
     Every trajectory gets a status, see :class:`GaussianFlow`. ``judge``: "covariance" looks at Σ alone
     (as the paper), "law" at the mean too (in the size, the larger of :math:`|\\Sigma|_F` and
     :math:`|\\alpha|^2`). ``settle_tol``, ``max_growth``, ``rank_tol``: the tolerances named there.
 
     With ``mean`` and ``cov`` on a device the states stay there (``Q``, ``K``, ``V`` come from the host): at
-    most 8 dimensions, fixed steps, the covariance form, every kind but sinkhorn.
+    most 8 dimensions, equal steps of "euler", "heun" or "rk4", every kind but sinkhorn.
 
     >>> import numpy as np, qkcore as qk
     >>> I = np.eye(2)
@@ -103,35 +106,27 @@ def flow(
     >>> bool(np.isfinite(bang.cov).all())
     True
     """
-    laws = None
-    if _device.on_device(mean, cov):
-        from .._device._gaussian import LawsOnDevice, Steps
-
-        laws = LawsOnDevice(mean, cov)
-        mean, cov = laws.to_host()
-    alpha, sigma = check_law(mean, cov)
+    backend = backend_of(mean, cov)
+    at = backend.at(n_threads)
+    alpha, sigma = check_law(backend.law("mean", mean), backend.law("cov", cov))
     d, dtype = sigma.shape[-1], sigma.dtype
     p = check_parameters(kind, Q, K, V, d=d, dtype=dtype, epsilon=epsilon, heads=heads)
-    t0, t1 = _checks.time_span("t_span", t_span)
-    steps = _checks.count("n_steps", n_steps)
+    t0, t1 = span = _checks.time_span("t_span", t_span)
+    code = checks.choice("method", method, cpu.FLOW_METHODS)
     shape = form if form is not None else "pushforward" if method == "dopri5" else "covariance"
-    for name, value, names in (
-        ("method", method, tuple(_METHODS)),
-        ("form", shape, _FORMS),
-        ("judge", judge, _JUDGES),
-    ):
-        _checks.one_of(name, value, names)
-    if method in _IMPLICIT and shape == "pushforward":
+    checks.choice("form", shape, _FORMS)
+    checks.choice("judge", judge, _JUDGES)
+    if method in IMPLICIT and shape == "pushforward":
         raise ValueError(
             f'form: wanted "covariance" with method="{method}", whose steps are no maps of particles, got '
             '"pushforward"; leave form out, or pass method="dopri5"'
         )
-    if method in _IMPLICIT and d + d * (d + 1) // 2 > _MOST_UNKNOWNS:
-        raise ValueError(
-            f"method: wanted an explicit one in {d} dimensions, got {method!r}, which factors a matrix of "
-            f'size d + d(d+1)/2 at every step; pass at most {_MOST_UNKNOWNS} unknowns, or method="dopri5"'
-        )
-    every = _store_every(store, steps)
+    relative = _RTOL[dtype.itemsize] if rtol is None else _checks.positive("rtol", rtol)
+    steps, relative, absolute = checks.step_sizes(
+        method, n_steps, rtol, atol, (relative, 0.01 * relative)
+    )
+    every, times = _kept(steps, store, _checks.output_times(t_eval, span), span)
+    stored = np.unique(np.concatenate([[t0], times, [t1]]))  # of steps that adapt
     settings: dict[str, Any] = {
         "settle_tol": _checks.positive("settle_tol", settle_tol),
         "rank_tol": _checks.positive("rank_tol", rank_tol),
@@ -140,85 +135,61 @@ def flow(
         "judge": judge,
         "form": shape,
     }
-    relative = _RTOL[dtype.itemsize] if rtol is None else _checks.positive("rtol", rtol)
-    absolute = 0.01 * relative if atol is None else _checks.positive("atol", atol)
     law_batch = _checks.broadcast("mean, cov", alpha.shape[:-1], sigma.shape[:-2])
     batch = _checks.broadcast("Q, K, V", law_batch, p.batch)
     n = math.prod(batch)
-    n_stored = 1 + -(-steps // every)
+    n_stored = 1 - (-steps // every) if steps else len(stored)
     wanted = n_stored * n * (d + d * d) * dtype.itemsize
     if wanted > _checks.positive("max_memory", max_memory):
         raise ValueError(
             f"store: {n_stored} times of {n} trajectories take {wanted / 2**30:.1f} GiB, more than "
             f'max_memory ({max_memory / 2**30:.1f} GiB); pass store="final", store=k for every k-th '
-            "step, or a larger max_memory"
+            "of equal steps, t_eval, or a larger max_memory"
         )
-    threads = resolve_threads(n_threads)
     arrays = _native_arrays(p, alpha, sigma, batch)
-    if method in _IMPLICIT:
-        mean64, cov64, *matrices = (x.astype(np.float64) for x in arrays)
-        arrays = mean64, cov64, matrices[0], matrices[1], matrices[2]
-    if laws is not None:
-        laws.check(p.kind, method, shape, d)
-    field = _native_field(p)
-    if cpu.gaussian_wants_blas(field[0], d):
-        bring_blas()
-    with _bar(progress) as report:
-        given = (
-            *field,
+    limit = _checks.count("max_steps", max_steps)
+    with Bar("Gaussian flow", progress, 1.0) as bar:
+        laws = Laws(
+            *_native_field(p),
             *arrays,
-            _METHODS[method],
+            code,
             shape == "pushforward",
             t0,
             t1,
             steps,
             every,
+            stored[1:],
             relative,
             absolute,
-            _checks.count("max_steps", max_steps),
+            limit,
             settings["max_growth"],
             judge == "law",
-            report,
-            threads,
+            bar.report,
         )
-        if laws is None:
-            *found, figures, counts = cpu.gaussian_flow(*given)
-            means, covs, mean_rate, cov_rate = (x.astype(dtype, copy=False) for x in found)
-            last = means[-1], covs[-1]
-        else:
-            means, covs, last, (mean_rate, cov_rate), figures, counts = laws.flow(
-                Steps(*given), n_stored
-            )
-    index = np.minimum(np.arange(n_stored) * every, steps)
-    times = t0 + (t1 - t0) * (index / steps)
-    times[-1] = t1
-    formula = _known(p, sigma, batch)
+        found = backend.gaussian_flow(laws, at)
+        bar.to(1.0)
     size = _spectral_norm(sigma)
+    own_times = _own_times(p, alpha, size, batch)
+    top = np.broadcast_to(size, batch).ravel()
     verdict = _judge(
-        _growth_exponent(p, batch),
-        _own_times(p, alpha, size, batch),
-        formula,
-        np.broadcast_to(size, batch).ravel(),
-        arrays[0],
-        arrays[1],
-        *last,
-        mean_rate,
-        cov_rate,
-        figures,
-        counts,
-        t0,
-        t1 - t0,
-        settings,
+        laws, found, _known(p, sigma, batch), _growth_exponent(p, batch), own_times, top, settings
     )
     shaped = {name: _shape(value, batch) for name, value in verdict.items()}
-    give = np.reshape if laws is None else laws.give
+    means, covs = found.mean, found.cov
+    if steps:
+        times = t0 + (t1 - t0) * (np.minimum(np.arange(n_stored) * every, steps) / steps)
+        times[-1] = t1
+    elif not np.array_equal(stored, times):
+        means, covs = (x[np.searchsorted(stored, times)] for x in (means, covs))
+    give = backend.shaped
     return GaussianFlow(
         t=times,
-        mean=give(means, (n_stored, *batch, d)),
-        cov=give(covs, (n_stored, *batch, d, d)),
-        mean_rate=give(mean_rate, (*batch, d)),
-        cov_rate=give(cov_rate, (*batch, d, d)),
-        n_steps=_shape(counts[:, 1], batch),
+        mean=give(means, (len(times), *batch, d)),
+        cov=give(covs, (len(times), *batch, d, d)),
+        mean_rate=give(found.rates[0], (*batch, d)),
+        cov_rate=give(found.rates[1], (*batch, d, d)),
+        n_steps=_shape(found.counts[:, 1], batch),
+        n_rejected=_shape(found.counts[:, 2], batch),
         kind=p.kind if p.heads == 1 else f"{p.kind}, {p.heads} heads",
         method=method,
         settings=settings,
@@ -226,14 +197,31 @@ def flow(
     )
 
 
-def _store_every(store: int | str, steps: int) -> int:
-    if store == "all":
-        return 1
-    if store == "final":
-        return steps
+def _kept(
+    steps: int, store: int | str, t_eval: checks.Doubles | None, span: tuple[float, float]
+) -> tuple[int, checks.Doubles]:
+    """After how many equal steps a state is stored, and the times that are asked for of steps that adapt."""
     if isinstance(store, str):
-        raise ValueError(f'store: wanted "all", "final" or an integer, got {_checks.shown(store)}')
-    return min(_checks.count("store", store), steps)
+        if store not in ("all", "final"):
+            raise ValueError(
+                f'store: wanted "all", "final" or an integer, got {_checks.shown(store)}'
+            )
+        every = steps if store == "final" else 1
+    else:
+        every = _checks.count("store", store)
+        if not steps:
+            raise ValueError(
+                'store: wanted "all" or "final" of steps that adapt, got an integer; pass t_eval='
+            )
+    if steps:
+        if t_eval is not None:
+            raise ValueError(
+                "t_eval: wanted none beside n_steps, of whose steps store= keeps some; drop one of them"
+            )
+        return min(every, steps), np.empty(0)
+    if t_eval is None:
+        return 1, np.linspace(*span, 2 if store == "final" else _TIMES)
+    return 1, t_eval.copy()  # the result keeps it
 
 
 def _as_one_head(p: Parameters) -> bool:
@@ -277,28 +265,6 @@ def _native_arrays(
         query = key = key.sum(axis=-3, keepdims=True)
         value = value[..., :1, :, :]
     return rows(alpha, (d,)), rows(sigma, (d, d)), stack(key), stack(query), stack(value)
-
-
-def _bar(progress: bool) -> Any:
-    """A context that gives the callback for the fraction done, or None."""
-    if not progress:
-        return nullcontext(None)
-    from tqdm.auto import tqdm
-
-    class Bar:
-        def __enter__(self) -> Any:
-            self.bar = tqdm(total=1.0, desc="Gaussian flow", bar_format="{l_bar}{bar}| {elapsed}")
-            return self.to
-
-        def to(self, fraction: float) -> None:
-            self.bar.update(max(0.0, min(1.0, fraction) - self.bar.n))
-
-        def __exit__(self, kind: object, *_: object) -> None:
-            if kind is None:
-                self.to(1.0)
-            self.bar.close()
-
-    return Bar()
 
 
 def _growth_exponent(p: Parameters, batch: tuple[int, ...]) -> npt.NDArray[np.float64]:
@@ -377,26 +343,20 @@ def _known(p: Parameters, sigma: Real, batch: tuple[int, ...]) -> CommutingBatch
 
 
 def _judge(
+    laws: Laws,
+    found: LawsFlown,
+    known: CommutingBatch,
     exponent: npt.NDArray[np.float64],
     own_times: npt.NDArray[np.float64],
-    known: CommutingBatch,
     top: npt.NDArray[np.float64],
-    mean0: Real,
-    cov0: Real,
-    mean: Real,
-    cov: Real,
-    mean_rate: Real,
-    cov_rate: Real,
-    figures: npt.NDArray[np.float64],
-    counts: npt.NDArray[np.int64],
-    t0: float,
-    span: float,
     settings: dict[str, Any],
 ) -> dict[str, Any]:
     """Statuses, end times, eigenvalues and ranks of the flat batch; ``top``: spectral norms at the start."""
-    t_end, _, _, _, mark_t, mark_size, mark_growth, early_size, early_growth = figures.T[:9]
-    first_t, first_size, early_t = figures.T[9:]
-    end = counts[:, 0]
+    t_end, _, _, _, mark_t, mark_size, mark_growth, early_size, early_growth = found.figures.T[:9]
+    first_t, first_size, early_t = found.figures.T[9:]
+    end, positive, cov = found.counts[:, 0], found.counts[:, 3], found.last[1]
+    mean_rate, cov_rate = found.rates
+    t0, span = laws.t0, laws.t1 - laws.t0
     values, vectors = np.linalg.eigh(cov.astype(np.float64))
     elapsed = t_end - t0
     with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
@@ -407,19 +367,21 @@ def _judge(
 
     # Where the limit is known: how far is it? Elsewhere: how far would as much time again carry the law, or
     # the time that the field needs to move anything at all, if that is longer? (Rates of blow-ups overflow.)
-    reference = np.linalg.norm(cov0.astype(np.float64), axis=(-2, -1))
+    reference = np.linalg.norm(laws.cov.astype(np.float64), axis=(-2, -1))
     with np.errstate(over="ignore", invalid="ignore"):
         speed = np.linalg.norm(cov_rate.astype(np.float64), axis=(-2, -1))
         moves = np.where(speed > 0, speed * np.maximum(span, own_times[0]), 0.0)
         left = np.linalg.norm(cov.astype(np.float64) - known.limit, axis=(-2, -1))
     settled = np.where(known.applies, left, moves) <= settings["settle_tol"] * reference
     if settings["judge"] == "law":
-        first = np.maximum(np.linalg.norm(mean0.astype(np.float64), axis=-1), np.sqrt(reference))
+        first = np.maximum(
+            np.linalg.norm(laws.mean.astype(np.float64), axis=-1), np.sqrt(reference)
+        )
         speed = np.linalg.norm(mean_rate.astype(np.float64), axis=-1)
         with np.errstate(over="ignore", invalid="ignore"):
             drift = np.where(speed > 0, speed * np.maximum(span, own_times[1]), 0.0)
         settled &= drift <= settings["settle_tol"] * first
-    status = np.where(settled, "converged", "not settled").astype("<U12")
+    status = np.where(settled, "converged", "not settled").astype("<U14")
 
     gone = end == cpu.FLOW_STATUS.index("blew up")
     # Where growth ~ size^q with q > 0 is possible, a blow-up like (T - t)^(-1/q) is. The rate of the last
@@ -449,12 +411,13 @@ def _judge(
     passed = known.applies & (exact_time <= t_end)
     status[passed | (gone & known.applies & np.isfinite(exact_time))] = "blew up"
     status[gone & known.applies & np.isinf(exact_time)] = "diverged"
-    status[end == cpu.FLOW_STATUS.index("step limit")] = "step limit"
+    for why in ("step limit", "step underflow"):
+        status[end == cpu.FLOW_STATUS.index(why)] = why
     # Steps that no longer resolve a blow-up may leave the cone, so there the resolved states count, and the
     # sign of what blew up.
     scale = np.maximum(np.abs(values).max(axis=-1), top)
     lost = values[:, 0] < -_POSITIVITY * scale
-    lost[explosive] = (counts[explosive, 3] == 0) | (values[explosive, 0] < -values[explosive, -1])
+    lost[explosive] = (positive[explosive] == 0) | (values[explosive, 0] < -values[explosive, -1])
     status[lost] = "indefinite"
     blew = status == "blew up"
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -8,13 +8,25 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .. import _device
+from .._backend import backend_of
 from .._lazy_scores import Real
 from .._words import Ended
 
 __all__ = ["STATUSES", "GaussianFlow"]
 
-STATUSES = ("converged", "not settled", "diverged", "blew up", "indefinite", "step limit")
+
+_MEANING = {
+    "converged": "the covariance is as near its limit as settle_tol asks for",
+    "not settled": "the end of t_span was reached, and the law still moves",
+    "diverged": "the covariance grew by the factor max_growth, at a rate that points to no finite time",
+    "blew up": "the covariance becomes infinite at blow_up_time",
+    "indefinite": "the steps were too long for the covariance to stay one; pass more n_steps, or none, "
+    "for steps that adapt",
+    "step limit": "max_steps were not enough; if the steps are short for stability alone (a stiff flow), "
+    "pass method='rodas4'",
+    "step underflow": "the tolerance asks for steps below those that t can resolve",
+}
+STATUSES = tuple(_MEANING)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +53,7 @@ class GaussianFlow(Ended):
     same, at a rate that does (``blow_up_time``), or the closed form has a blow-up before the end, which
     steps that are too long pass by; "indefinite": the steps were too long for it to stay
     positive semidefinite; "step limit": ``max_steps`` used up (of a stiff flow, which ``method="rodas4"`` is
-    for, as printing says)"""
+    for, as printing says); "step underflow": the tolerance asks for steps below those that t can resolve"""
     t_end: Any
     """the time of the last state; less than the last time where a trajectory ended early"""
     blow_up_time: Any
@@ -62,7 +74,8 @@ class GaussianFlow(Ended):
     cov_rate: Real = field(repr=False)
     """the time derivative of the last covariance"""
     n_steps: Any = field(repr=False)
-    """steps taken (accepted ones)"""
+    """steps accepted"""
+    n_rejected: Any = field(repr=False)
     kind: str
     method: str
     settings: dict[str, Any] = field(repr=False)
@@ -72,6 +85,19 @@ class GaussianFlow(Ended):
     def converged(self) -> Any:
         """Whether the status is "converged", an array for batches."""
         return np.asarray(self.status) == "converged" if self._batch else self.status == "converged"
+
+    @property
+    def success(self) -> Any:
+        """Whether the end of the span was reached and the law still is one, an array for batches."""
+        found = np.isin(np.asarray(self.status), ("converged", "not settled"))
+        return found if self._batch else bool(found)
+
+    @property
+    def message(self) -> str:
+        """What the status means, in a sentence; for a batch how many ended with which."""
+        if not self._batch:
+            return _MEANING[self.status]
+        return ", ".join(f"{n} {name}" for name, n in self.counts().items())
 
     @property
     def _batch(self) -> tuple[int, ...]:
@@ -113,11 +139,12 @@ class GaussianFlow(Ended):
                 text += f"  (rank of the limit {ranks})"
             elif name == "blew up":
                 text += f"  (at t = {blow_up[at].min():.4g} to {blow_up[at].max():.4g})"
-            elif name in ("diverged", "indefinite", "step limit"):
+            elif name not in ("converged", "not settled"):
                 text += f"  (stopped at t = {t_end[at].min():.4g} to {t_end[at].max():.4g})"
             if name == "step limit" and self.method != "rodas4":
                 text += '; if the steps are short for stability alone, pass method="rodas4"'
             lines.append(text)
-        if _device.on_device(self.cov):
-            lines.append(f"  on {_device.place(self.cov)}")
+        backend = backend_of(self.cov)
+        if not backend.host_arrays:
+            lines.append(f"  on {backend.place}")
         return "\n".join(lines)

@@ -13,6 +13,7 @@ from .. import _checks
 from .._backend import Backend, backend_of
 from .._host import HOST
 from .._lazy_scores import Real
+from .._progress import Bar
 from ._barycentric import BarycentricMap
 
 if TYPE_CHECKING:
@@ -150,14 +151,9 @@ class Recorder:
         self._uneven: list[float] = []
         self._map: BarycentricMap | None = None
         self._status = "completed"
-        self._progress = progress
-        self._bar: Any = None
+        self._bar = Bar(kind, progress, n_steps)
 
     def __enter__(self) -> Recorder:
-        if self._progress:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(total=self._n, desc=self._kind, unit="step")
         return self
 
     def __exit__(
@@ -166,8 +162,7 @@ class Recorder:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.__exit__(kind, value, trace)
         if not isinstance(value, FlowEnds):
             return False
         if self._done == 0:
@@ -213,9 +208,7 @@ class Recorder:
         if self._every and self._done % self._every == 0:
             self._t.append(self._done * self._epsilon)
             self._x.append(new)
-        if self._bar is not None:
-            self._bar.set_postfix_str(f"{self._visits[-1]} visits", refresh=False)
-            self._bar.update(1)
+        self._bar.step(f"{self._visits[-1]} visits")
         return new
 
     def result(self) -> BridgeFlow:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from .. import _checks
 from .._lazy_scores import Real
 from .._native import cpu
+from .._progress import Bar
 from .._words import Ended
 from ._bounds import invariant, psi_bounds
 from ._domains import Domain, domain_argument
@@ -115,14 +116,10 @@ def fixed_point(
     theorem = _verdict(block, domain, tau)
     run = _Run(apply, x, depth if method == "anderson" else 0)
     status = "iteration limit"
-    from tqdm import tqdm
-
-    bar = tqdm(total=limit, disable=not progress, desc="fixed point")
-    try:
+    with Bar("fixed point", progress, limit) as bar:
         for _ in range(limit):
             residual = run.residual
-            bar.update()
-            bar.set_postfix(residual=f"{residual:.2e}")
+            bar.step(f"residual {residual:.2e}")
             if not math.isfinite(residual) or run.size > _BLOW_UP * (1 + run.first_size):
                 status = "diverged"
                 break
@@ -133,8 +130,6 @@ def fixed_point(
                 status = "stagnated"
                 break
             run.advance()
-    finally:
-        bar.close()
     if status == "iteration limit" and run.residual <= rtol * run.scale:
         status = "converged"
     rate = _local_rate(apply, run.best) if status != "diverged" else math.nan

@@ -119,7 +119,7 @@ def w1_bracket(
     the cost of the plan after its marginals have been repaired exactly. It stops when the gap is at
     most ``rtol * upper``.
 
-    Distances are computed as they are needed, in O(N) memory beside what the bridge keeps of them. Measures of
+    Distances are computed as they are needed, in O(N) memory beyond what the bridge keeps. Measures of
     more than ``max_points`` points are moved to landmarks (a random subset, each point to the nearest): the
     upper bound pays for the move by the triangle inequality, and the lower bound, which is evaluated on all
     points, stays valid; both are then looser.
@@ -233,7 +233,8 @@ def _assignment(x: Array, y: Array, a: Array) -> float:
 
 
 def _l1(x: Array, y: Array) -> Array:
-    return 0.0 - np.asarray(l1(x, y).to_numpy())  # no distance is -0
+    found: Array = 0.0 - np.asarray(l1(x, y).to_numpy(), np.float64)  # no distance is -0
+    return found
 
 
 def _has_pot() -> bool:

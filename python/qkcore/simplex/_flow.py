@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._ode import METHODS, Integrator, Overflow, State
+from .._progress import Bar
 from .._words import Ended
 from ._drifts import Drift, FittedDrift, Piece, pieces_of
 from ._mobility import mobility_product
@@ -48,7 +49,7 @@ class PFSolution(Ended):
     t_reached: float  #: the end of t_span, unless it failed
     n_steps: int  #: accepted
     n_rejected: int
-    n_drift: int  #: evaluations of the drift
+    n_evaluations: int  #: evaluations of the drift
     max_mass_error: float  #: largest :math:`|\\sum_i p_i - 1|` before any repair
     n_renormalized: int  #: steps after which that was above 1e-12, and repaired
     most_negative: float  #: smallest entry before any repair, 0 when none was negative
@@ -87,7 +88,7 @@ class PFSolution(Ended):
     def __str__(self) -> str:
         lines = [
             f"PFSolution: {self.status} at t = {self.t_reached:g} ({self.message})",
-            f"  {self.n_steps} steps, {self.n_rejected} rejected, {self.n_drift} drift evaluations",
+            f"  {self.n_steps} steps, {self.n_rejected} rejected, {self.n_evaluations} drift evaluations",
             f"  mass within {self.max_mass_error:.1e}, entropy balance within {self.entropy_residual:.1e}",
             *(f"  {text}" for text in self.warnings),
         ]
@@ -158,7 +159,7 @@ class _Path(State):
         ] * n_stages  # of the stages, and the states at which they are taken
         self.states: list[Double] = [p0] * n_stages
         self.piece: Piece
-        self.bar: Any = None
+        self.bar: Bar
         self.wanted = [] if wanted is None else wanted.tolist()[::-1]
         self.every_step = wanted is None
         self.times: list[float] = []
@@ -166,7 +167,7 @@ class _Path(State):
         if wanted is None or wanted[0] == t0:
             self.times, self.path = [t0], [p0]
             self.wanted[-1:] = []
-        self.n_drift = 0
+        self.n_evaluations = 0
         self.max_mass_error = self.most_negative = self.entropy_residual = 0.0
         self.n_renormalized = self.n_projected = 0
         self.logit_residual = 0.0
@@ -177,7 +178,7 @@ class _Path(State):
         return np.asarray(plain_softmax(y, self.tau)) if self.logits else y
 
     def drift(self, t: float, p: Double) -> Double:
-        self.n_drift += 1
+        self.n_evaluations += 1
         state = p
         if self.of_logits:
             with np.errstate(divide="ignore", invalid="ignore"):
@@ -207,37 +208,19 @@ class _Path(State):
             velocity: Double = mobility_product(p, b, self.tau)
         return velocity
 
-    def combine(self, weights: tuple[float, ...], h: float, *, is_next: bool = False) -> Double:
-        return self._move(self.x, weights, h)
-
-    def _move(self, x: Double, weights: tuple[float, ...], h: float) -> Double:
-        """What overflows makes the error inf or NaN, and the step shorter."""
-        with np.errstate(over="ignore", invalid="ignore"):
-            out: Double = x + h * sum(w * k for w, k in zip(weights, self.k, strict=False) if w)
-        return out
-
     def error(self, h: float) -> float:
         """An entry below -atol is off by more than that, whatever the estimate says."""
-        off = self._move(np.zeros_like(self.x), self.method.error, h)
-        if self.logits:  # an error of log p is a relative error of p
-            return _norm(off / (self.tau * self.rtol))
-        size = np.maximum(np.abs(self.x), np.abs(self.next))
-        below = -float(self.next.min()) / self.atol
-        return max(_norm(off / (self.atol + self.rtol * size)), below)
+        error = super().error(h)
+        return error if self.logits else max(error, -float(self.next.min()) / self.atol)
 
-    def _scale(self) -> Double:
-        if self.logits:
-            return np.full(self.x.shape, self.tau * self.rtol)
-        scale: Double = self.atol + self.rtol * np.abs(self.x)
-        return scale
+    def norm(self, v: Double, other: Double) -> float:
+        if self.logits:  # an error of log p is a relative error of p
+            return _norm(v / (self.tau * self.rtol))
+        return _norm(v / (self.atol + self.rtol * np.maximum(np.abs(self.x), np.abs(other))))
 
     def sizes(self) -> tuple[float, float]:
         finite = np.where(np.isfinite(self.x), self.x, 0.0)  # logits of entries that are 0
-        return _norm(finite / self._scale()), _norm(self.k[0] / self._scale())
-
-    def change(self, h: float) -> float:
-        after = self.slope(self.t + h, self._move(self.x, (1.0,), h), 1)
-        return _norm((after - self.k[0]) / self._scale())
+        return self.norm(finite, self.x), self.norm(self.k[0], self.x)
 
     def escaping(self, resolution: float) -> bool:
         return False  # p is bounded: a step that is too small is one that is too rough
@@ -254,8 +237,7 @@ class _Path(State):
             self._keep(at, inside)
         if self.every_step:
             self._keep(to, self.next)
-        if self.bar is not None:
-            self.bar.update(h)
+        self.bar.to(to)
         self.move(to, self.next, same_slope=not repaired)
         self.states[0], self.states[-1] = end, self.states[0]
         self.drifts[0], self.drifts[-1] = self.drifts[-1], self.drifts[0]
@@ -358,7 +340,7 @@ def pf_ode(
     ('finished', array([0.75, 0.25]))
     """
     start = _checks.probabilities("p0", p0)
-    t0, t1 = _checks.time_span("t_span", t_span, "negate the drift")
+    t0, t1 = span = _checks.time_span("t_span", t_span, "negate the drift")
     p = start.astype(np.float64)
     p /= p.sum(axis=-1, keepdims=True)
     settings = (
@@ -369,30 +351,26 @@ def pf_ode(
     in_logits = _checks.one_of("coordinates", coordinates, ("p", "logits")) == "logits"
     of_logits = _checks.one_of("drift_of", drift_of, ("p", "logits")) == "logits"
     limit = _checks.integer_within("max_steps", max_steps, 1, 10**9, "allow at least one step")
-    times = None if t_eval is None else _checks.rising_times("t_eval", t_eval, t0, t1)
+    times = _checks.output_times(t_eval, span)
     pieces = pieces_of(drift, p.shape, t0, t1)
 
     def integrate(in_logits: bool) -> tuple[_Path, Integrator]:
         run = _Path(p, t0, settings, in_logits, of_logits, times)
         steps = Integrator(run, max_steps=limit, elementary=True)
-        run.bar = _progress_bar(t1 - t0) if progress else None
-        try:
+        with Bar("pf_ode", progress, t1 - t0, start=t0) as run.bar:
             for piece in pieces:
                 run.piece = piece
                 steps.restart()
                 if not steps.advance(piece.stop):
                     break
-        finally:
-            if run.bar is not None:
-                run.bar.close()
         return run, steps
 
     run, steps = integrate(in_logits)
     residual = run.logit_residual
     if run.disagrees:
-        in_logits, spent = True, run.n_drift
+        in_logits, spent = True, run.n_evaluations
         run, steps = integrate(True)
-        run.n_drift += spent
+        run.n_evaluations += spent
     path = np.stack(run.path) if run.path else np.zeros((0, *p.shape))
     status = steps.status or "finished"
     return PFSolution(
@@ -404,7 +382,7 @@ def pf_ode(
         t_reached=run.t,
         n_steps=steps.n_steps,
         n_rejected=steps.n_rejected,
-        n_drift=run.n_drift,
+        n_evaluations=run.n_evaluations,
         max_mass_error=run.max_mass_error,
         n_renormalized=run.n_renormalized,
         most_negative=run.most_negative,
@@ -413,9 +391,3 @@ def pf_ode(
         coordinates="logits" if in_logits else "p",
         logit_residual=residual,
     )
-
-
-def _progress_bar(length: float) -> Any:
-    from tqdm.auto import tqdm
-
-    return tqdm(total=length, desc="pf_ode", unit=" t")

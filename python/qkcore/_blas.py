@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import cache
 
-from .._native import cpu
+from ._native import cpu
 
 __all__ = ["bring_blas"]
 
