@@ -182,7 +182,7 @@ def test_wrong_factors(xp: Library) -> None:
         match=r"left: wanted a matrix, or one for each problem of a batch, got shape \(4,\)",
     ):
         LowRank(d(left[:, 0].copy()), d(right))
-    with pytest.raises(TypeError, match=r"experts\[1\]: wanted low-rank factors on cuda:0"):
+    with pytest.raises(TypeError, match=r"experts\[1\]: wanted arrays on cuda:0 like exp"):
         qk.poe(K, LowRank(left2, right2))
     with pytest.raises(ValueError, match=r"experts\[1\]: wanted shape \(4, 5\) and float64 like"):
         ProductOfFactors(K, LowRank(d(left[:3].copy()), d(right)))

@@ -330,6 +330,23 @@ def integer(name: str, value: object, *, any_size: bool = False) -> int:
     return out
 
 
+def at_least(name: str, value: object, least: int) -> int:
+    """An integer that is not too small."""
+    out = integer(name, value)
+    if out < least:
+        raise ValueError(f"{name}: wanted at least {least}, got {out}")
+    return out
+
+
+def one_of(name: str, value: object, allowed: tuple[str, ...]) -> str:
+    """One of a few words."""
+    if not isinstance(value, str) or value not in allowed:
+        *most, last = (f'"{word}"' for word in allowed)
+        several = "one of " if len(most) > 1 else ""
+        raise ValueError(f"{name}: wanted {several}{', '.join(most)} or {last}, got {shown(value)}")
+    return value
+
+
 def index(name: str, value: object, n: int) -> int:
     """The number of one of n things, counted from the end if it is negative."""
     k = integer(name, value)
@@ -386,6 +403,14 @@ def matrix_w(
             f"got {shape}; check which of X and Y it multiplies"
         )
     return left, right
+
+
+def same_place(name: str, place: str, wanted: str, like: str) -> None:
+    """Refuses scores or factors of another device, or of the CPU beside those of a device."""
+    if place != wanted:
+        raise TypeError(
+            f"{name}: wanted arrays on {wanted} like {like}, got some on {place}; move them to one place"
+        )
 
 
 def square_matrices(name: str, shape: tuple[int, ...]) -> None:

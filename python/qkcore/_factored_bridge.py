@@ -301,11 +301,9 @@ def solve_factored(
             f"K: wanted a LowRank or a product of them, got {type(K).__name__}; "
             "for exact operators use qk.bridge"
         )
-    if on_negative not in _SIGNS:
-        raise ValueError(f'on_negative: wanted "stop" or "continue", got {on_negative!r}')
+    _checks.one_of("on_negative", on_negative, _SIGNS)
     fails = on_fail_option(on_fail)
-    if signs not in ("auto", "all"):
-        raise ValueError(f'signs: wanted "auto" or "all", got {signs!r}')
+    _checks.one_of("signs", signs, ("auto", "all"))
     if on_negative == "continue" and not K.backend.host_arrays:
         raise ValueError(
             f'on_negative: wanted "stop" for a kernel on {K.device}, got "continue"; solve K.to_cpu()'

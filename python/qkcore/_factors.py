@@ -433,12 +433,7 @@ class ProductOfFactors(Factored):
                     "operators only"
                 )
             first = experts[0]
-            if expert.device != first.device:
-                raise TypeError(
-                    f"experts[{k}]: wanted low-rank factors on {first.device} like the others, got some "
-                    f"on {expert.device}; move the factors to one place: LowRank(left, right) of arrays "
-                    "there, or to_cpu()"
-                )
+            _checks.same_place(f"experts[{k}]", expert.device, first.device, "experts[0]")
             if expert.shape[-2:] != first.shape[-2:] or expert.dtype != first.dtype:
                 raise ValueError(
                     f"experts[{k}]: wanted shape {first.shape} and {first.dtype} like "

@@ -116,16 +116,18 @@ def flow(sol: ParticleFlow) -> str:
 def bridge_flow(sol: BridgeFlow) -> str:
     """Of particles moved by iterated bridges."""
     _, n, d = sol.x.shape
+    here = not _device.on_device(sol.x)
     rows = [
         ("status", sol.status),
         ("particles", f"{n} in {d} dimension{'s' if d > 1 else ''}"),
-        *_array_rows(tuple(sol.x.shape), sol.x.dtype, "cpu"),
+        *_array_rows(tuple(sol.x.shape), sol.x.dtype, "cpu" if here else _device.place(sol.x)),
         ("times", f"{len(sol.t)}, from {sol.t[0]:.4g} to {sol.t[-1]:.4g}"),
         ("steps", f"{sol.n_steps} of {sol.epsilon:.4g}"),
         ("largest marginal error", f"{sol.errors.max(initial=0.0):.2e}"),
         ("largest self weight", f"{sol.self_weight.max(initial=0.0):.3g}"),
     ]
-    return card(f"Flow by iterated bridges: {sol.kind}", rows, _trajectories(sol))
+    picture = _trajectories(sol) if here else ""
+    return card(f"Flow by iterated bridges: {sol.kind}", rows, picture)
 
 
 def gaussian_flow(sol: GaussianFlow) -> str:

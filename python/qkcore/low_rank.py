@@ -102,20 +102,18 @@ def low_rank(
     if isinstance(A, Factored):
         raise TypeError("A: wanted an exact operator or array, got one that is factored already")
     shape = _checks.array_shape("A", A)
-    r = _checks.integer("rank", rank)
-    if len(shape) > 1 and not 1 <= r <= min(shape[-2:]):
-        raise ValueError(f"rank: wanted an integer from 1 to {min(shape[-2:])}, got {rank}")
-    if method not in _METHODS:
-        raise ValueError(f"method: wanted one of {', '.join(map(repr, _METHODS))}, got {method!r}")
-    if max_iter is not None and _checks.integer("max_iter", max_iter) < 1:
-        raise ValueError(f"max_iter: wanted at least 1, got {max_iter}")
-    extra = _checks.integer("n_oversamples", n_oversamples)
-    if extra < 1:
-        raise ValueError(f"n_oversamples: wanted at least 1, got {n_oversamples}")
+    _checks.factor_shape("A", shape)
+    most = min(shape[-2:])
+    r = _checks.integer_within("rank", rank, 1, most, "a matrix has no more singular values")
+    _checks.one_of("method", method, _METHODS)
+    if max_iter is not None:
+        _checks.at_least("max_iter", max_iter, 1)
+    extra = _checks.at_least("n_oversamples", n_oversamples, 1)
     settings = _Settings(
         r, method, nonnegative, keep_pairs, seed, extra, max_iter, resolve_threads(n_threads)
     )
-    b = A.scores.backend if isinstance(A, (MarkovOperator, KernelOperator)) else backend_of(A)
+    s = A.scores if isinstance(A, (MarkovOperator, KernelOperator)) else A
+    b = s.backend if isinstance(s, Scores) else backend_of(A)
     given, source = _with_host_vectors(A, b)
     batch = given.shape[:-2]
     _checks.not_empty("A", np.broadcast_to(np.int8(0), shape))

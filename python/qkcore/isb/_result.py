@@ -13,7 +13,7 @@ from .. import _checks
 from .._backend import Backend, backend_of
 from .._host import HOST
 from .._lazy_scores import Real
-from ._barycentric import BarycentricMap
+from ._barycentric import BarycentricMap, cloud_of
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
@@ -68,9 +68,7 @@ class BridgeFlow:
     @property
     def X(self) -> Real:
         """The last good state (N, d)."""
-        b = backend_of(self.x)
-        states = b.points(("x", "x"), self.x, None)[0]
-        last: Real = b.give(b.indexed(states, (len(self.t) - 1,), 2))
+        last: Real = cloud_of(self.x, (len(self.t) - 1,))
         return last
 
     def mean(self) -> Real:

@@ -49,8 +49,7 @@ def operator(
 
 def metric_of(W: WLike, metric: str) -> WLike:
     """The W of squared distances."""
-    if metric not in ("W", "euclidean"):
-        raise ValueError(f'metric: wanted "W" or "euclidean", got {metric!r}')
+    _checks.one_of("metric", metric, ("W", "euclidean"))
     return W if metric == "W" else None
 
 

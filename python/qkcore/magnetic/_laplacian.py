@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .. import _checks
 from .._config import resolve_threads
 from .._lazy_scores import Real
 from .._linear import RIGHT
@@ -122,12 +123,8 @@ def laplacian(op: MagneticOperator, kind: str = "combinatorial") -> MagneticLapl
     >>> np.abs(magnetic.laplacian(op).spectrum()[0].round(12))
     array([0., 2.])
     """
-    if not isinstance(op, MagneticOperator):
-        raise TypeError(f"op: wanted a magnetic operator, got {type(op).__name__}")
-    if kind not in ("combinatorial", "symmetric", "random_walk"):
-        raise ValueError(
-            f'kind: wanted "combinatorial", "symmetric" or "random_walk", got {kind!r}'
-        )
+    _checks.instance("op", op, MagneticOperator, "a magnetic operator")
+    _checks.one_of("kind", kind, ("combinatorial", "symmetric", "random_walk"))
     n, op = square("op", op.phases), op._here
     real = op.magnitude.dtype
     if kind == "combinatorial":

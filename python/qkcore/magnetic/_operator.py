@@ -67,11 +67,7 @@ class MagneticOperator:
                 "wrap an array with qk.scores.dense(array)"
             )
         _checks.one_problem("phases", (), phases.terms.offsets is not None)
-        if phases.backend.place != s.backend.place:
-            raise TypeError(
-                f"phases: wanted scores on {s.backend.place} like the magnitude, got some on "
-                f"{phases.backend.place}; move the arrays to one place"
-            )
+        _checks.same_place("phases", phases.device, s.device, "the magnitude")
         if phases.dtype != magnitude.dtype:
             raise TypeError(
                 f"phases: wanted {magnitude.dtype} like the magnitude, got {phases.dtype}; "
@@ -342,8 +338,8 @@ class MagneticOperator:
     def current(self, rho: npt.ArrayLike | None = None, *, n_threads: int | None = None) -> Real:
         """The magnetic current :math:`J_{ij} = \\pi_i P_{ij}\\sin\\Theta_{ij}` (DAC-6, eqs 42, 81).
 
-        An array (..., N, N), antisymmetric at the stationary law (eq 43), the default. With phases gamma F it is
-        :math:`\\gamma\\pi_iP_{ij}F_{ij}` to second order in gamma (DAC-11, eq 83).
+        An array (..., N, N), antisymmetric at the stationary law (eq 43), the default. With phases gamma F it
+        is :math:`\\gamma\\pi_iP_{ij}F_{ij}` to second order in gamma (DAC-11, eq 83).
         """
         return self._given(self.flux(rho, n_threads=n_threads).imag.copy())
 
@@ -393,8 +389,7 @@ def one_angle_per_state(
     phi: npt.ArrayLike, n: int, batch: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Real:
     angles = _checks.real_array("phi", phi)
-    if angles.shape[-1:] != (n,):
-        raise ValueError(f"phi: wanted shape {(n,)}, one angle per state, got {angles.shape}")
+    _checks.core_shape("phi", angles.shape, (n,), "with one angle per state")
     _checks.into_batch("phi", angles.shape, angles.shape[:-1], batch)
     _checks.same_dtype("phi", angles, dtype, "the operator")
     _checks.finite("phi", angles)
