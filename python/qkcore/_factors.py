@@ -56,7 +56,7 @@ class Factored(LinearMap):
     _left: tuple[Any, ...]
     _right: tuple[Any, ...]
 
-    @property
+    @cached_property
     def batch(self) -> tuple[int, ...]:
         """The lengths of the batch axes."""
         return np.broadcast_shapes(*(f.shape[:-2] for f in (*self._left, *self._right)))
@@ -280,7 +280,7 @@ class Factored(LinearMap):
 
 
 # What a kernel keeps of its factors, and a changed one must find anew.
-_KEPT = ("nonnegative", "_copy", "_double")
+_KEPT = ("batch", "nonnegative", "_copy", "_double")
 
 
 class LowRank(Factored):
