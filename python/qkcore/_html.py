@@ -55,18 +55,20 @@ def scores(s: Scores) -> str:
 
 
 def operator(A: Any) -> str:
-    """Of a stochastic operator or a kernel."""
+    """Of a stochastic operator, a kernel, or any other linear map."""
     rows = _array_rows(A.shape, A.dtype, getattr(A, "device", "cpu"))
-    weight = getattr(A, "weight", None)
-    if weight is None:
+    weight, stochastic = getattr(A, "weight", None), hasattr(A, "axis")
+    if stochastic:
         sides = {1: "rows", 0: "columns"}
         named = "rows and columns" if getattr(A, "bistochastic", False) else sides[A.axis]
         rows.append(("kind", f"stochastic: {named} sum to 1"))
-    else:
+    elif weight is not None:
         rows.append(("kind", f"kernel, weight {weight!r}, not normalised"))
+    if (ranks := getattr(A, "ranks", None)) is not None:
+        rows.append(("ranks", " x ".join(map(str, ranks))))
     if (s := getattr(A, "scores", None)) is not None:
         rows.append(("scores", ", ".join(s.terms.counts()) or "none"))
-    if weight is None and _small(A) and (n := int(A.empty.sum())):
+    if stochastic and _small(A) and (n := int(A.empty.sum())):
         rows.append(("empty", f"{n} fully masked, of weight 0"))
     rows.append(("as an array", _bytes(math.prod(A.shape) * A.dtype.itemsize)))
     return card(type(A).__name__, rows, _entries(A, "A"))
