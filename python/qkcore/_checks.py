@@ -420,7 +420,9 @@ def square_matrices(name: str, shape: tuple[int, ...]) -> None:
 
 
 def array_shape(name: str, value: object) -> tuple[int, ...]:
-    """The shape of an operator or of an array."""
+    """The shape of an operator, an array, or what NumPy makes one of."""
+    if isinstance(value, (list, tuple)):
+        return _from_elsewhere(name, value).shape
     shape = getattr(value, "shape", None)
     if not isinstance(shape, tuple):
         raise TypeError(f"{name}: wanted an operator or an array, got {type(value).__name__}")

@@ -265,7 +265,7 @@ class Factored(LinearMap):
             got = _checks.array_shape("exact", exact)
             if got != self.shape:
                 raise ValueError(f"exact: wanted shape {self.shape} like the factors, got {got}")
-            given: Any = exact
+            given: Any = np.asarray(exact) if isinstance(exact, (list, tuple)) else exact
             out: float = each(batch, lambda k: self[k].relative_error(given[k]))
             return out
         blocks = _blocks("exact", exact, self.shape)
