@@ -147,6 +147,11 @@ class BarycentricMap(Ended, WarnsOnUse):
         """float32 or float64, that of the points."""
         return np.dtype(str(self.X.dtype).rpartition(".")[2])
 
+    def _conditional(self, points: Real, where: Backend) -> MarkovOperator:
+        """The conditional laws at other points, of arrays of the host, with visits at a backend."""
+        s = where.visiting(distance(points, self.X, beta=_beta(self.epsilon)))
+        return softmax(s.shift(columns=self._columns))
+
     def _given(self, where: Backend) -> BarycentricMap:
         """The map of a cloud of the host, as one of the place that it came from."""
         if where.host_arrays:
