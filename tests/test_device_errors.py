@@ -11,7 +11,7 @@ import pytest
 
 import qkcore as qk
 from qkcore._device import _backend
-from qkcore.low_rank import LowRank, ProductOfFactors
+from qkcore.low_rank import LowRank, ProductOfFactors, low_rank
 from tests import fake_cuda
 from tests.fake_cuda import FakeArray, asarray
 from tests.fake_cuda import numpy as to_numpy
@@ -474,6 +474,10 @@ def every_call() -> list[Callable[[], Any]]:
         lambda: qk.softmax(s).entropy(),
         lambda: qk.bridge(qk.scores.distance(x), half, half, tol=1e-3).cost,
         lambda: ProductOfFactors(LowRank(x, asarray(X.T)), LowRank(x, asarray(X.T))) @ x,
+        lambda: qk.bridge(LowRank(asarray(X**2), asarray((X.T) ** 2)), half, half, tol=1e-3),
+        lambda: low_rank(qk.softmax(s), 2, method="randomised", max_iter=2),
+        lambda: qk.isb.barycentric(x, 1.0, tol=1e-3).score(),
+        lambda: qk.magnetic.operator(x, beta=1.0, W=asarray(eye)).stationary(),
         lambda: qk.gaussian.flow(
             "l2", None, law, (0, 1), Q=eye, K=eye, V=eye, n_steps=2, method="euler"
         ),

@@ -125,6 +125,23 @@ def test_bridges(xp: Library, ranks: tuple[int, ...], solver: str, dtype: str) -
     np.testing.assert_allclose(xp.numpy(free.plan()), other.plan(), atol=tol)
 
 
+def test_what_a_bridge_is_compared_with(xp: Library) -> None:
+    """The measures of D.1, and the exact bridge that the factors remember."""
+    cpu, device = cpu_and_device(xp, "distance", "float64")
+    d, n = xp.asarray, cpu.shape[0]
+    u = np.full(n, 1 / n), np.full(cpu.shape[1], 1 / cpu.shape[1])
+    here, there = low_rank(qk.kernel(cpu), 8), low_rank(qk.kernel(device), 8)
+    mine = qk.bridge(here, *u, on_fail="ignore")
+    theirs = qk.bridge(there, *map(d, u), on_fail="ignore")
+    want = qk.compression_errors(mine, mine.exact())
+    got = qk.compression_errors(theirs, theirs.exact())
+    assert got.status == want.status
+    for name in ("kernel_rel_err", "coupling_rel_err", "latent_rmse", "min_entry", "min_mass"):
+        assert getattr(got, name) == pytest.approx(getattr(want, name), rel=1e-5, abs=1e-9)
+    with pytest.raises(TypeError, match="n_threads: wanted None for arrays on cuda:0"):
+        qk.bridge(there, *map(d, u), n_threads=1)
+
+
 def test_kernels_that_go_negative(xp: Library) -> None:
     """No coupling is claimed where there is none: the guards of the CPU hold on a device."""
     d = xp.asarray
@@ -182,7 +199,7 @@ def test_wrong_factors(xp: Library) -> None:
         match=r"left: wanted a matrix, or one for each problem of a batch, got shape \(4,\)",
     ):
         LowRank(d(left[:, 0].copy()), d(right))
-    with pytest.raises(TypeError, match=r"experts\[1\]: wanted low-rank factors on cuda:0"):
+    with pytest.raises(TypeError, match=r"experts\[1\]: wanted arrays on cuda:0 like exp"):
         qk.poe(K, LowRank(left2, right2))
     with pytest.raises(ValueError, match=r"experts\[1\]: wanted shape \(4, 5\) and float64 like"):
         ProductOfFactors(K, LowRank(d(left[:3].copy()), d(right)))

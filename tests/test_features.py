@@ -11,10 +11,12 @@ import pytest
 
 import qkcore as qk
 from qkcore.low_rank import (
+    LowRank,
     nystrom,
     positive_features,
     solve_factored,
 )
+from tests.device_libraries import Library, xp  # noqa: F401  # a fixture
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -114,3 +116,39 @@ def test_bad_features() -> None:
         positive_features(s, 0)
     with pytest.raises(OverflowError, match="features leave the range"):
         positive_features(qk.scores.dot(1e3 * np.eye(3)), 10)
+
+
+# ---- batches and devices ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("kind", ["kmeans++", "leverage", "uniform", "features"])
+def test_factors_of_a_batch(kind: str, dtype: str) -> None:
+    X = np.random.default_rng(3).normal(size=(2, 2, 40, 2)).astype(dtype)
+    X[1, 1, :, 1] = 0  # of fewer components than the others
+    s = qk.scores.distance(X, beta=0.05)
+
+    def factors(s: qk.Scores) -> LowRank:
+        return positive_features(s, 20) if kind == "features" else nystrom(s, 12, method=kind)
+
+    F = factors(s)
+    assert F.shape == (2, 2, 40, 40) and F.dtype == dtype
+    for k in np.ndindex(2, 2):
+        one = factors(s[k])
+        np.testing.assert_array_equal(F.left[k][:, : one.rank], one.left)
+        np.testing.assert_array_equal(F.right[k][: one.rank], one.right)
+        assert not F.left[k][:, one.rank :].any()
+        assert F[k].relative_error(s[k]) == pytest.approx(one.relative_error(s[k]), rel=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["kmeans++", "features"])
+def test_factors_of_scores_on_a_device(xp: Library, kind: str) -> None:  # noqa: F811
+    X = np.random.default_rng(3).normal(size=(2, 30, 2))
+
+    def factors(s: qk.Scores) -> LowRank:
+        return positive_features(s, 20) if kind == "features" else nystrom(s, 12, method=kind)
+
+    here = factors(qk.scores.distance(X, beta=0.05))
+    there = factors(qk.scores.distance(xp.asarray(X), beta=0.05))
+    assert there.device == "cuda:0" and there.batch == (2,)
+    np.testing.assert_allclose(there.to_numpy(), here.to_numpy(), rtol=0, atol=1e-9)

@@ -104,6 +104,12 @@ def test_operators() -> None:
     whole = qk.sinkhorn(qk.scores.distance(points(6)))
     assert table(whole)["kind"] == "stochastic: rows and columns sum to 1"
     assert table(A @ A)["kind"] == "stochastic: rows sum to 1"
+    factors = qk.LowRank(np.ones((6, 2)), np.ones((2, 6)))
+    shown = table(qk.poe(factors, factors))
+    assert shown["ranks"] == "2 x 2" and "kind" not in shown
+    assert "kind" not in table(A + A)
+    uniform = np.full(6, 1 / 6)
+    assert "ranks" not in table(qk.bridge(factors, uniform, uniform).forward)
 
 
 def test_one_entry_alone_and_one_value_have_a_picture() -> None:

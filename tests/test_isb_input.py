@@ -41,7 +41,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
             np.zeros((2, 3, 1)), 1.0, 1, potential=lambda x: x[:, 0], method="surrogate"
         ),
         ValueError,
-        r'X: wanted one cloud on the CPU for method="surrogate", got a batch \(2,\)',
+        r'X: wanted one cloud for method="surrogate", got a batch \(2,\)',
     ),
     (lambda: isb.silverman(np.zeros((2, 3, 1))), ValueError, r"X: wanted one problem"),
     (

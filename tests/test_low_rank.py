@@ -316,6 +316,15 @@ def test_ranks_that_pairs_lower_are_filled_with_nothing() -> None:
     assert low_rank(circle, 8, keep_pairs=True).rank == 7
 
 
+def test_lists_are_arrays() -> None:
+    G = low_rank([[[4.0, 0.0], [0.0, 3.0]]], 1)
+    assert G.shape == (1, 2, 2) and G.relative_error([[[4.0, 0.0], [0.0, 3.0]]])[0] == 0.6
+    with pytest.raises(ValueError, match="A: wanted a rectangular array"):
+        low_rank([[1.0], [1.0, 2.0]], 1)
+    with pytest.raises(ValueError, match="A: wanted a matrix"):
+        low_rank([1.0, 2.0], 1)
+
+
 def test_bad_batches() -> None:
     with pytest.raises(ValueError, match=r"A: wanted no axis of length 0, got shape \(0, 4, 4\)"):
         low_rank(np.ones((0, 4, 4)), 2)
@@ -382,9 +391,9 @@ def test_bad_products() -> None:
 
 def test_bad_truncations() -> None:
     A = cloud(150)
-    with pytest.raises(ValueError, match="rank: wanted an integer from 1 to 150, got 0"):
+    with pytest.raises(ValueError, match="rank: wanted 1 to 150, got 0"):
         low_rank(A, 0)
-    with pytest.raises(ValueError, match="rank: wanted an integer from 1 to 150, got 151"):
+    with pytest.raises(ValueError, match="rank: wanted 1 to 150, got 151"):
         low_rank(A, 151)
     with pytest.raises(TypeError, match="rank: wanted an integer"):
         low_rank(A, 2.5)  # type: ignore[arg-type]

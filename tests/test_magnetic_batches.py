@@ -226,7 +226,7 @@ def test_maps_of_device_points(xp: Library, dtype: str) -> None:  # noqa: F811
 def test_what_a_device_refuses(xp: Library) -> None:  # noqa: F811
     X, W = data("float64")
     P = qk.softmax(qk.scores.distance(xp.asarray(X[0, 0])))
-    with pytest.raises(TypeError, match=r"phases: wanted scores on cuda:0 like the magnitude"):
+    with pytest.raises(TypeError, match=r"phases: wanted arrays on cuda:0 like the magnitude"):
         magnetic.MagneticOperator(P, magnetic.phases(X[0, 0], W))
     op = magnetic.MagneticOperator(P, qk.scores.dense(xp.asarray(np.zeros((N, N)))))
     with pytest.raises(TypeError, match=r"right operand of @: wanted complex128 or float64"):

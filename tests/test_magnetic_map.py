@@ -322,7 +322,7 @@ def test_bad_operators() -> None:
     raises(TypeError, "rho: wanted float32 or float64", lambda: op.flux(np.ones(5) * 1j / 5))
     raises(ValueError, "k: wanted 1 to 5", lambda: op.spectrum(6))
     raises(ValueError, "k: wanted 1 to 5", lambda: op.spectrum(0))
-    raises(ValueError, r"phi: wanted shape \(5,\)", lambda: op.gauge(np.ones(4)))
+    raises(ValueError, r"phi: wanted shape \(\.\.\., 5\)", lambda: op.gauge(np.ones(4)))
     raises(TypeError, "phi", lambda: op.gauge(np.ones(5) * 1j))
     raises(ValueError, "phi: wanted finite", lambda: op.gauge(np.full(5, np.nan)))
     raises(TypeError, "phi: wanted float64", lambda: op.gauge(np.ones(5, np.float32)))

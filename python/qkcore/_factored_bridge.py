@@ -301,7 +301,7 @@ def solve_factored(
             f"K: wanted a LowRank or a product of them, got {type(K).__name__}; "
             "for exact operators use qk.bridge"
         )
-    _checks.one_of("on_negative", on_negative, ("stop", "continue"))
+    _checks.one_of("on_negative", on_negative, _SIGNS)
     fails = on_fail_option(on_fail)
     _checks.one_of("signs", signs, ("auto", "all"))
     if on_negative == "continue" and not K.backend.host_arrays:
@@ -311,6 +311,7 @@ def solve_factored(
     if K.batch and (callback is not None or progress):
         raise ValueError("K: wanted one problem for a callback or a progress bar, got a batch")
     b, follow = K.backend, on_negative == "continue"
+    b.at(n_threads)  # a device takes no number of threads
 
     def solved(one: Factored, mu: Any, nu: Any, init: Any) -> dict[str, Any]:
         kernel = FactoredKernel(one, follow, mu)
@@ -509,7 +510,8 @@ def compression_errors(
     _checks.finite("t", latent)
     latent = latent.astype(np.float64)
     K, (u, v) = b.kernel._double, b._scalings
-    f, g = exact.f.astype(np.float64), exact.g.astype(np.float64)
+    f, g = (exact._vectors[name].astype(np.float64) for name in ("f", "g"))
+    mu, nu = (b.kernel.backend.here(name, x) for name, x in (("mu", b.mu), ("nu", b.nu)))
     sums = np.zeros(4)  # squares of the kernel, its error, the coupling, its error
     maps = np.zeros((2, n))
     rows, cols = np.zeros(n), np.zeros(m)
@@ -533,8 +535,8 @@ def compression_errors(
         kernel_rel_err=math.sqrt(sums[1] / sums[0]),
         coupling_rel_err=math.sqrt(sums[3] / sums[2]),
         latent_rmse=float(np.sqrt(np.mean(np.square(maps[0] - maps[1])))),
-        row_err=float(np.abs(rows - b.mu).max()),
-        col_err=float(np.abs(cols - b.nu).max()),
+        row_err=float(np.abs(rows - mu).max()),
+        col_err=float(np.abs(cols - nu).max()),
         min_entry=smallest[0],
         min_mass=smallest[1],
         status=b.status,

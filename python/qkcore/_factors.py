@@ -56,7 +56,7 @@ class Factored(LinearMap):
     _left: tuple[Any, ...]
     _right: tuple[Any, ...]
 
-    @property
+    @cached_property
     def batch(self) -> tuple[int, ...]:
         """The lengths of the batch axes."""
         return np.broadcast_shapes(*(f.shape[:-2] for f in (*self._left, *self._right)))
@@ -265,7 +265,7 @@ class Factored(LinearMap):
             got = _checks.array_shape("exact", exact)
             if got != self.shape:
                 raise ValueError(f"exact: wanted shape {self.shape} like the factors, got {got}")
-            given: Any = exact
+            given: Any = np.asarray(exact) if isinstance(exact, (list, tuple)) else exact
             out: float = each(batch, lambda k: self[k].relative_error(given[k]))
             return out
         blocks = _blocks("exact", exact, self.shape)
@@ -280,7 +280,7 @@ class Factored(LinearMap):
 
 
 # What a kernel keeps of its factors, and a changed one must find anew.
-_KEPT = ("nonnegative", "_copy", "_double")
+_KEPT = ("batch", "nonnegative", "_copy", "_double")
 
 
 class LowRank(Factored):
@@ -431,12 +431,7 @@ class ProductOfFactors(Factored):
                     "operators only"
                 )
             first = experts[0]
-            if expert.device != first.device:
-                raise TypeError(
-                    f"experts[{k}]: wanted low-rank factors on {first.device} like the others, got some "
-                    f"on {expert.device}; move the factors to one place: LowRank(left, right) of arrays "
-                    "there, or to_cpu()"
-                )
+            _checks.same_place(f"experts[{k}]", expert.device, first.device, "experts[0]")
             if expert.shape[-2:] != first.shape[-2:] or expert.dtype != first.dtype:
                 raise ValueError(
                     f"experts[{k}]: wanted shape {first.shape} and {first.dtype} like "

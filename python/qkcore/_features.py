@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
 from . import _checks
+from ._factor_batches import Found, together
 from ._factors import LowRank
 from ._lazy_scores import Real, Scores
 from .operators import KernelOperator, MarkovOperator, kernel
@@ -38,6 +40,9 @@ def nystrom(
     own feature space, from those before); "leverage" (recursive ridge leverage scores, Musco and
     Musco 2017). ``rank`` cuts the result to its best approximation of that rank.
 
+    Of a batch, the kernels' factors with its axes, filled with components of 0 where ranks differ; of
+    scores on a device, factors there, whose landmarks are chosen on the host.
+
     The approximation is positive semidefinite, not entrywise positive: ``qk.bridge`` on it has the
     guard of every factored kernel.
 
@@ -50,7 +55,7 @@ def nystrom(
     True
     """
     s = _symmetric_logits(K)
-    n = s.shape[0]
+    n = s.n_rows
     count = (
         max(1, min(1000, n // 10))
         if n_landmarks is None
@@ -61,18 +66,29 @@ def nystrom(
     _checks.one_of("method", method, _LANDMARKS)
     if rank is not None and not 1 <= _checks.integer("rank", rank) <= count:
         raise ValueError(f"rank: wanted an integer from 1 to {count}, the landmarks, got {rank}")
-    at = _landmarks(s, count, method, np.random.default_rng(seed))
-    C = _entries(s, None, at)
-    W = C[at]
-    values, vectors = np.linalg.eigh((W + W.T) / 2)
-    eps = float(np.finfo(s.dtype).eps)
-    kept = values > count * eps * values[-1]
-    F = C @ (vectors[:, kept] / np.sqrt(values[kept]))
-    if rank is not None and rank < F.shape[1]:
-        U, sizes, _ = np.linalg.svd(F, full_matrices=False)
-        F = U[:, :rank] * sizes[:rank]
-    F = np.asfortranarray(F.astype(s.dtype))
-    return LowRank(F, F.T, method=f"Nyström, {count} landmarks, {method}", source=kernel(s))
+
+    def factors(one: Scores) -> Found:
+        at = _landmarks(one, count, method, np.random.default_rng(seed))
+        C = _entries(one, None, at)
+        W = C[at]
+        values, vectors = np.linalg.eigh((W + W.T) / 2)
+        eps = float(np.finfo(s.dtype).eps)
+        kept = values > count * eps * values[-1]
+        F = C @ (vectors[:, kept] / np.sqrt(values[kept]))
+        if rank is not None and rank < F.shape[1]:
+            U, sizes, _ = np.linalg.svd(F, full_matrices=False)
+            F = U[:, :rank] * sizes[:rank]
+        F = np.ascontiguousarray(F.T.astype(s.dtype))
+        return Found(F, F, f"Nyström, {count} landmarks, {method}")
+
+    return _each(s, factors, kernel(s))
+
+
+def _each(s: Scores, factors: Callable[[Scores], Found], source: object) -> LowRank:
+    """The factors of every problem, from arrays of the host, put where the scores are."""
+    here, batch = s.backend.visited(s), s.batch
+    found = [factors(here[k] if batch else here) for k in np.ndindex(batch)]
+    return together(found, batch, s.backend, source)
 
 
 def positive_features(
@@ -85,7 +101,8 @@ def positive_features(
     bridge over it always exists. The relative error of an entry is about
     :math:`\\sqrt{(e^{|x + y|^2} - 1) / m}` for m features and centred points x, y (scaled by the root of
     beta): of use for moderate scores, and slow to improve. Dot, forward, backward and distance
-    scores and their sums, shifted or normalised; no masks, no dense terms.
+    scores and their sums, shifted or normalised; no masks, no dense terms. Batches and scores on a device as
+    for :func:`nystrom`.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore.low_rank import positive_features
@@ -97,6 +114,11 @@ def positive_features(
     """
     s = _point_logits("K", K)
     m = _checks.count("n_features", n_features)
+    source = K if isinstance(K, (KernelOperator, MarkovOperator)) else kernel(s)
+    return _each(s, lambda one: _positive(one, m, seed), source)
+
+
+def _positive(s: Scores, m: int, seed: int) -> Found:
     n, k = s.shape
     xs, ys = [], []
     row, col = np.zeros(n), np.zeros(k)
@@ -140,12 +162,7 @@ def positive_features(
             "K: wanted moderate scores, got ones whose features leave the range of "
             f"{s.dtype}; scale the points or beta down, or use low_rank(..., nonnegative=True)"
         )
-    return LowRank(
-        np.asfortranarray(F),
-        np.ascontiguousarray(H.T),
-        method=f"{m} positive features",
-        source=K if isinstance(K, (KernelOperator, MarkovOperator)) else kernel(s),
-    )
+    return Found(np.ascontiguousarray(F.T), np.ascontiguousarray(H.T), f"{m} positive features")
 
 
 def _orthogonal_gaussian(m: int, d: int, rng: np.random.Generator) -> Real:
@@ -244,8 +261,8 @@ def _point_logits(name: str, K: object) -> Scores:
         raise TypeError(
             f'{name}: wanted scores or a kernel with weight "exp" from points, got {what}'
         )
-    if s.batch or s.terms.offsets is not None or s.terms.masks or s.terms.banded:
-        raise ValueError(f"{name}: wanted one kernel without masks or batch axes, got {s!r}")
+    if s.terms.offsets is not None or s.terms.masks or s.terms.banded:
+        raise ValueError(f"{name}: wanted a kernel without masks or ragged blocks, got {s!r}")
     if s.terms.dense or not (s.terms.dots or s.terms.distances):
         raise ValueError(
             f"{name}: wanted scores from points, got {s!r}; for an array use low_rank(array, rank)"

@@ -39,9 +39,9 @@ class HostFactors:
             inner = np.matmul(right[0], z.swapaxes(-1, -2))
             found: Real = np.matmul(left[0].swapaxes(-1, -2), inner).swapaxes(-1, -2)
             return found
-        batch = np.broadcast_shapes(*(x.shape[:-2] for x in (z, *left, *right)))
-        if not batch:
+        if all(x.ndim == 2 for x in (z, *left, *right)):
             return cpu.factored_product(left, right, np.ascontiguousarray(z), at)
+        batch = np.broadcast_shapes(*(x.shape[:-2] for x in (z, *left, *right)))
         sides = [[np.broadcast_to(x, (*batch, *x.shape[-2:])) for x in s] for s in (left, right)]
         values = np.broadcast_to(z, (*batch, *z.shape[-2:]))
         out = np.empty((*batch, z.shape[-2], left[0].shape[-1]), z.dtype)

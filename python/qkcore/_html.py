@@ -55,18 +55,20 @@ def scores(s: Scores) -> str:
 
 
 def operator(A: Any) -> str:
-    """Of a stochastic operator or a kernel."""
+    """Of a stochastic operator, a kernel, or any other linear map."""
     rows = _array_rows(A.shape, A.dtype, getattr(A, "device", "cpu"))
-    weight = getattr(A, "weight", None)
-    if weight is None:
+    weight, stochastic = getattr(A, "weight", None), hasattr(A, "axis")
+    if stochastic:
         sides = {1: "rows", 0: "columns"}
         named = "rows and columns" if getattr(A, "bistochastic", False) else sides[A.axis]
         rows.append(("kind", f"stochastic: {named} sum to 1"))
-    else:
+    elif weight is not None:
         rows.append(("kind", f"kernel, weight {weight!r}, not normalised"))
+    if (ranks := getattr(A, "ranks", None)) is not None:
+        rows.append(("ranks", " x ".join(map(str, ranks))))
     if (s := getattr(A, "scores", None)) is not None:
         rows.append(("scores", ", ".join(s.terms.counts()) or "none"))
-    if weight is None and _small(A) and (n := int(A.empty.sum())):
+    if stochastic and _small(A) and (n := int(A.empty.sum())):
         rows.append(("empty", f"{n} fully masked, of weight 0"))
     rows.append(("as an array", _bytes(math.prod(A.shape) * A.dtype.itemsize)))
     return card(type(A).__name__, rows, _entries(A, "A"))
@@ -116,16 +118,18 @@ def flow(sol: ParticleFlow) -> str:
 def bridge_flow(sol: BridgeFlow) -> str:
     """Of particles moved by iterated bridges."""
     _, n, d = sol.x.shape
+    here = not _device.on_device(sol.x)
     rows = [
         ("status", sol.status),
         ("particles", f"{n} in {d} dimension{'s' if d > 1 else ''}"),
-        *_array_rows(tuple(sol.x.shape), sol.x.dtype, "cpu"),
+        *_array_rows(tuple(sol.x.shape), sol.x.dtype, "cpu" if here else _device.place(sol.x)),
         ("times", f"{len(sol.t)}, from {sol.t[0]:.4g} to {sol.t[-1]:.4g}"),
         ("steps", f"{sol.n_steps} of {sol.epsilon:.4g}"),
         ("largest marginal error", f"{sol.errors.max(initial=0.0):.2e}"),
         ("largest self weight", f"{sol.self_weight.max(initial=0.0):.3g}"),
     ]
-    return card(f"Flow by iterated bridges: {sol.kind}", rows, _trajectories(sol))
+    picture = _trajectories(sol) if here else ""
+    return card(f"Flow by iterated bridges: {sol.kind}", rows, picture)
 
 
 def gaussian_flow(sol: GaussianFlow) -> str:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from . import _checks
 from ._backend import Backend, backend_of
 from ._config import resolve_threads
+from ._factor_batches import Found, together
 from ._factored_bridge import (
     CompressionErrors,
     FactoredBridge,
@@ -102,9 +103,9 @@ def low_rank(
     if isinstance(A, Factored):
         raise TypeError("A: wanted an exact operator or array, got one that is factored already")
     shape = _checks.array_shape("A", A)
-    r = _checks.integer("rank", rank)
-    if len(shape) > 1 and not 1 <= r <= min(shape[-2:]):
-        raise ValueError(f"rank: wanted an integer from 1 to {min(shape[-2:])}, got {rank}")
+    _checks.factor_shape("A", shape)
+    most = min(shape[-2:])
+    r = _checks.integer_within("rank", rank, 1, most, "a matrix has no more singular values")
     _checks.one_of("method", method, _METHODS)
     if max_iter is not None:
         _checks.count("max_iter", max_iter)
@@ -112,22 +113,13 @@ def low_rank(
     settings = _Settings(
         r, method, nonnegative, keep_pairs, seed, extra, max_iter, resolve_threads(n_threads)
     )
-    b = A.scores.backend if isinstance(A, (MarkovOperator, KernelOperator)) else backend_of(A)
+    s = A.scores if isinstance(A, (MarkovOperator, KernelOperator)) else A
+    b = s.backend if isinstance(s, Scores) else backend_of(A)
     given, source = _with_host_vectors(A, b)
     batch = given.shape[:-2]
     _checks.not_empty("A", np.broadcast_to(np.int8(0), shape))
     found = [_one(given[k] if batch else given, settings) for k in np.ndindex(batch)]
-    gave = found[0] if not batch else _joined(found, batch)
-    left, right = (b.give(b.streamed(b.from_host(x))) for x in (gave.left, gave.right))
-    return LowRank(
-        b.turned(left),
-        right,
-        method=gave.method,
-        singular_values=gave.singular_values,
-        cut_gap=gave.cut_gap,
-        error=gave.error,
-        source=source,
-    )
+    return together(found, batch, b, source)
 
 
 class _Settings(NamedTuple):
@@ -139,17 +131,6 @@ class _Settings(NamedTuple):
     extra: int
     max_iter: int | None
     n_threads: int
-
-
-class _Found(NamedTuple):
-    """The factors of one problem, points first on the left: (r, N) and (r, M)."""
-
-    left: Real
-    right: Real
-    method: str
-    singular_values: Real | None
-    cut_gap: Any
-    error: Any = math.nan
 
 
 def _with_host_vectors(A: Any, b: Backend) -> tuple[Any, Any]:
@@ -164,7 +145,7 @@ def _with_host_vectors(A: Any, b: Backend) -> tuple[Any, Any]:
     return array, array
 
 
-def _one(A: Any, settings: _Settings) -> _Found:
+def _one(A: Any, settings: _Settings) -> Found:
     """The factors of one operator or array."""
     r, method = settings.rank, settings.method
     products = _Products(A, settings.n_threads)
@@ -210,29 +191,8 @@ def _one(A: Any, settings: _Settings) -> _Found:
         )
         left, right = left.T.astype(dtype), right.astype(dtype)
         error = LowRank(left.T, right).relative_error(A)
-        return _Found(left, right, "nonnegative", None, math.nan, error)
-    return _Found(left.T.astype(dtype), right.astype(dtype), method, s[:r].astype(dtype), gap)
-
-
-def _joined(found: list[_Found], batch: tuple[int, ...]) -> _Found:
-    """The factors of a batch. Ranks that ``keep_pairs`` has lowered are made equal by components of 0."""
-    rank = max(len(one.left) for one in found)
-
-    def padded(parts: list[Real]) -> Real:
-        out = np.zeros((len(parts), rank, *parts[0].shape[1:]), parts[0].dtype)
-        for to, part in zip(out, parts, strict=True):
-            to[: len(part)] = part
-        return out.reshape(*batch, *out.shape[1:])
-
-    values = [one.singular_values for one in found if one.singular_values is not None]
-    return _Found(
-        padded([one.left for one in found]),
-        padded([one.right for one in found]),
-        found[0].method,
-        padded(values) if values else None,
-        np.array([one.cut_gap for one in found]).reshape(batch),
-        np.array([one.error for one in found]).reshape(batch),
-    )
+        return Found(left, right, "nonnegative", None, math.nan, error)
+    return Found(left.T.astype(dtype), right.astype(dtype), method, s[:r].astype(dtype), gap)
 
 
 def _same_basis_everywhere(U: Real, s: Real, Vt: Real, k: int) -> tuple[Real, Real]:

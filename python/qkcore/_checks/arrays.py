@@ -249,6 +249,21 @@ def matrix_w(
     return left, right
 
 
+def same_place(name: str, place: str, wanted: str, like: str) -> None:
+    """Refuses scores or factors of another device, or of the CPU beside those of a device."""
+    if place != wanted:
+        raise TypeError(
+            f"{name}: wanted arrays on {wanted} like {like}, got some on {place}; move them to one place"
+        )
+
+
+def same_place(name: str, place: str, wanted: str, like: str) -> None:
+    """Refuses scores or factors of another device, or of the CPU beside those of a device."""
+    if place != wanted:
+        got, do = f"some on {place}", "move them to one place"
+        refuse(name, f"arrays on {wanted} like {like}", got, do, TypeError)
+
+
 def square_matrices(name: str, shape: tuple[int, ...]) -> None:
     """Refuses what is no square matrix, nor one for each problem of a batch."""
     if len(shape) < 2 or shape[-1] != shape[-2]:
@@ -256,7 +271,9 @@ def square_matrices(name: str, shape: tuple[int, ...]) -> None:
 
 
 def array_shape(name: str, value: object) -> tuple[int, ...]:
-    """The shape of an operator or of an array."""
+    """The shape of an operator, an array, or what NumPy makes one of."""
+    if isinstance(value, (list, tuple)):
+        return _from_elsewhere(name, value).shape
     shape = getattr(value, "shape", None)
     if not isinstance(shape, tuple):
         raise TypeError(f"{name}: wanted an operator or an array, got {type(value).__name__}")

@@ -103,12 +103,10 @@ class BarycentricMap(Ended, WarnsOnUse):
             parts |= {"status": str(parts["status"]), "method": str(parts["method"])}
             parts |= {name: parts[name].item() for name in ("converged", "n_iter", "error")}
             parts["errors"] = np.atleast_1d(parts["errors"])
-        b = backend_of(self.X)
         at = index if isinstance(index, tuple) else (index,)
         at = (*at, *(slice(None),) * (np.ndim(self.converged) - len(at)))
         for name in ("X", "values"):
-            whole = b.points((name, name), getattr(self, name), None)[0]
-            parts[name] = b.give(b.indexed(whole, at, 2))
+            parts[name] = cloud_of(getattr(self, name), at)
         return replace(self, **parts)
 
     def __call__(self, Y: npt.ArrayLike) -> Any:
@@ -144,6 +142,11 @@ class BarycentricMap(Ended, WarnsOnUse):
     def _dtype(self) -> np.dtype[Any]:
         """float32 or float64, that of the points."""
         return np.dtype(str(self.X.dtype).rpartition(".")[2])
+
+    def _conditional(self, points: Real, where: Backend) -> MarkovOperator:
+        """The conditional laws at other points, of arrays of the host, with visits at a backend."""
+        s = where.visiting(distance(points, self.X, beta=_beta(self.epsilon)))
+        return softmax(s.shift(columns=self._columns))
 
     def _given(self, where: Backend) -> BarycentricMap:
         """The map of a cloud of the host, as one of the place that it came from."""
@@ -267,6 +270,14 @@ def cloud(X: npt.ArrayLike, epsilon: float) -> tuple[Real, float]:
             "or scale the points down" + (", or use float64" if x.dtype == np.float32 else "")
         )
     return x, epsilon
+
+
+def cloud_of(points: Any, index: tuple[Any, ...]) -> Any:
+    """Points (N, d) out of the caller's array (..., N, d) of them; on a device by integers alone."""
+    if isinstance(points, np.ndarray):
+        return points[index]
+    b = backend_of(points)
+    return b.give(b.indexed(b.points(("X", "X"), points, None)[0], index, 2))
 
 
 def masses(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._backend import Backend
+from .._host import HOST
 from .._lazy_scores import Real
 from ..scores import distance
 from ._barycentric import masses
@@ -61,9 +64,14 @@ def kde_log_density(
     _checks.one_problem("X", x.shape[:-2])
     w = masses("weights", weights, x)
     h = silverman(x, weights) if bandwidth is None else _checks.positive("bandwidth", bandwidth)
+    return kernel_estimate(x, h, w, x if at is None else at, HOST)
+
+
+def kernel_estimate(x: Real, h: float, w: Float64, at: Any, where: Backend) -> Float64:
+    """The logarithm of the kernel estimate of bandwidth h at ``at``, with its visits at a backend."""
     with np.errstate(divide="ignore"):
         logs: Real = np.log(w).astype(x.dtype)
-    s = distance(x if at is None else at, x, beta=1 / (2 * h * h)).shift(columns=logs)
+    s = where.visiting(distance(at, x, beta=1 / (2 * h * h))).shift(columns=logs)
     constant = x.shape[1] * (0.5 * math.log(2 * math.pi) + math.log(h))
     found: Float64 = s.logsumexp(1).astype(np.float64) - constant
     return found

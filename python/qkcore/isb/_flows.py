@@ -131,8 +131,8 @@ def kl_flow(
 
     What goes wrong after the first step (particles that run away, a bridge that does not converge, a
     score that is not finite, particles that draw together) ends the flow: ``status`` says what, at
-    which step and time, and the states so far are kept. Batches and clouds on a device, whose score is a
-    function of device arrays, are for "split"; see :func:`heat_flow`.
+    which step and time, and the states so far are kept. Of a batch ("split" alone) see :func:`heat_flow`;
+    on a device, functions take and give device arrays.
 
     >>> import numpy as np, qkcore as qk
     >>> x, w = qk.isb.Mixture.gaussian(0.0, 4.0).grid(300)
@@ -153,15 +153,15 @@ def kl_flow(
         flow: BridgeFlow = _iterated(kind, x, epsilon, n, w, score, options, save_every, progress)
         return flow
     assert potential is not None
-    if x.ndim > 2 or not where.host_arrays:
-        got = f"a batch {x.shape[:-2]}" if x.ndim > 2 else f"one on {where.place}"
+    if x.ndim > 2:
         raise ValueError(
-            f'X: wanted one cloud on the CPU for method="surrogate", got {got}; pass method="split"'
+            f'X: wanted one cloud for method="surrogate", got a batch {x.shape[:-2]}; take the clouds one '
+            'by one, or pass method="split"'
         )
-    record = Recorder(kind, x, w, epsilon, n, save_every, progress)
-    density = SurrogateDensity(x, w, log_density, bandwidth, support)
+    record = Recorder(kind, x, w, epsilon, n, save_every, progress, where)
+    density = SurrogateDensity(x, w, log_density, bandwidth, support, where)
     at = x if density.support is None else density.support
-    options = solver_options(at, tol, max_iter, max_memory, n_threads)
+    options = solver_options(at, tol, max_iter, max_memory, n_threads, where)
     surrogate = SurrogateSteps(epsilon, potential, density, theta, max_unevenness, options)
     with record:
         for k in range(n):

@@ -14,7 +14,7 @@ from .._backend import Backend, backend_of
 from .._host import HOST
 from .._lazy_scores import Real
 from .._progress import Bar
-from ._barycentric import BarycentricMap
+from ._barycentric import BarycentricMap, cloud_of
 
 if TYPE_CHECKING:
     from matplotlib.animation import FuncAnimation
@@ -69,9 +69,7 @@ class BridgeFlow:
     @property
     def X(self) -> Real:
         """The last good state (N, d)."""
-        b = backend_of(self.x)
-        states = b.points(("x", "x"), self.x, None)[0]
-        last: Real = b.give(b.indexed(states, (len(self.t) - 1,), 2))
+        last: Real = cloud_of(self.x, (len(self.t) - 1,))
         return last
 
     def mean(self) -> Real:

@@ -16,7 +16,7 @@ from .._lazy_scores import Real
 from ..operators import softmax
 from ..scores import distance
 from ._barycentric import BarycentricMap, Options, start
-from ._density import auto_theta, kde_log_density, nonzero_theta, surrogate_weights
+from ._density import auto_theta, kernel_estimate, nonzero_theta, silverman, surrogate_weights
 from ._result import FlowEnds
 from ._steps import at_particles, bridge_of, moved
 
@@ -40,14 +40,15 @@ class SurrogateDensity:
         log_density: LogDensity,
         bandwidth: float | None,
         support: npt.ArrayLike | None,
+        where: Backend,
     ) -> None:
-        self.w = w
+        self.w, self._where = w, where
         self.support: Real | None = None
         self._given: Callable[[Any, int], npt.ArrayLike] | None = None
         self._carried: Float64 | None = None
         self._bandwidth = None if bandwidth is None else _checks.positive("bandwidth", bandwidth)
         if support is not None:
-            self.support, _ = _checks.points("support", support)
+            self.support, _ = _checks.points("support", where.here("support", support))
             _checks.same_dtype("support", self.support, x.dtype, "X")
             if self.support.ndim != 2 or self.support.shape[1] != x.shape[1]:
                 raise ValueError(
@@ -63,7 +64,7 @@ class SurrogateDensity:
                     "values can be carried by the particles only"
                 )
             try:
-                self._carried = per_point("log_density", log_density, x)
+                self._carried = per_point("log_density", log_density, x, where)
             except FlowEnds as end:
                 raise end.error from None
 
@@ -74,14 +75,15 @@ class SurrogateDensity:
         at = x if self.support is None else self.support
         if self._given is not None:
             given = self._given
-            return per_point("log_density", lambda z: given(z, k), at)
-        return kde_log_density(x, self._bandwidth, self.w.astype(x.dtype), at=self.support)
+            return per_point("log_density", lambda z: given(z, k), at, self._where)
+        h = silverman(x, self.w.astype(x.dtype)) if self._bandwidth is None else self._bandwidth
+        return kernel_estimate(x, h, self.w, at, self._where)
 
     def carry(self, found: BarycentricMap, theta: float) -> bool:
         """Follows the particles through a step; False if it folds them."""
         if self._carried is None:
             return True
-        growth = _log_jacobian(found, theta)
+        growth = _log_jacobian(found, theta, self._where)
         folded = ~np.isfinite(growth)
         if self.w[folded].sum() > _FOLDED_MASS:
             return False
@@ -115,7 +117,8 @@ class SurrogateSteps:
         own = self._density.support
         at = x if own is None else own
         logs = self._density(x, k)
-        ratio = logs + per_point("potential", self._potential, at)
+        where = self._options.where
+        ratio = logs + per_point("potential", self._potential, at, where)
         # How much of the particles' mass a point of the support stands for.
         share = self._density.w if own is None else np.exp(logs - logs.max())
         theta = auto_theta(logs, ratio, share) if self._theta is None else self._theta
@@ -128,7 +131,7 @@ class SurrogateSteps:
             sigma /= sigma.sum()
         found = bridge_of(at, self._epsilon, sigma, start(self._last, sigma), self._options)
         self._last = found
-        values = found.values if own is None else found(x)
+        values = found.values if own is None else found._conditional(x, where).apply(found.X)
         if found.converged:
             self._look_at_cells(x, logs, theta, values)
         return found, theta, moved(x, values, theta)
@@ -148,7 +151,8 @@ class SurrogateSteps:
         w = self._density.w
         with np.errstate(divide="ignore"):
             volumes = np.log(w) - logs if own is None else np.zeros(len(own))
-        pull = _pull_of_cells(x, x if own is None else own, volumes, self._epsilon)
+        cells = x if own is None else own
+        pull = _pull_of_cells(x, cells, volumes, self._epsilon, self._options.where)
         size = float(w @ ((values - x).astype(np.float64) ** 2).sum(axis=1))
         excess = float(w @ (pull**2).sum(axis=1))
         # Nothing moves at all where every particle sees but one cell.
@@ -178,14 +182,15 @@ class SurrogateSteps:
         )
 
 
-def _pull_of_cells(x: Real, at: Real, volumes: Float64, epsilon: float) -> Float64:
+def _pull_of_cells(x: Real, at: Real, volumes: Float64, epsilon: float, where: Backend) -> Float64:
     """Where the cells alone, without any density, would move the particles (N, d).
 
     The mean of the cells around x under :math:`e^{-|x-y|^2/2\\varepsilon}`, less x: zero where cells of these
     log volumes fill space evenly at the scale of the kernel. It adds to what the bridge of a
     density on these cells does, and so is the error of its map.
     """
-    cells = distance(x, at, beta=1 / (2 * epsilon)).shift(columns=volumes.astype(x.dtype))
+    scores = where.visiting(distance(x, at, beta=1 / (2 * epsilon)))
+    cells = scores.shift(columns=volumes.astype(x.dtype))
     pull: Float64 = (softmax(cells).apply(at) - x).astype(np.float64)
     return pull
 
@@ -202,13 +207,13 @@ def _limit(value: object) -> float:
     return number
 
 
-def _log_jacobian(found: BarycentricMap, theta: float) -> Float64:
+def _log_jacobian(found: BarycentricMap, theta: float, where: Backend) -> Float64:
     """log det of the step's derivative, :math:`(1-\\theta^{-1})I + \\mathrm{Cov}(Y|x)/\\theta\\varepsilon`;
     -inf where the step turns space over."""
     n, d = found.X.shape
     y = (found.X - found.X.mean(axis=0)).astype(np.float64)
     products = (y[:, :, None] * y[:, None, :]).reshape(n, d * d).astype(found.X.dtype)
-    second = found.operator.apply(products).astype(np.float64).reshape(n, d, d)
+    second = found._conditional(found.X, where).apply(products).astype(np.float64).reshape(n, d, d)
     first = found.values - found.X.mean(axis=0)
     covariance = second - first[:, :, None] * first[:, None, :]
     derivative = (1 - 1 / theta) * np.eye(d) + covariance / (theta * found.epsilon)

@@ -63,11 +63,7 @@ class MagneticOperator:
         hint = "wrap an array with qk.scores.dense(array)"
         _checks.instance("phases", phases, Scores, "angles as scores", hint)
         _checks.one_problem("phases", (), phases.terms.offsets is not None)
-        if phases.backend.place != s.backend.place:
-            raise TypeError(
-                f"phases: wanted scores on {s.backend.place} like the magnitude, got some on "
-                f"{phases.backend.place}; move the arrays to one place"
-            )
+        _checks.same_place("phases", phases.device, s.device, "the magnitude")
         if phases.dtype != magnitude.dtype:
             raise TypeError(
                 f"phases: wanted {magnitude.dtype} like the magnitude, got {phases.dtype}; "
@@ -389,8 +385,7 @@ def one_angle_per_state(
     phi: npt.ArrayLike, n: int, batch: tuple[int, ...], dtype: np.dtype[Any]
 ) -> Real:
     angles = _checks.real_array("phi", phi)
-    if angles.shape[-1:] != (n,):
-        raise ValueError(f"phi: wanted shape {(n,)}, one angle per state, got {angles.shape}")
+    _checks.core_shape("phi", angles.shape, (n,), "with one angle per state")
     _checks.into_batch("phi", angles.shape, angles.shape[:-1], batch)
     _checks.same_dtype("phi", angles, dtype, "the operator")
     _checks.finite("phi", angles)
