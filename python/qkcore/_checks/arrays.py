@@ -252,14 +252,6 @@ def matrix_w(
 def same_place(name: str, place: str, wanted: str, like: str) -> None:
     """Refuses scores or factors of another device, or of the CPU beside those of a device."""
     if place != wanted:
-        raise TypeError(
-            f"{name}: wanted arrays on {wanted} like {like}, got some on {place}; move them to one place"
-        )
-
-
-def same_place(name: str, place: str, wanted: str, like: str) -> None:
-    """Refuses scores or factors of another device, or of the CPU beside those of a device."""
-    if place != wanted:
         got, do = f"some on {place}", "move them to one place"
         refuse(name, f"arrays on {wanted} like {like}", got, do, TypeError)
 
