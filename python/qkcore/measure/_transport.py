@@ -121,10 +121,10 @@ def w1_bracket(
     the cost of the plan after its marginals have been repaired exactly. It stops when the gap is at
     most ``rtol * upper``.
 
-    Distances are computed as they are needed, in O(N) memory beside what the bridge keeps of them. Measures of
-    more than ``max_points`` points are moved to landmarks (a random subset, each point to the nearest): the
-    upper bound pays for the move by the triangle inequality, and the lower bound, which is evaluated on all
-    points, stays valid; both are then looser.
+    Distances are computed as they are needed, in O(N) memory beside what the bridge keeps of them. Measures
+    of more than ``max_points`` points are moved to landmarks (a random subset, each point to the nearest):
+    the upper bound pays for the move by the triangle inequality, and the lower bound, which is evaluated on
+    all points, stays valid; both are then looser.
 
     >>> import numpy as np
     >>> from qkcore.measure import w1, w1_bracket
@@ -237,7 +237,7 @@ def _assignment(x: Array, y: Array, a: Array) -> float:
 
 
 def _l1(x: Array, y: Array) -> Array:
-    return 0.0 - np.asarray(l1(x, y).to_numpy())  # no distance is -0
+    return 0.0 - _double(l1(x, y).to_numpy())  # no distance is -0
 
 
 def _has_pot() -> bool:
@@ -303,7 +303,7 @@ def _plan_cost(s: Scores, f: Array, g: Array, epsilon: float, alpha: Array, beta
     scale_rows, columns = np.empty(n), np.zeros(m)
 
     def entries(block: slice) -> Array:
-        return np.asarray(s.rows(block.start, min(n, block.stop)).to_numpy())
+        return _double(s.rows(block.start, min(n, block.stop)).to_numpy())
 
     def plan(block: slice, scores: Array) -> Array:
         return np.asarray(np.exp(np.minimum(f[block, None] + g + scores / epsilon, 700.0)))
