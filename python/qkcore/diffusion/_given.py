@@ -65,6 +65,7 @@ class RightFactors:
             log_q = log_sums.astype(np.float64)
             if log_bandwidth is not None:
                 log_q = log_q - dimension * log_bandwidth
+        out: Double
         if self.log_target is not None:
             assert log_q is not None
             out = self.log_target / 2 - log_q
@@ -79,7 +80,8 @@ class RightFactors:
             out = np.zeros(len(self.log_weights))
         if self.log_weights is not None:
             out = out + self.log_weights
-        return out - out.max()  # a common factor of all columns cancels
+        out -= out.max()  # a common factor of all columns cancels
+        return out
 
 
 def right_factors(

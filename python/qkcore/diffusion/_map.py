@@ -22,7 +22,7 @@ from ._eigenpairs import stored_bytes
 from ._given import right_factors
 from ._local_scale import GlobalKernel, LocalKernel, SelfTuningKernel, neighbor_count
 from ._localized import effective_points, warn_of_parts
-from ._neighbors import NeighborGraph, SparseScores
+from ._neighbors import NeighborGraph, NeighborLogits
 from ._operators import _checked_norm, _indices
 from ._scale import RULES, BetaChoice, choose_beta
 from ._variable import DensityBandwidth, GivenBandwidth, VariableKernel
@@ -48,7 +48,7 @@ class _Fitted(NamedTuple):
     narrowest: float
     """the smallest variable bandwidth"""
 
-    def normalized(self, s: SparseScores) -> csr_array[Any]:
+    def normalized(self, s: NeighborLogits) -> csr_array[Any]:
         """The rows of a sparse kernel, with columns multiplied, over their sums."""
         return s.kernel(-s.log_row_sums(self.shift), self.shift)
 
@@ -226,7 +226,9 @@ class DiffusionMap(Transformer):
     def _warn(self, weights: Weights, law: npt.NDArray[np.float64], stacklevel: int) -> None:
         """Warns of parts and of coordinates of few points."""
         other = 'pass bandwidth="self-tuning"'
-        if isinstance(weights, LocalKernel):
+        if isinstance(weights, GivenBandwidth):
+            other = "bound the bandwidth"
+        elif isinstance(weights, LocalKernel):
             other = f"raise n_neighbors (now {self.n_neighbors})"
         if self.neighbors is not None:
             other = f"raise neighbors (now {self.neighbors})"

@@ -21,7 +21,7 @@ _ROWS = 4096  # points whose neighbours are lists at a time
 _TIE = 1e-12
 
 
-class SparseScores:
+class NeighborLogits:
     """Scores where points are neighbours, -inf elsewhere: compressed rows, none of them empty."""
 
     def __init__(self, starts: _Index, columns: _Index, values: Double, n_columns: int) -> None:
@@ -62,17 +62,17 @@ class NeighborGraph:
         self._points: Double = np.ascontiguousarray(kernel.features_of(points))
         self._radii = self._reach(self._points, n_threads)
 
-    def scores(self) -> SparseScores:
+    def scores(self) -> NeighborLogits:
         """Between the points of the fit: symmetric."""
         scales = getattr(self._kernel, "scales", None)
         return self._scores(self._points, self._radii, scales)
 
-    def cross(self, points: Real, scales: Double | None, n_threads: int) -> SparseScores:
+    def cross(self, points: Real, scales: Double | None, n_threads: int) -> NeighborLogits:
         """From new points, of these scales, to those of the fit."""
         x = np.ascontiguousarray(self._kernel.features_of(points))
         return self._scores(x, self._reach(x, n_threads), scales)
 
-    def _scores(self, x: Double, radii: Double, scales: Double | None) -> SparseScores:
+    def _scores(self, x: Double, radii: Double, scales: Double | None) -> NeighborLogits:
         rows, columns = self._edges(x, radii)
         squares = np.zeros(len(rows))
         for k in range(x.shape[1]):  # one coordinate at a time: O(N k) memory
@@ -81,7 +81,7 @@ class NeighborGraph:
             assert isinstance(self._kernel, LocalKernel)
             squares /= scales[rows] * self._kernel.scales[columns]
         starts = np.searchsorted(rows, np.arange(len(x) + 1)).astype(np.int64)
-        return SparseScores(starts, columns, -self._kernel.beta * squares, len(self._points))
+        return NeighborLogits(starts, columns, -self._kernel.beta * squares, len(self._points))
 
     def _reach(self, x: Double, n_threads: int) -> Double:
         """The distance to the k-th nearest of the points."""
