@@ -169,7 +169,7 @@ def test_diffusion_operators(xp: Library, alpha: float, dtype: str) -> None:
     assert np.abs(B.to_numpy().sum(axis=0) - 1).max() < 30 * 1e-5
 
 
-@pytest.mark.parametrize("bandwidth", ["global", "self-tuning"])
+@pytest.mark.parametrize("bandwidth", ["global", "self-tuning", "variable"])
 @pytest.mark.parametrize("n", [40, 300])
 def test_diffusion_maps(xp: Library, n: int, bandwidth: str) -> None:
     """Fitted attributes are NumPy's; coordinates are arrays of the library that X came from."""
@@ -184,6 +184,21 @@ def test_diffusion_maps(xp: Library, n: int, bandwidth: str) -> None:
     close(xp.numpy(theirs.transform(xp.asarray(new))), mine.transform(new), 1e4)
     close(xp.numpy(theirs.eigenfunctions(xp.asarray(new))), mine.eigenfunctions(new), 1e4)
     close(theirs.transform(new), mine.transform(new), 1e4)
+
+
+def test_given_weights_and_targets_of_diffusion_maps(xp: Library) -> None:
+    """Functions are given the points as NumPy's arrays; neighbours are refused by name."""
+    X = np.random.default_rng(7).normal(size=(60, 2))
+    for options in ({"weights": np.exp(X[:, 0])}, {"target": lambda x: np.exp(-(x[:, 0] ** 2))}):
+        mine = qk.diffusion.DiffusionMap(2, beta=1.0, **options).fit(X)
+        theirs = qk.diffusion.DiffusionMap(2, beta=1.0, **options).fit(xp.asarray(X))
+        close(theirs.embedding_, mine.embedding_, 1e4)
+        close(xp.numpy(theirs.transform(xp.asarray(X[:5]))), mine.transform(X[:5]), 1e4)
+    with pytest.raises(TypeError, match="neighbors: wanted None for points on cuda"):
+        qk.diffusion.DiffusionMap(2, beta=1.0, neighbors=9).fit(xp.asarray(X))
+    sparse = qk.diffusion.DiffusionMap(2, beta=1.0, neighbors=9).fit(X)
+    with pytest.raises(TypeError, match="X: wanted points on the CPU for a map of neighbors"):
+        sparse.transform(xp.asarray(X))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

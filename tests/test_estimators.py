@@ -19,6 +19,8 @@ from qkcore.diagnostics.drift import KNNDrift, RidgeDrift
 ESTIMATORS = {
     "DiffusionMap": lambda: diffusion.DiffusionMap(1),
     "self-tuning": lambda: diffusion.DiffusionMap(1, bandwidth="self-tuning"),
+    "variable": lambda: diffusion.DiffusionMap(1, bandwidth="variable"),
+    "neighbors": lambda: diffusion.DiffusionMap(1, neighbors=10),
     "MagneticMap": lambda: magnetic.MagneticMap(1),
     "KNNDrift": lambda: KNNDrift(n_neighbors=3),
     "RidgeDrift": lambda: RidgeDrift(),

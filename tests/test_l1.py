@@ -253,8 +253,5 @@ def test_what_is_refused() -> None:
     ):
         with pytest.raises(error, match=match):
             call()
-    b = qk.bridge(f(X + np.arange(3)[:, None], beta=1.0))
-    with pytest.raises(TypeError, match=r"new: wanted scores of the new rows"):
-        b.transform(X, X)
     with pytest.raises(ValueError, match=r"K: wanted dot products and squared distances"):
         positive_features(f(X), 10)

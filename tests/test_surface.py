@@ -290,9 +290,15 @@ def test_out_of_sample_projection() -> None:
     np.testing.assert_allclose(b.transform(new, Y), wanted, rtol=1e-10)
     found = b.transform(qk.scores.distance(new, Y, beta=2.0), Y)
     np.testing.assert_allclose(found, wanted, rtol=1e-10)
+    city = qk.bridge(qk.scores.l1(X, Y, beta=6.0) / 3.0)
+    wanted = city.transform(qk.scores.l1(new, Y, beta=2.0), Y)
+    np.testing.assert_allclose(city.transform(new, Y), wanted, rtol=1e-12)
     c = qk.bridge(qk.scores.dot(X, Y))
-    with pytest.raises(TypeError, match="new: wanted scores of the new rows"):
-        c.transform(new, Y)
+    # The kernel's points times a W are not points of the space of new ones.
+    weighed = qk.bridge(qk.scores.distance(X, Y, W=np.diag([4.0, 0.25])))
+    for other in (c, weighed, qk.bridge(qk.scores.l1(X, Y, W=np.array([2.0, 1.0])))):
+        with pytest.raises(TypeError, match="new: wanted scores of the new rows"):
+            other.transform(new, Y)
     with pytest.raises(ValueError, match="new: wanted scores against 15 columns"):
         c.transform(qk.scores.dot(new, X), Y)
     assert math.isfinite(float(c.transform(qk.scores.dot(new, Y), Y).sum()))

@@ -17,7 +17,7 @@ from ._convergence import WarnsOnUse
 from ._lazy_scores import Real, Scores
 from ._words import Ended
 from .operators import MarkovOperator, softmax
-from .scores import distance
+from .scores import distance, l1
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -242,7 +242,7 @@ class SchrodingerBridge(SolvedBatch):
         """The barycentric projection out of sample: means of Y (M, k) under rows that were not solved for.
 
         ``new``: scores of new rows against the same columns, made as those of the bridge were, or new points
-        for a bridge of ``qk.scores.distance(X, Y)`` without W. A row's own potential cancels.
+        for a bridge of ``qk.scores.distance(X, Y)`` or ``l1`` without W. A row's own potential cancels.
 
         >>> import numpy as np, qkcore as qk
         >>> X, Y = np.array([[0.0], [1.0]]), np.array([[10.0], [11.0]])
@@ -259,19 +259,18 @@ class SchrodingerBridge(SolvedBatch):
         return softmax(s.shift(columns=self.g))._applied("Y", Y)
 
     def _against_columns(self, points: Any) -> Scores:
-        """Scores of other points as rows, for bridges of plain distances."""
+        """Scores of other points as rows, for bridges of distances without W."""
         t = self.scores.terms
         others = t.dots or t.dense or t.row_bias or t.col_bias or t.masks or t.banded or t.offsets
-        if others or [power for *_, power in t.distances] != [2]:
+        if others or len(t.distances) != 1 or not self.scores.as_given:
             raise TypeError(
                 "new: wanted scores of the new rows against the same columns for this kernel, got "
-                f"{type(points).__name__}; points are enough for qk.scores.distance(X, Y) of at most 16 "
-                "dimensions"
+                f"{type(points).__name__}; points are enough for qk.scores.l1(X, Y), and "
+                "qk.scores.distance(X, Y) of at most 16 dimensions, without W"
             )
-        _, y, beta, n_negative, _ = t.distances[0]
-        if n_negative:
-            raise TypeError("new: wanted scores for an indefinite metric, got points")
-        return distance(points, self.scores.backend.give(y), beta=beta)
+        _, y, beta, _, power = t.distances[0]
+        make = l1 if power == 1 else distance
+        return make(points, self.scores.backend.give(y), beta=beta)
 
     @property
     def cost(self) -> Value:

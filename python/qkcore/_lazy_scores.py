@@ -38,6 +38,7 @@ class Scores:
     __slots__ = (
         "_described",
         "_holed",
+        "as_given",
         "backend",
         "batch",
         "bound",
@@ -79,6 +80,8 @@ class Scores:
         self.backend = backend
         self._described = backend.describe(self)
         self._holed: bool | None = None
+        self.as_given = False
+        """whether points in the terms are the caller's own, and not times a W"""
 
     @property
     def holed(self) -> bool:
@@ -111,7 +114,7 @@ class Scores:
     ) -> Scores:
         """Scores of the same arrays and dtype with other terms."""
         n_rows, n_cols = (self.n_rows, self.n_cols) if shape is None else shape
-        return Scores(
+        out = Scores(
             self.dtype,
             self.batch if batch is None else batch,
             n_rows,
@@ -120,6 +123,8 @@ class Scores:
             bound=self.bound if bound is None else bound,
             backend=self.backend,
         )
+        out.as_given = self.as_given
+        return out
 
     @property
     def shape(self) -> tuple[int, ...]:

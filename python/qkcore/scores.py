@@ -161,7 +161,9 @@ def distance(
     _checks.no_overflow("beta (x - y)^T W (x - y)", top, p.dtype)
     centred = p.backend.centred(p.x, p.y)
     if centred is None:
-        return p.scores(Terms(distances=((p.x, p.y, p.beta, n_negative, 2),)), top)
+        out = p.scores(Terms(distances=((p.x, p.y, p.beta, n_negative, 2),)), top)
+        out.as_given = W is None
+        return out
     x, y = centred
     signed = p.backend.negated(x, n_negative)
     y_signed = signed if y is x else p.backend.negated(y, n_negative)
@@ -202,7 +204,9 @@ def l1(
         p = p._replace(x=x, y=y, W=diagonal, x_largest=x_largest, y_largest=y_largest)
     top = p.beta * d * (p.x_largest + p.y_largest)
     _checks.no_overflow("beta |x - y|", top, p.dtype)
-    return p.scores(Terms(distances=((p.x, p.y, p.beta, 0, 1),)), top)
+    out = p.scores(Terms(distances=((p.x, p.y, p.beta, 0, 1),)), top)
+    out.as_given = W is None
+    return out
 
 
 def _coordinate_weights(W: object, d: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

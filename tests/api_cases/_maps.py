@@ -26,7 +26,16 @@ cases_of(
 case(
     "diffusion.DiffusionMap",
     lambda X, new, **a: qk.diffusion.DiffusionMap(**a).fit(X).transform(new),
-    lambda g: {"X": g.X(), "new": g.X(g.m), "n_components": 2, "beta": 0.5, "alpha": 0.5, "t": 1},
+    lambda g: {
+        "X": g.X(),
+        "new": g.X(g.m),
+        "n_components": 2,
+        "beta": 0.5,
+        "alpha": 0.5,
+        "t": 1,
+        "weights": g.uniform(0.5, 1.5, g.n),
+        "neighbors": 6,
+    },
 )
 case(
     "diffusion.Laplacian",

@@ -26,23 +26,29 @@ _ENOUGH = {True: 1e-4, False: 1e-8}  # formed, not formed
 
 
 def nontrivial_eigenpairs(
-    S: KernelOperator,
+    S: KernelOperator | None,
     root: npt.NDArray[np.float64],
     k: int,
     multiply: Product | None,
     definite: bool,
     max_iter: int | None,
     n_threads: int,
+    *,
+    dtype: np.dtype[Any],
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], int]:
     """The k largest eigenvalues of S, and vectors, besides the known pair (1, root); the passes made.
 
-    ``multiply`` is the product with S if that is stored. ``definite`` says that S is positive semidefinite:
-    then a part of it tells what the rest can hold.
+    ``multiply`` is the product with S if that is stored; S may be None then. ``definite`` says that S is
+    positive semidefinite: then a part of it tells what the rest can hold.
     """
-    n, dtype = S.shape[0], S.dtype
+    n = len(root)
     first = root.astype(dtype)[:, None]
     formed = multiply is not None
-    times = multiply if multiply is not None else _lazy_product(S, n_threads)
+    if multiply is not None:
+        times = multiply
+    else:
+        assert S is not None
+        times = _lazy_product(S, n_threads)
     passes = 0
 
     def product(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -59,7 +65,7 @@ def nontrivial_eigenpairs(
 
     block, basis = _FORMED if formed else _LAZY
     found = None
-    if n > DENSE_UP_TO and definite:
+    if n > DENSE_UP_TO and definite and S is not None:
         surrogate = _surrogate(S, first, k, _ENOUGH[formed], n_threads)
         if surrogate is not None:
             found = leading_by_davidson(product, first, k, surrogate)

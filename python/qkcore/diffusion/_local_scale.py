@@ -7,13 +7,14 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from .. import _checks, scores
+from .. import _checks
 from .._lazy_scores import Real, Scores
 from .._points import WLike, metric_factor
+from ..scores import distance, dot
 
 Double = npt.NDArray[np.float64]
 
-_TREE_UP_TO = 8  # dimensions in which a k-d tree beats going through all pairs
+TREE_UP_TO = 8  # dimensions in which a k-d tree beats going through all pairs
 _BLOCK = 2**22  # distances that are held at a time
 # The smallest scale of a point, as a share of its distance from the middle of the data. The scores are
 # differences of numbers up to the square of its inverse: at the floor they have an error of about 1e-5.
@@ -57,24 +58,25 @@ def neighbor_distances(queries: Double, points: Double, rank: int, n_threads: in
     """
     from scipy.spatial import cKDTree
 
-    if points.shape[1] <= _TREE_UP_TO:
+    if points.shape[1] <= TREE_UP_TO:
         found, _ = cKDTree(points).query(queries, k=[rank + 1], workers=n_threads)
     else:
         found = np.concatenate(
-            [np.partition(d, rank, axis=1)[:, rank] for d in _distances(queries, points)]
+            [np.partition(d, rank, axis=1)[:, rank] for d in blocks_of_distances(queries, points)]
         )
     out: Double = np.asarray(found, dtype=np.float64).reshape(-1)
     zero = np.flatnonzero(out == 0)
     if zero.size:
         nearest = [
-            np.where(d > 0, d, np.inf).min(axis=1) for d in _distances(queries[zero], points)
+            np.where(d > 0, d, np.inf).min(axis=1)
+            for d in blocks_of_distances(queries[zero], points)
         ]
         other = np.concatenate(nearest)
         out[zero] = np.where(np.isfinite(other), other, 0.0)
     return out
 
 
-def _distances(queries: Double, points: Double) -> Iterator[Double]:
+def blocks_of_distances(queries: Double, points: Double) -> Iterator[Double]:
     """Blocks of rows of the matrix of distances."""
     from scipy.spatial.distance import cdist
 
@@ -83,44 +85,76 @@ def _distances(queries: Double, points: Double) -> Iterator[Double]:
         yield cdist(queries[at : at + rows], points)
 
 
-class SelfTuningKernel:
-    """The scores :math:`-\\beta |x_i-x_j|^2/(\\sigma_i\\sigma_j)`, :math:`\\sigma` from neighbours.
+class LocalKernel:
+    """The scores :math:`-\\beta |x_i-x_j|^2/(\\sigma_i\\sigma_j)` with a scale for every point.
 
-    Zelnik-Manor and Perona's kernel (2005). With :math:`y = x/\\sigma` and :math:`q = |x|^2/\\sigma` the
-    scores are :math:`\\beta(2\\,y_i\\cdot y_j - q_i/\\sigma_j - q_j/\\sigma_i)`: three dot products, so that
-    nothing N x N is needed. The terms cancel, so points are taken from their median and in float64.
+    With :math:`y = x/\\sigma` and :math:`q = |x|^2/\\sigma` the scores are
+    :math:`\\beta(2\\,y_i\\cdot y_j - q_i/\\sigma_j - q_j/\\sigma_i)`: three dot products, so that nothing
+    N x N is needed. The terms cancel, so points are taken from their median and in float64.
     """
+
+    beta = 1.0
+    scales: Double
+    """of the points of the fit"""
+
+    def __init__(self, points: Real, W: WLike, what: str) -> None:
+        self._W = own_copy(W)
+        self._what = what
+        features = features_of(points, self._W, what)
+        self._centre = np.median(features, axis=0)
+        self.features: Double = features - self._centre
+
+    def features_of(self, points: Real) -> Double:
+        """Points as features whose Euclidean distance is that of the metric, from the median of the fit."""
+        out: Double = features_of(points, self._W, self._what) - self._centre
+        return out
+
+    def scales_of(self, points: Real, n_threads: int) -> Double:
+        """The scales of new points."""
+        raise NotImplementedError
+
+    def scores(self) -> Scores:
+        """Between the points of the fit: symmetric."""
+        terms = _terms(self.features, self.scales)
+        return _lifted(terms, terms, self.beta)
+
+    def cross(self, points: Real, scales: Double | None) -> Scores:
+        """From new points, of these scales, to those of the fit."""
+        assert scales is not None
+        left = _terms(self.features_of(points), scales)
+        return _lifted(left, _terms(self.features, self.scales), self.beta)
+
+    def sample(self, n: int) -> Scores:
+        """Scores with beta 1 of at most n points, evenly spaced in their order."""
+        at = np.linspace(0, len(self.features) - 1, min(len(self.features), n)).round()
+        some = at.astype(np.intp)
+        terms = _terms(self.features[some], self.scales[some])
+        return _lifted(terms, terms, 1.0)
+
+
+class SelfTuningKernel(LocalKernel):
+    """Zelnik-Manor and Perona's kernel (2005): scales are distances to a neighbour."""
 
     def __init__(
         self, points: Real, W: WLike, beta: float, n_neighbors: int, n_threads: int
     ) -> None:
-        self._W = own_copy(W)
-        self._beta = beta
-        features = features_of(points, self._W, 'bandwidth="self-tuning"')
-        self._centre = np.median(features, axis=0)
-        self._points: Double = features - self._centre
+        super().__init__(points, W, 'bandwidth="self-tuning"')
+        self.beta = beta
         self._rank = n_neighbors
-        self.scales = self._scales(self._points, n_threads)
+        self.scales = self._near(self.features, n_threads)
         if not self.scales.all():
             raise ValueError(
                 f'X: wanted points that differ for bandwidth="self-tuning", got {len(points)} equal ones; '
                 'pass bandwidth="global" and beta as a number'
             )
-        self._terms = _terms(self._points, self.scales)
 
-    def _scales(self, x: Double, n_threads: int) -> Double:
-        found = neighbor_distances(x, self._points, self._rank, n_threads)
+    def _near(self, x: Double, n_threads: int) -> Double:
+        found = neighbor_distances(x, self.features, self._rank, n_threads)
         out: Double = np.maximum(found, _FLOOR * np.linalg.norm(x, axis=1))
         return out
 
-    def scores(self) -> Scores:
-        """Between the points of the fit: symmetric."""
-        return _lifted(self._terms, self._terms, self._beta)
-
-    def cross(self, points: Real, n_threads: int) -> Scores:
-        """From new points to those of the fit."""
-        x = features_of(points, self._W, 'bandwidth="self-tuning"') - self._centre
-        return _lifted(_terms(x, self._scales(x, n_threads)), self._terms, self._beta)
+    def scales_of(self, points: Real, n_threads: int) -> Double:
+        return self._near(self.features_of(points), n_threads)
 
 
 def _terms(x: Double, scales: Double) -> tuple[Double, Double, Double]:
@@ -135,8 +169,8 @@ def _lifted(
     """The three dot products; the same arrays on both sides show the symmetry."""
     y, q, r = left
     v, p, t = right
-    cross = scores.dot(y, v, beta=2 * beta)
-    return cross + scores.dot(q, t, beta=beta) + scores.dot(r, p, beta=beta)
+    cross = dot(y, v, beta=2 * beta)
+    return cross + dot(q, t, beta=beta) + dot(r, p, beta=beta)
 
 
 class GlobalKernel:
@@ -145,12 +179,19 @@ class GlobalKernel:
     def __init__(self, points: Real, W: WLike, beta: float) -> None:
         self._points = points
         self._W = own_copy(W)
-        self._beta = beta
+        self.beta = beta
+
+    def features_of(self, points: Real) -> Double:
+        """Points as features whose Euclidean distance is that of the metric."""
+        return features_of(points, self._W, "neighbors")
 
     def scores(self) -> Scores:
         """Between the points of the fit: symmetric."""
-        return scores.distance(self._points, W=self._W, beta=self._beta)
+        return distance(self._points, W=self._W, beta=self.beta)
 
-    def cross(self, points: Real, n_threads: int) -> Scores:
+    def scales_of(self, points: Real, n_threads: int) -> None:
+        """None: the one scale there is is beta's."""
+
+    def cross(self, points: Real, scales: Double | None) -> Scores:
         """From new points to those of the fit."""
-        return scores.distance(points, self._points, W=self._W, beta=self._beta)
+        return distance(points, self._points, W=self._W, beta=self.beta)

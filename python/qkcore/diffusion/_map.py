@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,22 +13,44 @@ from .. import _checks
 from .._backend import Backend, backend_of
 from .._config import resolve_threads
 from .._estimator import Transformer
-from .._lanczos import Product
 from .._lazy_scores import Real
 from .._points import WLike
 from .._spectral import fix_signs
-from ..operators import MarkovOperator, kernel, softmax
-from ._eigenpairs import StoredKernel, nontrivial_eigenpairs, stored_bytes
-from ._local_scale import GlobalKernel, SelfTuningKernel, neighbor_count
+from ..operators import MarkovOperator, softmax
+from ._conjugates import of_all_pairs, of_neighbors, spectrum
+from ._eigenpairs import stored_bytes
+from ._given import right_factors
+from ._local_scale import GlobalKernel, LocalKernel, SelfTuningKernel, neighbor_count
 from ._localized import effective_points, warn_of_parts
-from ._operators import _checked_norm, _density_normalized, _halved, _indices
+from ._neighbors import NeighborGraph, NeighborLogits
+from ._operators import _checked_norm, _indices
 from ._scale import RULES, BetaChoice, choose_beta
+from ._variable import DensityBandwidth, GivenBandwidth, VariableKernel
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from scipy.sparse import csr_array
 
-BANDWIDTHS = ("global", "self-tuning")
+BANDWIDTHS = ("global", "self-tuning", "variable")
+Values = npt.ArrayLike | Callable[[Real], npt.ArrayLike]
+Weights = GlobalKernel | LocalKernel
+
+
+class _Fitted(NamedTuple):
+    """What transform needs."""
+
+    t: float
+    weights: Weights
+    shift: Real | None
+    """log of what multiplies the columns of the kernel"""
+    graph: NeighborGraph | None
+    narrowest: float
+    """the smallest variable bandwidth"""
+
+    def normalized(self, s: NeighborLogits) -> csr_array[Any]:
+        """The rows of a sparse kernel, with columns multiplied, over their sums."""
+        return s.kernel(-s.log_row_sums(self.shift), self.shift)
 
 
 class DiffusionMap(Transformer):
@@ -43,11 +67,24 @@ class DiffusionMap(Transformer):
     - ``n_components``: how many coordinates, 1 to N - 1.
     - ``beta``: the inverse scale of :math:`e^{-\\beta D^2}`, a number, or the rule "median",
       "dimension" or "knn" of :func:`choose_beta`; None is "median" (1 for "self-tuning").
-    - ``bandwidth``: "global", one scale for all points, or "self-tuning", one for each (Zelnik-Manor and
+    - ``bandwidth``: "global", one scale for all points; "self-tuning", one for each (Zelnik-Manor and
       Perona 2005): the kernel is :math:`e^{-\\beta D_{ij}^2/(\\sigma_i\\sigma_j)}`, :math:`\\sigma_i` the
-      distance of point i to its ``n_neighbors``-th neighbour. For data with outliers, or of uneven density.
-    - ``n_neighbors``: for "self-tuning" and for the rule "knn".
+      distance of point i to its ``n_neighbors``-th neighbour, for data with outliers, or of uneven density;
+      "variable" (Berry and Harlim 2016): the same with a bandwidth :math:`\\rho_i = q_i^{-1/2}` from the
+      density, by whose square the generator is divided, so that its limit is known; or that bandwidth itself,
+      as an array (N,) or a function of points (m, d) that gives (m,).
+    - ``n_neighbors``: for "self-tuning", "variable" and for the rule "knn".
+    - ``neighbors``: None for the weights of all pairs, or k: weights are kept where one point is among the k
+      nearest of the other (itself included), in a sparse array. O(N k) memory and time.
     - ``alpha``: density normalisation as in :func:`operator`: 0 none, 1 removes the sampling density.
+    - ``density``: the density of the points where it is known, up to a factor, instead of the kernel's row
+      sums; an array (N,) or a function of points. So are the next two.
+    - ``weights``: numbers w > 0 that multiply the kernel's columns: in the limit a drift
+      :math:`2\\nabla\\log w` is added.
+    - ``target``: a density :math:`\\pi`, up to a factor. The columns are divided by the density of the points
+      and multiplied by :math:`\\pi^{1/2}` (Banisch et al. 2020): whatever the points were drawn from, the
+      limit is the Langevin generator :math:`\\Delta + \\nabla\\log\\pi\\cdot\\nabla`.
+    - ``dimension``: the intrinsic dimension, for powers of a variable bandwidth; None: estimated.
     - ``t``: diffusion time, a number >= 0 (0: the eigenvectors themselves).
     - ``W``: the metric (d, d) or a pair of factors, None for the identity.
     - ``max_memory``: bytes. If the upper half of the N x N symmetric conjugate fits, it is formed once and
@@ -58,9 +95,11 @@ class DiffusionMap(Transformer):
 
     After ``fit``: ``eigenvalues_`` (without the trivial 1), ``eigenvectors_`` (N, n_components),
     ``embedding_``, ``stationary_`` (N,), ``beta_``, ``beta_rule_`` ("given", "median", "dimension", "knn"),
-    ``dimension_`` (of the rule "dimension"; else None), ``scales_`` (:math:`\\sigma`, (N,), of "self-tuning",
-    else None), ``effective_points_`` (how many points each coordinate lives on:
-    :math:`1/\\sum_i(\\pi_i\\psi_{ik}^2)^2`), ``materialized_`` (whether the array was formed),
+    ``dimension_`` (of the rule "dimension" and of variable bandwidths; else None), ``scales_``
+    (:math:`\\sigma` or :math:`\\rho`, (N,); None if global), ``rates_`` (minus the eigenvalues of the
+    generator, :math:`4\\beta(1-\\lambda_k)`, and of a variable bandwidth over :math:`\\min\\rho^2`; None of
+    "self-tuning", which has no limit of this kind), ``effective_points_`` (how many points each coordinate
+    lives on: :math:`1/\\sum_i(\\pi_i\\psi_{ik}^2)^2`), ``materialized_`` (whether the array was formed),
     ``n_iter_`` (passes over the matrix), ``points_`` (a copy of X), ``n_features_in_``.
 
     ``fit`` warns with :class:`DisconnectedWarning` where points fall into parts that do not see each other,
@@ -84,9 +123,14 @@ class DiffusionMap(Transformer):
         n_components: int = 2,
         *,
         beta: float | str | None = None,
-        bandwidth: str = "global",
+        bandwidth: str | Values = "global",
         n_neighbors: int = 7,
+        neighbors: int | None = None,
         alpha: float = 0.0,
+        density: Values | None = None,
+        weights: Values | None = None,
+        target: Values | None = None,
+        dimension: float | None = None,
         t: float = 1,
         W: WLike = None,
         max_memory: float = 256 * 2**20,
@@ -97,7 +141,12 @@ class DiffusionMap(Transformer):
         self.beta = beta
         self.bandwidth = bandwidth
         self.n_neighbors = n_neighbors
+        self.neighbors = neighbors
         self.alpha = alpha
+        self.density = density
+        self.weights = weights
+        self.target = target
+        self.dimension = dimension
         self.t = t
         self.W = W
         self.max_memory = max_memory
@@ -124,93 +173,125 @@ class DiffusionMap(Transformer):
         memory = _checks.at_least("max_memory", self.max_memory, 0)
         restarts = None if self.max_iter is None else _checks.count("max_iter", self.max_iter)
         threads = resolve_threads(self.n_threads)
-        choice = self._choice(points)
-        alpha = _checks.number("alpha", self.alpha)
-        weights: GlobalKernel | SelfTuningKernel
-        if self.bandwidth == "self-tuning":
-            near = neighbor_count(self.n_neighbors, n)
-            weights = SelfTuningKernel(points, self.W, choice.beta, near, threads)
+        near = self._near(n, where)
+        factors = right_factors(points, self.alpha, self.weights, self.target, self.density)
+        weights, choice = self._kernel(points, threads)
+        graph = None if near is None else NeighborGraph(weights, points, near, threads)
+        if graph is not None:
+            materialized = True
+            conjugate = of_neighbors(graph, weights, factors)
         else:
-            weights = GlobalKernel(points, self.W, choice.beta)
-        s = where.visiting(weights.scores())
-        materialized = where.host_arrays and stored_bytes(n, s.dtype) <= memory
-        multiply: Product | None = None
-        # Distances give weights from 0 to 1, with 1 on the diagonal: sums and their powers are numbers, and
-        # the stored weights serve them all. Other metrics and powers go by logarithms.
-        distances = self.W is None or self.bandwidth == "self-tuning"
-        if materialized and distances and abs(alpha) <= 2:
-            K = StoredKernel(s, threads)
-            none = np.zeros(n, s.dtype)
-            shift = K.log_row_sums(none) * s.dtype.type(-alpha) if alpha else None
-            log_z = K.log_row_sums(none if shift is None else shift)
-            half = log_z * s.dtype.type(-0.5) + (none if shift is None else shift)
-            S = kernel(s.shift(rows=half, columns=half), "exp")
-            multiply = K.scaled(np.exp(half))
-        else:
-            s, shift = _density_normalized(s, alpha, threads)
-            P = softmax(s)
-            S = kernel(_halved(P, threads), "exp")
-            log_z = P._normalizer(threads).lse
-            if materialized:
-                multiply = StoredKernel(S.scores, threads)
-        log_z = log_z.astype(np.float64)
-        law = np.exp(log_z - log_z.max())
-        law /= law.sum()
-        values, vectors, passes = nontrivial_eigenpairs(
-            S,
-            np.sqrt(law),
-            k,
-            multiply,
-            self.W is None and self.bandwidth == "global",  # then it is positive semidefinite
-            restarts,
-            threads,
-        )
+            s = where.visiting(weights.scores())
+            materialized = where.host_arrays and stored_bytes(n, s.dtype) <= memory
+            bounded = self.W is None or isinstance(weights, LocalKernel)
+            conjugate = of_all_pairs(s, weights, factors, materialized, bounded, threads)
+        slowness, narrowest = None, 1.0
+        if isinstance(weights, VariableKernel):
+            narrowest = float(weights.scales.min())
+            slowness = (narrowest / weights.scales) ** 2
+        definite = self.W is None and isinstance(weights, GlobalKernel) and graph is None
+        values, vectors, law, passes = spectrum(conjugate, slowness, k, definite, restarts, threads)
         dtype = points.dtype
         self.beta_ = choice.beta
         self.beta_rule_ = choice.rule
-        self.dimension_ = choice.dimension
+        self.dimension_ = (
+            weights.dimension if isinstance(weights, VariableKernel) else choice.dimension
+        )
         self.eigenvalues_: Real = values.astype(dtype)
         self.eigenvectors_: Real = _right_eigenvectors(vectors, law, dtype)
         self.stationary_: Real = law.astype(dtype)
         self.scales_: Real | None = None
-        if isinstance(weights, SelfTuningKernel):
+        self.rates_: Real | None = None
+        if isinstance(weights, LocalKernel):
             self.scales_ = weights.scales.astype(dtype)
+        if not isinstance(weights, SelfTuningKernel):
+            self.rates_ = (4 * choice.beta / narrowest**2 * (1 - values)).astype(dtype)
         self.effective_points_ = effective_points(law, self.eigenvectors_)
         self.materialized_ = materialized
         self.n_iter_ = passes
         self.points_: Real = points
         self._learn_features(X, points)
         # What transform needs must not change with parameters that are set after fit.
-        self._fitted = (t, weights, shift)
+        self._fitted = _Fitted(t, weights, conjugate.shift, graph, narrowest)
         self.embedding_: Real = self.eigenvectors_ * _powers(self.eigenvalues_, t)
+        self._warn(weights, law, stacklevel + 1)
+        return self
+
+    def _warn(self, weights: Weights, law: npt.NDArray[np.float64], stacklevel: int) -> None:
+        """Warns of parts and of coordinates of few points."""
         other = 'pass bandwidth="self-tuning"'
-        if self.bandwidth == "self-tuning":
+        if isinstance(weights, GivenBandwidth):
+            other = "bound the bandwidth"
+        elif isinstance(weights, LocalKernel):
             other = f"raise n_neighbors (now {self.n_neighbors})"
+        if self.neighbors is not None:
+            other = f"raise neighbors (now {self.neighbors})"
+        values = self.eigenvalues_
+        if isinstance(weights, VariableKernel):
+            # The chain of a variable bandwidth is slow where that is wide: at the mean bandwidth it is not.
+            spread = float(np.exp(np.log(weights.scales).mean())) / float(weights.scales.min())
+            values = np.maximum(1 - (1 - values) * values.dtype.type(spread**2), 0)
         remedy = (
-            f"Leave outliers out, lower beta (now {choice.beta:.3g}), {other}, "
+            f"Leave outliers out, lower beta (now {self.beta_:.3g}), {other}, "
             "or map large parts one by one"
         )
         warn_of_parts(
             type(self).__name__,
-            self.eigenvalues_,
+            values,
             self.eigenvectors_,
             law,
             remedy,
             stacklevel,
             with_constant=True,
         )
-        return self
+
+    def _near(self, n: int, where: Backend) -> int | None:
+        """``neighbors``, no more than there are points."""
+        if self.neighbors is None:
+            return None
+        k = _checks.integer_within(
+            "neighbors", self.neighbors, 2, 10**9, "a point is its own nearest, and needs another"
+        )
+        if not where.host_arrays:
+            raise TypeError(
+                f"neighbors: wanted None for points on {where.place}, where no kernel is sparse, got {k}; "
+                "leave neighbors out, or copy X to the CPU"
+            )
+        return min(k, n)
+
+    def _kernel(self, points: Real, threads: int) -> tuple[Weights, BetaChoice]:
+        """The kernel with its scale, and how that was found."""
+        bandwidth, n = self.bandwidth, len(points)
+        if isinstance(bandwidth, str) and bandwidth not in BANDWIDTHS:
+            raise ValueError(
+                f"bandwidth: wanted one of {', '.join(map(repr, BANDWIDTHS))}, an array or a function of "
+                f"points, got {bandwidth!r}"
+            )
+        if isinstance(bandwidth, str) and bandwidth == "global":
+            choice = self._choice(points)
+            return GlobalKernel(points, self.W, choice.beta), choice
+        if isinstance(self.beta, str):
+            raise ValueError(
+                f"beta: wanted a number > 0 or None for bandwidth={_shown(bandwidth)}, got the rule "
+                f"{self.beta!r}; the scales come from the points"
+            )
+        beta = None if self.beta is None else _checks.positive("beta", self.beta)
+        if isinstance(bandwidth, str) and bandwidth == "self-tuning":
+            near = neighbor_count(self.n_neighbors, n)
+            beta = 1.0 if beta is None else beta
+            tuned = SelfTuningKernel(points, self.W, beta, near, threads)
+            return tuned, BetaChoice(beta, "given", n)
+        m = None if self.dimension is None else _checks.positive("dimension", self.dimension)
+        weights: VariableKernel
+        if isinstance(bandwidth, str):
+            near = neighbor_count(self.n_neighbors, n)
+            weights = DensityBandwidth(points, self.W, near, m, threads)
+        else:
+            weights = GivenBandwidth(points, self.W, bandwidth)
+        return weights, weights.choose(beta, m)
 
     def _choice(self, points: Real) -> BetaChoice:
-        _checks.one_of("bandwidth", self.bandwidth, BANDWIDTHS)
         beta = "median" if self.beta is None else self.beta
-        if self.bandwidth == "self-tuning":
-            if isinstance(self.beta, str):
-                raise ValueError(
-                    f'beta: wanted a number > 0 or None for bandwidth="self-tuning", got the rule '
-                    f"{self.beta!r}; the scales come from n_neighbors"
-                )
-            beta = 1.0 if self.beta is None else self.beta
         if isinstance(beta, str):
             if beta not in RULES:
                 raise ValueError(
@@ -228,11 +309,29 @@ class DiffusionMap(Transformer):
 
     @property
     def operator_(self) -> MarkovOperator:
-        """The fitted diffusion operator, (N, N); that of "self-tuning" is in double precision."""
+        """The fitted diffusion operator, (N, N); in double precision unless the bandwidth is global.
+
+        That of a variable bandwidth is the chain before its steps are made rare where the bandwidth is wide.
+        """
         self._require_fitted("embedding_")
-        _, weights, shift = self._fitted
-        s = weights.scores()
+        fitted = self._fitted
+        if fitted.graph is not None:
+            raise ValueError(
+                "operator_: wanted a map of all pairs, got one of neighbors; use sparse_operator_"
+            )
+        s, shift = fitted.weights.scores(), fitted.shift
         return softmax(s if shift is None else s.shift(rows=shift, columns=shift))
+
+    @property
+    def sparse_operator_(self) -> csr_array[Any]:
+        """The fitted diffusion operator of ``neighbors``, as SciPy's sparse array (N, N)."""
+        self._require_fitted("embedding_")
+        fitted = self._fitted
+        if fitted.graph is None:
+            raise ValueError(
+                "sparse_operator_: wanted a map of neighbors, got one of all pairs; use operator_"
+            )
+        return fitted.normalized(fitted.graph.scores())
 
     def transform(self, X: npt.ArrayLike) -> Real:
         """The coordinates of points X (m, d), new ones too, by Nyström's extension.
@@ -250,11 +349,15 @@ class DiffusionMap(Transformer):
         array([[-0.6211],
                [ 0.5039]])
         """
-        where, product = self._extended(X)
-        t = self._fitted[0]
-        if t < 1:
+        where, product, shares = self._extended(X)
+        t = self._fitted.t
+        if shares is not None:
+            product = product / shares * self.eigenvalues_
+        elif t < 1:
             self._refuse_zero_eigenvalues(f"transform with t={t:g} < 1")
             product, t = product / self.eigenvalues_, t + 1
+        if shares is not None and t < 1:
+            self._refuse_zero_eigenvalues(f"transform with t={t:g} < 1")
         out: Real = where.give(where.from_host(product * _powers(self.eigenvalues_, t - 1)))
         return self._as_asked(out, X)  # type: ignore[no-any-return]  # a data frame if that was asked for
 
@@ -263,24 +366,54 @@ class DiffusionMap(Transformer):
 
         Rounding is divided by the eigenvalue too; eigenvalues that are 0 to rounding are refused.
         """
-        where, product = self._extended(X)
-        self._refuse_zero_eigenvalues("eigenfunctions")
-        out: Real = where.give(where.from_host(product / self.eigenvalues_))
+        where, product, shares = self._extended(X)
+        if shares is None:
+            self._refuse_zero_eigenvalues("eigenfunctions")
+            shares = self.eigenvalues_
+        out: Real = where.give(where.from_host(product / shares))
         return out
 
-    def _extended(self, X: npt.ArrayLike) -> tuple[Backend, Real]:
-        """sum_j P(x, x_j) psi_jk; a density of x itself would cancel in the row's normaliser."""
+    def _extended(self, X: npt.ArrayLike) -> tuple[Backend, Real, Real | None]:
+        """sum_j P(x, x_j) psi_jk; a density of x itself would cancel in the row's normaliser.
+
+        With it the share of psi_k(x) that this is, where it is not the eigenvalue: of a variable bandwidth,
+        1 - (1 - lambda_k) rho(x)^2 / min rho^2.
+        """
         self._require_fitted("embedding_")
         where = backend_of(X)
         X = where.here("X", X)
         points = self._points(X)
         self._same_features(X, points)
         points = points.astype(self.points_.dtype, copy=False)
-        _, weights, shift = self._fitted
-        s = where.visiting(weights.cross(points, resolve_threads(self.n_threads)))
-        P = softmax(s if shift is None else s.shift(columns=shift))
-        vectors = self.eigenvectors_.astype(s.dtype, copy=False)
-        return where, P.apply(vectors, n_threads=self.n_threads).astype(points.dtype, copy=False)
+        fitted, threads = self._fitted, resolve_threads(self.n_threads)
+        scales = fitted.weights.scales_of(points, threads)
+        if fitted.graph is not None:
+            if not where.host_arrays:
+                raise TypeError(
+                    f"X: wanted points on the CPU for a map of neighbors, got some on {where.place}; copy X"
+                )
+            P = fitted.normalized(fitted.graph.cross(points, scales, threads))
+            product = np.asarray(P @ self.eigenvectors_.astype(np.float64))
+        else:
+            s = where.visiting(fitted.weights.cross(points, scales))
+            columns = fitted.shift
+            A = softmax(s if columns is None else s.shift(columns=columns))
+            vectors = self.eigenvectors_.astype(s.dtype, copy=False)
+            product = A.apply(vectors, n_threads=self.n_threads)
+        product = product.astype(points.dtype, copy=False)
+        if not isinstance(fitted.weights, VariableKernel):
+            return where, product, None
+        assert scales is not None
+        wide = ((scales / fitted.narrowest) ** 2)[:, None]
+        shares = 1 - (1 - self.eigenvalues_.astype(np.float64)) * wide
+        lost = np.abs(shares) <= math.sqrt(np.finfo(points.dtype).eps)
+        if lost.any():
+            row, k = np.unravel_index(int(np.argmax(lost)), lost.shape)
+            raise ValueError(
+                f"X: wanted points that see enough of coordinate {k}, got point {row}, whose bandwidth "
+                f"{scales[row]:.3g} is too wide for it; fit at most {k} components, or raise beta"
+            )
+        return where, product, shares.astype(points.dtype)
 
     def _refuse_zero_eigenvalues(self, what: str) -> None:
         lost = np.abs(self.eigenvalues_) <= 100 * np.finfo(self.eigenvalues_.dtype).eps
@@ -358,3 +491,9 @@ def _right_eigenvectors(
     v /= np.linalg.norm(v, axis=0)
     out: Real = fix_signs(v / np.sqrt(law)[:, None]).astype(dtype)
     return out
+
+
+def _shown(bandwidth: object) -> str:
+    if isinstance(bandwidth, str):
+        return repr(bandwidth)
+    return "a function" if callable(bandwidth) else "an array"

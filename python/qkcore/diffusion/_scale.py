@@ -87,10 +87,10 @@ def choose_beta(
         sample = x[np.linspace(0, len(x) - 1, min(len(x), MOST_POINTS)).round().astype(np.intp)]
         near = neighbor_distances(sample, x, rank, get_num_threads())
         return BetaChoice(1 / float(np.median(near)) ** 2, rule, len(sample))
-    return _fastest_growth(found.minus, found.beta)
+    return fastest_growth(found.minus, found.beta)
 
 
-def _fastest_growth(minus: Scores, middle: float) -> BetaChoice:
+def fastest_growth(minus: Scores, middle: float) -> BetaChoice:
     """The maximum over beta of d log T / d log(1/beta), from ``minus``, the scores -D^2."""
     from scipy.optimize import minimize_scalar
 

@@ -233,8 +233,7 @@ def _assignment(x: Array, y: Array, a: Array) -> float:
 
 
 def _l1(x: Array, y: Array) -> Array:
-    found: Array = 0.0 - np.asarray(l1(x, y).to_numpy(), np.float64)  # no distance is -0
-    return found
+    return 0.0 - _double(l1(x, y).to_numpy())  # no distance is -0
 
 
 def _has_pot() -> bool:
@@ -297,7 +296,7 @@ def _plan_cost(s: Scores, f: Array, g: Array, epsilon: float, alpha: Array, beta
     scale_rows, columns = np.empty(n), np.zeros(m)
 
     def entries(block: slice) -> Array:
-        return np.asarray(s.rows(block.start, min(n, block.stop)).to_numpy())
+        return _double(s.rows(block.start, min(n, block.stop)).to_numpy())
 
     def plan(block: slice, scores: Array) -> Array:
         return np.asarray(np.exp(np.minimum(f[block, None] + g + scores / epsilon, 700.0)))
