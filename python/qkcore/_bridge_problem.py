@@ -25,6 +25,7 @@ class Problem(NamedTuple):
     nu: Real
     tol: float
     max_iter: int
+    max_visits: int
     row_penalty: float = math.inf
     col_penalty: float = math.inf
     n_threads: int = 1
@@ -139,6 +140,14 @@ def _at_least_one(name: str, value: object) -> int:
     if number < 1:
         raise ValueError(f"{name}: wanted at least 1, got {value}")
     return number
+
+
+def limits(max_iter: object, max_visits: object) -> tuple[int, int]:
+    """How many iterations, and how many visits: by default 10 000, or max_iter where that is more."""
+    most = _at_least_one("max_iter", max_iter)
+    return most, max(most, 10_000) if max_visits is None else _at_least_one(
+        "max_visits", max_visits
+    )
 
 
 def penalties(penalty: float | tuple[float, float] | None) -> tuple[float, float]:

@@ -64,7 +64,7 @@ private:
             BridgeState state;
             BridgeOptions options = options_at(scale_);
             options.tol = near;
-            options.max_visits = 2;
+            options.max_visits = std::min<Index>(options.max_visits, 2);
             state.f.assign(mu_.size(), 0.0);
             state.g = to_vector(g_);
             Iterate probe(*sweep_, mu_, nu_, options, state, at_.run);
@@ -105,7 +105,9 @@ private:
         BridgeOptions out = at_.options;
         for (double* const penalty : {&out.row_penalty, &out.col_penalty})
             *penalty = std::max(*penalty * scale, std::min(*penalty, least_penalty));
+        out.observe = nullptr;  // potentials of easier kernels are not what it is to see
         out.max_visits = at_.options.max_visits - at_.state.n_visits;
+        out.max_iterations = at_.options.max_iterations - at_.iterations();
         if (at_.options.report)
             out.report = [this](Index visits, double error) {
                 at_.options.report(at_.state.n_visits + visits, error);
@@ -119,9 +121,8 @@ private:
         if (state.status == BridgeStatus::interrupted || state.status == BridgeStatus::infeasible) {
             at_.end(state.status);
             ended_ = true;
-        } else if (at_.out_of_visits()) {
-            at_.end(BridgeStatus::iteration_limit);
-            ended_ = true;
+        } else {
+            ended_ = at_.limited();
         }
     }
 

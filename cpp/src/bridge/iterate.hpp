@@ -29,8 +29,10 @@ public:
     // Visits the kernel at g: f by a row update with the given relaxation, and the columns that follow from it. Where
     // a sweep that rounds could not tell the error of the columns, it is refined and visited again.
     bool visit(double relaxation);
-    // Column updates from exact log-sum-exps, for columns whose mass underflows in visits. Leaves g not visited.
+    // update_columns() as an iteration, for columns whose mass underflows in visits.
     bool recover_columns();
+    // Column updates from exact log-sum-exps. Leaves g not visited.
+    bool update_columns();
     // recover_columns() and visits until no column vanishes, or weights are too small for that; leaves g visited.
     bool settle_columns();
     // Sinkhorn steps from the g just visited; leaves g visited.
@@ -40,7 +42,12 @@ public:
     // distance lets the missing mass pass. The dual rises in proportion to the way, so the step is doubled as long as
     // it does. Leaves g moved and not visited; ends as "stagnated" where the dual does not rise.
     bool cross_plateau(double error);
-    bool out_of_visits() const { return state.n_visits >= options.max_visits; }
+    Index iterations() const { return static_cast<Index>(state.errors.size()); }
+    // No iteration may follow: there have been as many as there may be, or the observer has ended the solve.
+    bool out_of_iterations() const { return stopped_ || iterations() >= options.max_iterations; }
+    bool out_of_budget() const { return out_of_iterations() || state.n_visits >= options.max_visits; }
+    // Whether the solve is at its end for one of these reasons; the status then says which.
+    bool limited();
     // Sets the status; always false.
     bool end(BridgeStatus status);
     // Whether a sweep went through; else the status says why not.
@@ -96,12 +103,15 @@ public:
 
 private:
     bool visit_once(double relaxation);
+    // The exact log-sum-exps of the columns.
+    bool find_columns(Vector& exact);
     // step(j, Sinkhorn's step of g_j) for every column
     template <class Step>
     void each_column_step(const Step& step) const;
     double mass_shift(const Vector& at_g) const;
 
-    double charged_ = 0;  // less than a visit
+    double charged_ = 0;    // less than a visit
+    bool stopped_ = false;  // by the observer
 };
 
 // ---- methods; each leaves its verdict in the state ----------------------------------------------------------
@@ -111,6 +121,8 @@ void alternate(Iterate& at, bool may_relax);
 // Anderson's extrapolation of the last iterates. With `may_give_up`, true says that it is slow; g is then the best
 // that was found.
 bool anderson(Iterate& at, bool may_give_up);
+// Sinkhorn's iteration with a trial of the extrapolated point at every period-th step (BridgeOptions::period).
+void periodic(Iterate& at);
 // Newton's method on the dual in g, damped where the dual is not like its quadratic model. With `may_give_up`, true
 // says that it makes little progress here.
 bool newton(Iterate& at, bool may_give_up);

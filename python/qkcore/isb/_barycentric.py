@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._bridge_kernels import ScoresKernel
-from .._bridge_problem import TOLERANCES, Problem, memory_limit
+from .._bridge_problem import TOLERANCES, Problem, limits, memory_limit
 from .._bridge_solve import solve_one
 from .._config import resolve_threads
 from .._convergence import WarnsOnUse, on_fail_option, settle
@@ -41,13 +41,16 @@ class BarycentricMap(Ended, WarnsOnUse):
     potential: npt.NDArray[np.float64] = field(repr=False)
     """g with :math:`\\Pi_{ij} = e^{g_i + g_j - |x_i-x_j|^2/2\\varepsilon}`; -inf where the weight is 0"""
     status: str
-    """"converged", or why not: "iteration limit", "stagnated" (at the precision of the dtype)"""
+    """"converged", or why not: "iteration limit", "visit limit", "stagnated" (at the precision of the
+    dtype)"""
     converged: bool
     """the marginal was met within ``tol`` at a final check from the points"""
     n_iter: int
-    """visits of all entries that the solve took"""
+    """iterations that the solve took"""
+    n_visits: int
+    """visits of all entries that it took"""
     errors: npt.NDArray[np.float64] = field(repr=False)
-    """L1 error of the marginal at each visit"""
+    """L1 error of the marginal after each iteration"""
     error: float
     """L1 error of the marginal at the final check"""
     tol: float
@@ -56,11 +59,6 @@ class BarycentricMap(Ended, WarnsOnUse):
     n_threads: int = field(repr=False, default=1)
     on_fail: str = field(default="ignore", repr=False)
     """what :func:`barycentric` was told to do when the solve did not converge"""
-
-    @property
-    def n_visits(self) -> int:
-        """As ``n_iter``."""
-        return self.n_iter
 
     @cached_property
     def operator(self) -> MarkovOperator:
@@ -106,7 +104,7 @@ class BarycentricMap(Ended, WarnsOnUse):
         state = "converged" if self.converged else f"not converged ({self.status})"
         return (
             f"Barycentric projection of {n} points in dimension {d}, epsilon {self.epsilon:g}: {state}\n"
-            f"  {self.n_iter} visits ({self.method}), marginal error {self.error:.3g} "
+            f"  {self.n_visits} visits ({self.method}), marginal error {self.error:.3g} "
             f"(tolerance {self.tol:.3g})"
         )
 
@@ -120,7 +118,8 @@ def barycentric(
     weights: npt.ArrayLike | None = None,
     *,
     tol: float | None = None,
-    max_iter: int = 1000,
+    max_iter: int = 10_000,
+    max_visits: int | None = None,
     init: Init = None,
     max_memory: float | None = None,
     on_fail: str = "warn",
@@ -138,7 +137,8 @@ def barycentric(
 
     One visit of all entries per iteration, a few more than ten in all: momentum chosen for a positive
     definite kernel, where that is safe, else the averaged symmetric update. ``tol`` bounds the L1 error
-    of the marginal (default 1e-9, in float32 1e-5). ``init``: an earlier result on as many points, or a
+    of the marginal (default 1e-9, in float32 1e-5). ``max_iter`` and
+    ``max_visits`` are those of :func:`qkcore.bridge`. ``init``: an earlier result on as many points, or a
     potential. ``max_memory``: bytes for the upper triangle of the kernel (default 256 MB; 0: entries are
     computed at every visit, in O(N) memory).
 
@@ -157,7 +157,7 @@ def barycentric(
     """
     fails = on_fail_option(on_fail)
     x, epsilon = cloud(X, epsilon)
-    options = solver_options(x, tol, max_iter, max_memory, n_threads)
+    options = solver_options(x, tol, max_iter, max_visits, max_memory, n_threads)
     w = masses("weights", weights, x)
     found = settle(solve(x, epsilon, w, start(init, w), options), fails)
     found._used()
@@ -170,6 +170,7 @@ def barycentric(
 class Options(NamedTuple):
     tol: float
     max_iter: int
+    max_visits: int
     scratch: Real | None
     n_threads: int
 
@@ -178,17 +179,17 @@ def solver_options(
     x: Real,
     tol: float | None,
     max_iter: int,
+    max_visits: int | None,
     max_memory: float | None,
     n_threads: int | None,
 ) -> Options:
     """Checked options; the room for the triangle is made here, once for all steps of a flow."""
     tol = TOLERANCES[x.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
-    if _checks.integer("max_iter", max_iter) < 1:
-        raise ValueError(f"max_iter: wanted at least 1, got {max_iter}")
+    most = limits(max_iter, max_visits)
     limit = memory_limit(max_memory)
     size = cpu.triangle_scratch(len(x), x.dtype.itemsize == 4, -1.0 if limit is None else limit)
     scratch = np.empty(size, x.dtype) if size else None
-    return Options(tol, int(max_iter), scratch, resolve_threads(n_threads))
+    return Options(tol, *most, scratch, resolve_threads(n_threads))
 
 
 def cloud(X: npt.ArrayLike, epsilon: float) -> tuple[Real, float]:
@@ -258,7 +259,9 @@ def solve(
         scratch=options.scratch,
         name="X",
     )
-    problem = Problem(kernel, w, w, options.tol, options.max_iter, n_threads=options.n_threads)
+    problem = Problem(
+        kernel, w, w, options.tol, options.max_iter, options.max_visits, n_threads=options.n_threads
+    )
     found = solve_one(problem, "symmetric", g, g, None)
     g = (found.f + found.g) / 2
     columns = s.shift(columns=g.astype(x.dtype))
@@ -273,7 +276,8 @@ def solve(
         potential=g,
         status=found.status,
         converged=found.converged,
-        n_iter=found.n_visits,
+        n_iter=len(found.errors),
+        n_visits=found.n_visits,
         errors=found.errors,
         error=found.error,
         tol=options.tol,

@@ -42,7 +42,8 @@ def heat_flow(
     weights: npt.ArrayLike | None = None,
     save_every: int = 1,
     tol: float | None = None,
-    max_iter: int = 1000,
+    max_iter: int = 10_000,
+    max_visits: int | None = None,
     max_memory: float | None = None,
     progress: bool = False,
     n_threads: int | None = None,
@@ -71,7 +72,7 @@ def heat_flow(
     x, epsilon = cloud(X, epsilon)
     n = _n_steps(n_steps, T, epsilon)
     w = masses("weights", weights, x)
-    options = solver_options(x, tol, max_iter, max_memory, n_threads)
+    options = solver_options(x, tol, max_iter, max_visits, max_memory, n_threads)
     record = Recorder("heat flow", x, w, epsilon, n, save_every, progress)
     warm = _WarmStart(w)
     with record:
@@ -101,7 +102,8 @@ def kl_flow(
     weights: npt.ArrayLike | None = None,
     save_every: int = 1,
     tol: float | None = None,
-    max_iter: int = 1000,
+    max_iter: int = 10_000,
+    max_visits: int | None = None,
     max_memory: float | None = None,
     progress: bool = False,
     n_threads: int | None = None,
@@ -150,12 +152,12 @@ def kl_flow(
     _no_idle_options(method, theta, support, log_density, bandwidth)
     record = Recorder(f"KL flow ({method})", x, w, epsilon, n, save_every, progress)
     if method == "split":
-        options = solver_options(x, tol, max_iter, max_memory, n_threads)
+        options = solver_options(x, tol, max_iter, max_visits, max_memory, n_threads)
         return _split(x, epsilon, n, w, score, options, record)
     assert potential is not None
     density = SurrogateDensity(x, w, log_density, bandwidth, support)
     where = x if density.support is None else density.support
-    options = solver_options(where, tol, max_iter, max_memory, n_threads)
+    options = solver_options(where, tol, max_iter, max_visits, max_memory, n_threads)
     surrogate = SurrogateSteps(epsilon, potential, density, theta, max_unevenness, options)
     with record:
         for k in range(n):

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._convergence import limit_named
 from .._lazy_scores import Real
 from ._barycentric import BarycentricMap, Init, Options, cloud, masses, solve, solver_options, start
 from ._density import nonzero_theta
@@ -37,7 +38,7 @@ class Step:
         n, d = self.X.shape
         return (
             f"Bridge step of {n} particles in dimension {d}: time {self.time:g}, theta {self.theta:g}\n"
-            f"  {self.map.n_iter} visits, marginal error {self.map.error:.3g}"
+            f"  {self.map.n_visits} visits, marginal error {self.map.error:.3g}"
         )
 
 
@@ -50,7 +51,8 @@ def step(
     weights: npt.ArrayLike | None = None,
     init: Init = None,
     tol: float | None = None,
-    max_iter: int = 1000,
+    max_iter: int = 10_000,
+    max_visits: int | None = None,
     max_memory: float | None = None,
     n_threads: int | None = None,
 ) -> Step:
@@ -92,12 +94,12 @@ def step(
             w = masses("surrogate", surrogate, x)
         if w is None:
             w = masses("weights", weights, x)
-        options = solver_options(support, tol, max_iter, max_memory, n_threads)
+        options = solver_options(support, tol, max_iter, max_visits, max_memory, n_threads)
         found = solve(support, epsilon, w, start(init, w), options)
     if not found.converged:
         raise RuntimeError(
             f"step: the bridge did not converge ({found.status}, marginal error {found.error:.3g}, "
-            f"wanted {found.tol:.3g}); raise max_iter or tol, or use float64"
+            f"wanted {found.tol:.3g}); raise {limit_named(found.status)} or tol, or use float64"
         )
     new = moved(x, found.values if own else found(x), theta)
     if not np.isfinite(new).all():
