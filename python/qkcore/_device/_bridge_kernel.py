@@ -19,8 +19,6 @@ from ._visits import full_precision, visited, visits
 
 __all__ = ["DeviceKernel", "DeviceSweep", "keeps_weights", "native"]
 
-# Weights of a strip of rows are kept between their two uses up to this much scratch memory.
-_STORED_BYTES = 2**30
 # Masses that differ by no more, as shares of each other, are the same but for rounding on the host.
 _ALIKE = 1e-13
 # Masses whose largest has a greater logarithm than this are not left to the device's own dtype.
@@ -108,9 +106,8 @@ class DeviceKernel(ScoresKernel):
 
 def keeps_weights(s: Scores, max_memory: float | None = None) -> bool:
     """Whether the weights of a strip of rows fit between their two uses in a visit."""
-    # 216 blocks keep a strip of 32 rows each (cuda/src/sweep.hpp).
-    strips = min(216, -(-s.n_rows // 32)) * 32 * s.n_cols * s.dtype.itemsize
-    return strips <= (_STORED_BYTES if max_memory is None else max_memory)
+    memory = -1.0 if max_memory is None else max_memory
+    return cpu.device_keeps_weights(s.n_rows, s.n_cols, s.dtype.itemsize, memory)
 
 
 def native(sweep: DeviceSweep) -> Any:
