@@ -260,13 +260,10 @@ NAMES = [
     for name in FAMILIES
 ]
 ZEROS = ("factored", "product of factors", "chain", "given", "dense", "dense, on a device")
-FACTORS = ("factored", "product of factors", "signed factors", "nystrom")
 
 
 def refusal(name: str, solver: str) -> str | None:
     """What a solver says of a family that it cannot do anything with."""
-    if solver == "annealed" and name in FACTORS:
-        return 'wanted scores for solver="annealed"'
     if solver == "annealed" and name == "given, without scaled":
         return re.escape("kernel: wanted a method scaled(factor)")
     if solver == "symmetric" and not ("symmetric" in name or name.startswith("inner products")):

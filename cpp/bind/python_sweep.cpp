@@ -133,10 +133,11 @@ public:
     bool curved() const override { return has("curvature"); }
     double epsilon() const override { return epsilon_; }
 
-    std::unique_ptr<Sweep> scaled(double factor, const Run&) const override {
-        if (!has("scaled")) return nullptr;
+    EasierKernel easier(double factor, const Run&) override {
+        if (!has("scaled")) return {};
         const py::gil_scoped_acquire gil;
-        return std::make_unique<PythonSweep>(kernel_.attr("scaled")(factor), n_rows_, n_cols_, epsilon_);
+        return {std::make_unique<PythonSweep>(kernel_.attr("scaled")(factor), n_rows_, n_cols_, epsilon_),
+                factor};
     }
 
 private:

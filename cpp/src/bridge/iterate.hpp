@@ -126,8 +126,8 @@ void periodic(Iterate& at);
 // Newton's method on the dual in g, damped where the dual is not like its quadratic model. With `may_give_up`, true
 // says that it makes little progress here.
 bool newton(Iterate& at, bool may_give_up);
-// From a small multiple of the scores to the scores: each stage starts from the potentials of the one before, which are
-// nearly proportional to the multiple. For kernels that can be scaled; true says that this one cannot.
+// From an easy kernel to this one: each stage starts from the potentials of the one before, in its own unit
+// (Sweep::easier). True says that there are no easier kernels.
 bool anneal(Iterate& at);
 // Every method in turn, as long as it makes progress.
 void automatic(Iterate& at);
