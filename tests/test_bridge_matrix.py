@@ -177,6 +177,12 @@ def given_symmetric(dtype: str) -> Family:
     return one._replace(kernel=Dense(one.kernel.to_numpy(), symmetric=True))
 
 
+def given_with_entries(dtype: str) -> Family:
+    one = given(dtype)
+    one.kernel.entries = one.kernel._entries
+    return one
+
+
 def given_without_curvature(dtype: str) -> Family:
     one = given(dtype)
     one.kernel.curvature = None
@@ -234,6 +240,7 @@ FAMILIES: dict[str, Callable[[str], Family]] = {
     "chain": chained,
     "given": given,
     "given, symmetric": given_symmetric,
+    "given, with entries": given_with_entries,
     "given, without curvature": given_without_curvature,
     "given, without scaled": given_without_scaled,
 }

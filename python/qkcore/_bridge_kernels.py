@@ -230,8 +230,8 @@ class GivenKernel(BridgeKernel):
 
 
 class SweepKernel(Protocol):
-    """What a kernel of the caller's own has, and what may be missing (``curvature``, ``scaled``): see
-    :func:`qkcore.bridge`."""
+    """What a kernel of the caller's own has, and what may be missing (``curvature``, ``scaled``,
+    ``entries``): see :func:`qkcore.bridge`."""
 
     @property
     def shape(self) -> tuple[int, int]: ...

@@ -132,9 +132,12 @@ def bridge(
     log-sum-exps of the rows of s + g, and ``columns``, :math:`\\sum_i m_i p_{ij}` for m = ``mass(lse)``
     (None when ``mass`` is None); ``columns(f)`` returns the log-sum-exps of the columns of f + s;
     ``curvature(x, mass)`` returns :math:`\\sum_i \\mathrm{mass}_i p_{ij} \\sum_k p_{ik} x_k` at the g of the
-    last ``rows``. ``scaled(factor)`` returns the object whose scores are factor s. Without ``curvature``
-    "newton", "accelerated" and "annealed" are refused, without ``scaled`` "annealed" is; "auto" does
-    without. A method that raises OverflowError says that the potentials are out of its range.
+    last ``rows``. ``scaled(factor)`` returns the object whose scores are factor s.
+    ``entries(first, end, least)`` returns where p >= least in rows first to end (exclusive), at the g of the
+    last ``rows``: the rows, counted from first, the columns, and p there, in the order of ``np.nonzero``.
+    "newton" solves its systems from them where they are few, to digits that products do not have. Without
+    ``curvature`` "newton", "accelerated" and "annealed" are refused, without ``scaled`` "annealed" is; "auto"
+    does without. A method that raises OverflowError says that the potentials are out of its range.
     ``symmetric = True`` says that s is symmetric. The result is a :class:`GivenBridge`.
 
     A masked kernel that cannot carry the marginals ends with status "infeasible"; one that can, but not
