@@ -118,6 +118,7 @@ def main() -> None:
                     p.nu,
                     solver=method,
                     max_iter=limit,
+                    max_visits=limit,
                     on_fail="ignore",
                     **p.options,
                 )

@@ -15,12 +15,14 @@ class Dense:
 
     curvature: Any
     scaled: Any
+    entries: Any
 
     def __init__(self, logs: Array, symmetric: bool = False) -> None:
         self.logs = logs.astype(np.float64)
         self.shape, self.dtype, self.symmetric = logs.shape, logs.dtype, symmetric
         self.calls: list[str] = []
         self.curvature, self.scaled = self._curvature, self._scaled
+        self.entries = None  # which tests set to _entries
 
     def rows(self, g: Array, mass: Any) -> tuple[Array, Array | None]:
         self.calls.append("rows")
@@ -39,6 +41,12 @@ class Dense:
         self.calls.append("curvature")
         out: Array = (mass * (self.softmax @ x)) @ self.softmax
         return out
+
+    def _entries(self, first: int, end: int, least: float) -> tuple[Array, Array, Array]:
+        self.calls.append("entries")
+        p = self.softmax[first:end]
+        i, j = np.nonzero(p >= least)
+        return i, j, p[i, j]
 
     def _scaled(self, factor: float) -> Dense:
         self.calls.append("scaled")

@@ -92,10 +92,12 @@ def test_plateaus_are_left_by_newtons_method(dtype: str) -> None:
     keep = rng.random((4, 5)) < rng.uniform(0.2, 1)
     s = qk.scores.dense(rng.normal(size=(4, 5), scale=3.0).astype(dtype)).masked(keep)
     mu, nu = law(rng, 4, dtype), law(rng, 5, dtype)
-    b = qk.bridge(s, mu, nu, max_iter=2000)
+    b = qk.bridge(s, mu, nu, max_iter=2000, max_visits=2000)
     assert b.converged and b.n_iter <= b.n_visits <= 2000, str(b)
-    few = qk.bridge(s, mu, nu, max_iter=250)  # one budget for all that is tried
+    few = qk.bridge(s, mu, nu, max_visits=250)  # one budget for all that is tried
     assert few.n_visits <= 251
+    few = qk.bridge(s, mu, nu, max_iter=250)
+    assert few.n_iter == len(few.errors) <= 250
 
 
 @pytest.mark.parametrize("solver", ["auto", "newton", "relaxed", "annealed"])

@@ -177,6 +177,12 @@ def given_symmetric(dtype: str) -> Family:
     return one._replace(kernel=Dense(one.kernel.to_numpy(), symmetric=True))
 
 
+def given_with_entries(dtype: str) -> Family:
+    one = given(dtype)
+    one.kernel.entries = one.kernel._entries
+    return one
+
+
 def given_without_curvature(dtype: str) -> Family:
     one = given(dtype)
     one.kernel.curvature = None
@@ -234,6 +240,7 @@ FAMILIES: dict[str, Callable[[str], Family]] = {
     "chain": chained,
     "given": given,
     "given, symmetric": given_symmetric,
+    "given, with entries": given_with_entries,
     "given, without curvature": given_without_curvature,
     "given, without scaled": given_without_scaled,
 }
@@ -260,13 +267,10 @@ NAMES = [
     for name in FAMILIES
 ]
 ZEROS = ("factored", "product of factors", "chain", "given", "dense", "dense, on a device")
-FACTORS = ("factored", "product of factors", "signed factors", "nystrom")
 
 
 def refusal(name: str, solver: str) -> str | None:
     """What a solver says of a family that it cannot do anything with."""
-    if solver == "annealed" and name in FACTORS:
-        return 'wanted scores for solver="annealed"'
     if solver == "annealed" and name == "given, without scaled":
         return re.escape("kernel: wanted a method scaled(factor)")
     if solver == "symmetric" and not ("symmetric" in name or name.startswith("inner products")):

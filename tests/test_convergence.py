@@ -131,7 +131,9 @@ def test_what_runs_out_of_visits_says_so() -> None:
     s, a, b = bumps()
     for solver, limit in (("alternating", 700), ("auto", 50)):
         found = qk.bridge(s, a, b, tol=1e-8, max_iter=limit, solver=solver)
-        assert found.status == "iteration limit" and found.n_visits <= limit
+        assert found.status == "iteration limit" and found.n_iter == len(found.errors) == limit
+        found = qk.bridge(s, a, b, tol=1e-8, max_visits=limit, solver=solver)
+        assert found.status == "visit limit" and found.n_visits <= limit
     many = dense(np.stack([s.to_numpy()] * 2))
     assert list(qk.bridge(many, a, b, tol=1e-8, max_iter=50).status) == ["iteration limit"] * 2
 
@@ -262,7 +264,7 @@ def test_using_what_did_not_converge_warns_once() -> None:
     C, mu, nu = clouds(20, 20)
     b = qk.bridge(dense(-20 * C), mu, nu, max_iter=3)
     assert not b.converged and "iteration limit" in str(b)  # looking is free
-    with pytest.warns(qk.ConvergenceWarning, match=r"iteration limit after 3 visits") as seen:
+    with pytest.warns(qk.ConvergenceWarning, match=r"iteration limit after 3 iterations") as seen:
         b.project(np.eye(20))
     assert seen[0].filename == __file__
     b.plan(), b.cost, b.dual  # a second warning would be an error here
@@ -335,7 +337,7 @@ def test_chains_and_factors_warn_alike(make: Callable[..., Any], uses: tuple[str
     for use in uses:
         b = make()
         assert not b.converged
-        with pytest.warns(qk.ConvergenceWarning, match="iteration limit after 1 visits"):
+        with pytest.warns(qk.ConvergenceWarning, match="iteration limit after 1 iterations"):
             used(b, use)
         used(make(on_fail="ignore"), use)
     with pytest.raises(qk.ConvergenceError, match="not converged"):

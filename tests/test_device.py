@@ -304,6 +304,8 @@ def test_bridge_reports_and_stops(xp: Library) -> None:
     seen: list[tuple[int, float]] = []
     b = qk.bridge(device, mu, nu, max_iter=7, callback=lambda n, e: seen.append((n, e)))
     assert (b.status, b.converged, b.n_iter) == ("iteration limit", False, 7)
+    few = qk.bridge(device, mu, nu, max_visits=5, on_fail="ignore")
+    assert (few.status, few.n_iter, few.n_visits) == ("visit limit", 5, 5)
     assert [n for n, _ in seen] == list(range(1, 8))
     np.testing.assert_array_equal(b.errors, [e for _, e in seen])
 

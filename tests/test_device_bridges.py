@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import qkcore as qk
-from qkcore._device import _moments
+from qkcore._device import _bridge_kernel, _moments
+from qkcore._device._bridge_kernel import DeviceKernel
 from tests import fake_cuda
 from tests.device_libraries import Library
 from tests.fake_cuda import FakeArray
@@ -316,3 +317,45 @@ def test_what_a_batch_does_not_have(xp: Library) -> None:
     uneven = d(np.array([[1 / 3] * 3, [1.0] * 3]))
     with pytest.raises(ValueError, match=r"nu: wanted the total mass of mu, 3, got 1"):
         qk.bridge(s, uneven, half)
+
+
+# ---- large entries ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["dense", "distance", "masked", "causal"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strips_of_rows_give_their_large_entries(xp: Library, kind: str, dtype: str) -> None:
+    cpu, device = cpu_and_device(xp, kind, dtype)
+    n, m = cpu.shape
+    mu, _ = laws(n, m, dtype)
+    sweep = DeviceKernel(device, mu).sweep
+    g = rng().normal(size=m)
+    g[1] = -math.inf
+    lse, _ = sweep.rows(g, lambda lse: np.where(np.isneginf(lse), 0.0, mu))
+    p = np.exp(cpu.to_numpy() + g - np.where(np.isneginf(lse), 0.0, lse)[:, None])
+    assert sweep.entries is not None
+    for first, end, least in ((0, n, 1e-2), (2, 7, 0.2), (n - 1, n, 1e-9)):
+        i, j, shares = sweep.entries(first, end, least)
+        want = p[first:end] >= least
+        np.testing.assert_array_equal((i, j), np.nonzero(want))
+        np.testing.assert_allclose(
+            shares, p[first:end][want], rtol=1e-4 if dtype == "float32" else 1e-12
+        )
+
+
+@pytest.mark.parametrize("n", [24, 70])
+def test_logits_up_to_700_on_a_device(xp: Library, n: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    Z, u = np.random.default_rng(0).uniform(-700, 700, (n, n)), np.full(n, 1 / n)
+    scores = qk.scores.dense(xp.asarray(Z))
+    b = qk.bridge(scores, xp.asarray(u), xp.asarray(u), tol=1e-12)
+    assert b.converged and b.n_visits < 300
+    f, g = xp.numpy(b.f), xp.numpy(b.g)
+    plan = np.exp(Z + f[:, None] + g)
+    assert max(np.abs(plan.sum(k) - u).sum() for k in (0, 1)) <= 1e-12
+    # Kernels of more entries than are looked at are solved by products alone, to fewer digits.
+    monkeypatch.setattr(_bridge_kernel, "_LOOKED_AT", n * n - 1)
+    assert DeviceKernel(scores, u).sweep.entries is None
+    few = qk.bridge(
+        scores, xp.asarray(u), xp.asarray(u), tol=1e-12, max_visits=600, on_fail="ignore"
+    )
+    assert not few.converged

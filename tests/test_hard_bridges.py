@@ -57,7 +57,7 @@ def test_bumps_on_grids_take_hundreds_of_visits(shape: tuple[int, int], tol: flo
     b = qk.bridge(s, mu, nu, tol=tol)
     assert b.converged and true_error(Z, mu, nu, b) <= tol
     single = [
-        qk.bridge(s, mu, nu, tol=tol, solver=solver, max_iter=2 * b.n_visits, on_fail="ignore")
+        qk.bridge(s, mu, nu, tol=tol, solver=solver, max_visits=2 * b.n_visits, on_fail="ignore")
         for solver in ("annealed", "newton", "anderson", "relaxed")
     ]
     best = min(other.n_visits for other in single if other.converged)

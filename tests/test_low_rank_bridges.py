@@ -470,11 +470,9 @@ def test_bad_bridges() -> None:
         compression_errors(b, exact_bridge("AMAP"))
 
 
-def test_options_of_exact_bridges_are_refused() -> None:
+def test_options_of_exact_bridges_reach_factored_ones() -> None:
     K, mu, nu = positive_problem()
     assert qk.bridge(K, mu, nu, tol=1e-6).converged
-    with pytest.raises(ValueError, match='kernel: wanted scores for solver="annealed"'):
-        qk.bridge(K, mu, nu, solver="annealed")
     want = qk.bridge(qk.scores.dense(np.log(K.to_numpy())), mu, nu, penalty=1.0)
     got = qk.bridge(K, mu, nu, penalty=1.0)
     assert got.converged and got.penalty == (1.0, 1.0)

@@ -323,3 +323,67 @@ def test_an_overflow_of_a_method_is_one_of_the_bridge() -> None:
 
     with pytest.raises(OverflowError, match=r"kernel: the potentials overflow float64"):
         qk.bridge(Narrow(K.logs), mu, nu)
+
+
+class Few(Dense):
+    """Lists its large entries, so that Newton's method need not multiply."""
+
+    def __init__(self, logs: Array) -> None:
+        super().__init__(logs)
+        self.entries = self._entries
+
+
+@pytest.mark.parametrize("shape", [(24, 24), (70, 90), (1500, 1100)])
+def test_entries_of_the_kernel_are_gathered(shape: tuple[int, int]) -> None:
+    """In strips of about a million entries; the result is that of products, to more digits."""
+    x, y = (np.random.default_rng(k).random((n, 2)) for k, n in enumerate(shape))
+    logs = -np.square(x[:, None] - y).sum(-1) / 1e-3
+    mu, nu = (np.full(n, 1 / n) for n in shape)
+    kernel, plain = Few(logs), Dense(logs)
+    found, want = (qk.bridge(k, mu, nu, tol=1e-9, max_visits=1000) for k in (kernel, plain))
+    assert found.converged and found.n_visits <= want.n_visits
+    assert kernel.calls.count("entries") >= (2 if shape[0] > 1000 else 1)
+    assert kernel.calls.count("curvature") < max(1, plain.calls.count("curvature"))
+    plans = (np.exp(logs + b.f[:, None] + b.g) for b in (found, want))
+    np.testing.assert_allclose(*plans, atol=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_logits_up_to_700_of_the_kernels_own(seed: int) -> None:
+    """Products of Newton's method lose the weak connections that decide the last digits."""
+    n = 24
+    logs = np.random.default_rng(seed).uniform(-700, 700, (n, n))
+    u = np.full(n, 1 / n)
+    found = qk.bridge(Few(logs), u, u, tol=1e-12)
+    assert found.converged and found.n_visits < 300
+    plan = np.exp(logs + found.f[:, None] + found.g)
+    assert max(np.abs(plan.sum(k) - u).sum() for k in (0, 1)) <= 1e-12
+    without = qk.bridge(Dense(logs), u, u, tol=1e-12, max_visits=1000, on_fail="ignore")
+    assert not without.converged
+
+
+@pytest.mark.parametrize(
+    ("entries", "error", "message"),
+    [
+        (lambda i, j, p: (i, j), TypeError, r"wanted \(rows, columns, shares\), got tuple"),
+        (lambda i, j, p: p, TypeError, r"wanted \(rows, columns, shares\), got ndarray"),
+        (lambda i, j, p: (i * 1.0, j, p), TypeError, "wanted rows as an array of integers"),
+        (lambda i, j, p: (i, list(j), p), TypeError, "wanted columns as an array of integers"),
+        (
+            lambda i, j, p: (i[1:], j, p),
+            ValueError,
+            "wanted rows and columns as vectors of the same",
+        ),
+        (lambda i, j, p: (i, j, p[1:]), ValueError, r"wanted shares as a float64 array of shape"),
+        (lambda i, j, p: (i, j, p * np.nan), ValueError, "wanted shares without NaN"),
+        (lambda i, j, p: (i[::-1], j[::-1], p), ValueError, "in the order of rows and of columns"),
+        (lambda i, j, p: (i, j * 0, p), ValueError, "in the order of rows and of columns"),
+        (lambda i, j, p: (i + 1, j, p), ValueError, r"wanted rows below 12 and .*got \(12, "),
+        (lambda i, j, p: (i, j - 1, p), ValueError, r"columns below 9.*got \(0, -1\) at index 0"),
+    ],
+)
+def test_wrong_entries_are_told(entries: Any, error: type[Exception], message: str) -> None:
+    kernel, mu, nu = problem()
+    kernel.entries = lambda *asked: entries(*kernel._entries(*asked))
+    with pytest.raises(error, match=r"kernel\.entries: .*" + message):
+        qk.bridge(kernel, mu, nu, solver="newton")

@@ -331,11 +331,16 @@ def test_the_same_bits_again(solver: str) -> None:
 def test_limits_are_kept_and_said() -> None:
     s, mu, nu = clouds(80, 80, 0.001)
     for solver in SOLVERS:
-        b = qk.bridge(s, mu, nu, solver=solver, max_iter=12)
-        assert b.status == "iteration limit"
-        assert not b.converged
-        assert b.n_visits <= 12 + 3
-        assert "not converged" in str(b)
+        for limits, status in (
+            ({"max_iter": 12}, "iteration limit"),
+            ({"max_visits": 11}, "visit limit"),
+        ):
+            b = qk.bridge(s, mu, nu, solver=solver, **limits)
+            assert b.status == status
+            assert not b.converged
+            assert len(b.errors) == b.n_iter <= 12
+            assert b.n_visits <= limits.get("max_visits", 10_000) + 3
+            assert f"not converged ({status})" in str(b)
     tight = qk.bridge(s, mu, nu, tol=1e-18, max_iter=3000)
     assert tight.status in ("stagnated", "iteration limit")
     assert not tight.converged

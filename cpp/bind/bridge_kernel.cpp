@@ -192,6 +192,8 @@ void register_bridge_kernels(py::module_& m) {
     m.def("bridge_chain", &of_chain, py::arg("specs"));
     m.def("bridge_object", &of_object, py::arg("kernel"), py::arg("n_rows"), py::arg("n_cols"),
           py::arg("epsilon"));
+    m.def("device_keeps_weights", &device_keeps_weights, py::arg("n_rows"), py::arg("n_cols"),
+          py::arg("entry_bytes"), py::arg("max_memory"));
     m.def(
         "triangle_scratch",
         [](Index n, bool float32, double max_memory) {

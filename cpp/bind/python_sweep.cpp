@@ -1,5 +1,6 @@
 #include "python_sweep.hpp"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -7,6 +8,10 @@
 
 namespace qk::bind {
 namespace {
+
+// A kernel is asked for the large ones among so many entries at once: a call costs microseconds, and the kernel may form
+// the strip, 8 MB of doubles.
+constexpr Index strip_size = Index{1} << 20;
 
 std::string shape_of(const py::array& a) { return py::str(a.attr("shape")).cast<std::string>(); }
 
@@ -33,6 +38,46 @@ void take(const py::handle& given, const char* method, const char* what, Index n
                                   (std::isnan(data[i]) ? "NaN" : "+inf") + " at index " + std::to_string(i));
         out[i] = data[i];
     }
+}
+
+// What `entries` gave back for rows [first, end): appended to `out`, if it is in the order of rows, and of columns in each.
+void take_entries(const py::object& given, Index first, Index end, Index n_cols, SparseRows& out) {
+    const std::string name = "kernel.entries: ";
+    if (!py::isinstance<py::tuple>(given) || py::len(given) != 3)
+        throw py::type_error(name + "wanted (rows, columns, shares), got " +
+                             std::string(py::str(py::type::handle_of(given).attr("__name__"))));
+    const auto three = py::reinterpret_borrow<py::tuple>(given);
+    const auto integers = [&](std::size_t at, const char* what) {
+        if (!py::isinstance<py::array>(three[at]) ||
+            std::string("iu").find(py::reinterpret_borrow<py::array>(three[at]).dtype().kind()) ==
+                std::string::npos)
+            throw py::type_error(name + "wanted " + what + " as an array of integers");
+        const auto array = py::array_t<Index, py::array::c_style | py::array::forcecast>::ensure(three[at]);
+        if (!array) throw py::error_already_set();
+        return array;
+    };
+    const auto rows = integers(0, "rows"), columns = integers(1, "columns");
+    const Index count = rows.size();
+    if (rows.ndim() != 1 || columns.ndim() != 1 || columns.size() != count)
+        throw py::value_error(name + "wanted rows and columns as vectors of the same length, got shapes " +
+                              shape_of(rows) + " and " + shape_of(columns));
+    const auto before = out.share.size();
+    out.share.resize(before + static_cast<std::size_t>(count));
+    take(three[2], "entries", "shares", count, out.share.data() + before);
+    const Index *i = rows.data(), *j = columns.data();
+    Index row = 0;
+    for (Index k = 0; k < count; ++k) {
+        const bool inside = i[k] >= 0 && i[k] < end - first && j[k] >= 0 && j[k] < n_cols;
+        if (!inside || (k > 0 && (i[k] < i[k - 1] || (i[k] == i[k - 1] && j[k] <= j[k - 1]))))
+            throw py::value_error(name + "wanted rows below " + std::to_string(end - first) +
+                                  " and columns below " + std::to_string(n_cols) +
+                                  ", in the order of rows and of columns in each, got (" +
+                                  std::to_string(i[k]) + ", " + std::to_string(j[k]) + ") at index " +
+                                  std::to_string(k) + "; rows count from the first that is asked for");
+        for (; row < i[k]; ++row) out.start.push_back(static_cast<Index>(out.column.size()));
+        out.column.push_back(static_cast<std::int32_t>(j[k]));
+    }
+    for (; row < end - first; ++row) out.start.push_back(static_cast<Index>(out.column.size()));
 }
 
 py::array_t<double> vector_of(const double* data, Index n) {
@@ -130,13 +175,32 @@ public:
         });
     }
 
+    Status gather(double least, Index most, SparseRows& out, const Run& run) override {
+        out = {};
+        if (!has("entries")) return Status::ok;
+        SparseRows found;
+        found.start.push_back(0);
+        const Index height = std::clamp<Index>(strip_size / n_cols_, 1, n_rows_);
+        for (Index first = 0; first < n_rows_; first += height) {
+            const Index end = std::min(n_rows_, first + height);
+            const Status status = call(run, [&] {
+                take_entries(kernel_.attr("entries")(first, end, least), first, end, n_cols_, found);
+            });
+            if (status != Status::ok) return status;
+            if (static_cast<Index>(found.share.size()) > most) return Status::ok;
+        }
+        out = std::move(found);
+        return Status::ok;
+    }
+
     bool curved() const override { return has("curvature"); }
     double epsilon() const override { return epsilon_; }
 
-    std::unique_ptr<Sweep> scaled(double factor, const Run&) const override {
-        if (!has("scaled")) return nullptr;
+    EasierKernel easier(double factor, const Run&) override {
+        if (!has("scaled")) return {};
         const py::gil_scoped_acquire gil;
-        return std::make_unique<PythonSweep>(kernel_.attr("scaled")(factor), n_rows_, n_cols_, epsilon_);
+        return {std::make_unique<PythonSweep>(kernel_.attr("scaled")(factor), n_rows_, n_cols_, epsilon_),
+                factor};
     }
 
 private:

@@ -1,6 +1,7 @@
 // A kernel of bridges that is given from Python: any object with
 //   rows(g, mass) -> (lse, columns),  columns(f) -> lse,
 // and, which may be missing,  curvature(x, mass) -> out,  scaled(factor) -> the object with all scores times a factor,
+// entries(first, end, least) -> (rows, columns, shares) of the large entries of a strip of rows,
 // on NumPy arrays, one call per visit. qk/sweep.hpp says what they mean.
 #pragma once
 

@@ -17,10 +17,12 @@ bool from_vector(const std::vector<double>& from, double* to, const Run& run) {
     });
 }
 
-BridgeOptions options_of(int method, double tol, Index max_visits, double row_penalty, double col_penalty) {
+BridgeOptions options_of(int method, double tol, Index max_iterations, Index max_visits, double row_penalty,
+                         double col_penalty) {
     BridgeOptions options;
     options.method = static_cast<BridgeMethod>(method);
     options.tol = tol;
+    options.max_iterations = max_iterations;
     options.max_visits = max_visits;
     options.row_penalty = row_penalty;
     options.col_penalty = col_penalty;
@@ -36,15 +38,23 @@ std::string in_words(const BridgeState& state) {
 
 // (f, g, errors, visits, relaxation, status, what was done in words)
 py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
-                int method, double tol, Index max_visits, double row_penalty, double col_penalty,
-                const py::object& report, int n_threads) {
-    BridgeOptions options = options_of(method, tol, max_visits, row_penalty, col_penalty);
+                int method, double tol, Index max_iterations, Index max_visits, double row_penalty,
+                double col_penalty, const py::object& report, int n_threads, Index memory, Index period,
+                const py::object& observe) {
+    BridgeOptions options = options_of(method, tol, max_iterations, max_visits, row_penalty, col_penalty);
+    options.memory = memory;
+    options.period = period;
     // An exception of the callback, or of a kernel that is given from Python, travels through the solver, which owns
     // nothing but memory.
     if (!report.is_none())
         options.report = [&](Index visits, double error) {
             const py::gil_scoped_acquire gil;
             report(visits, error);
+        };
+    if (!observe.is_none())
+        options.observe = [&](const std::vector<double>& at_f, const std::vector<double>& at_g) {
+            const py::gil_scoped_acquire gil;
+            return observe(to_array(at_f), to_array(at_g)).cast<bool>();
         };
     BridgeState state;
     py::array_t<double> f_out(f.size()), g_out(g.size());
@@ -62,7 +72,7 @@ py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doub
                           static_cast<int>(state.status), in_words(state));
 }
 
-// Many problems, each on one thread: (f, g, last error, visits, status, what was done in words, whether it was stored),
+// Many problems, each on one thread: (f, g, last error, iterations, visits, status, what was done in words, whether it was stored),
 // with the batch in front; ragged problems lie one after the other. mu, nu, f, g have the layout of the result.
 template <class T>
 py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doubles& nu, const Doubles& f,
@@ -97,18 +107,20 @@ py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doub
     });
     py::array_t<double> f_out(f.size()), g_out(g.size()), errors(batch.n_problems);
     py::array_t<Index> visits(batch.n_problems), status(batch.n_problems);
+    py::array_t<Index> iterations(batch.n_problems);
     py::list words, stored;
     for (Index b = 0; b < batch.n_problems; ++b) {
         const BridgeState& state = states[static_cast<std::size_t>(b)];
         std::ranges::copy(state.f, f_out.mutable_data() + batch.row_base(b));
         std::ranges::copy(state.g, g_out.mutable_data() + batch.col_base(b));
         errors.mutable_at(b) = state.errors.empty() ? infinity<double>() : state.errors.back();
+        iterations.mutable_at(b) = static_cast<Index>(state.errors.size());
         visits.mutable_at(b) = state.n_visits;
         status.mutable_at(b) = static_cast<Index>(state.status);
         words.append(in_words(state));
         stored.append(storages[static_cast<std::size_t>(b)] != Storage::on_the_fly);
     }
-    return py::make_tuple(f_out, g_out, errors, visits, status, words, stored);
+    return py::make_tuple(f_out, g_out, errors, iterations, visits, status, words, stored);
 }
 
 // (rows, columns) of exp(scores + dense terms), for one problem. `rest` is in double precision; `dense` holds pairs of
@@ -160,25 +172,27 @@ void register_bridge(py::module_& m) {
     using namespace qk::bind;
     m.attr("BRIDGE_METHODS") = py::make_tuple("alternating", "relaxed", "anderson", "newton", "symmetric",
                                               "accelerated", "annealed", "auto");
-    m.attr("BRIDGE_STATUS") = py::make_tuple("converged", "iteration limit", "stagnated", "infeasible",
-                                             "interrupted", "overflow", "negative kernel");
+    m.attr("BRIDGE_STATUS") = py::make_tuple("converged", "iteration limit", "visit limit", "stagnated",
+                                             "infeasible", "interrupted", "overflow", "negative kernel");
     register_bridge_kernels(m);
     m.def("solve_bridge", &solve, py::arg("kernel"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"),
-          py::arg("method"), py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"),
-          py::arg("col_penalty"), py::arg("report"), py::arg("n_threads"));
+          py::arg("method"), py::arg("tol"), py::arg("max_iterations"), py::arg("max_visits"),
+          py::arg("row_penalty"), py::arg("col_penalty"), py::arg("report"), py::arg("n_threads"),
+          py::arg("memory") = 5, py::arg("period") = 1, py::arg("observe") = py::none());
     m.def(
         "solve_bridges",
         [](const py::tuple& spec, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
-           int method, double tol, qk::Index max_visits, double row_penalty, double col_penalty,
-           double max_memory, int n_threads) {
+           int method, double tol, qk::Index max_iterations, qk::Index max_visits, double row_penalty,
+           double col_penalty, double max_memory, int n_threads) {
             const ScoreTuple scores(spec);
             const auto solver = scores.float32 ? &solve_batch_of<float> : &solve_batch_of<double>;
-            return solver(scores, mu, nu, f, g, options_of(method, tol, max_visits, row_penalty, col_penalty),
+            return solver(scores, mu, nu, f, g,
+                          options_of(method, tol, max_iterations, max_visits, row_penalty, col_penalty),
                           max_memory, n_threads);
         },
         py::arg("spec"), py::arg("mu"), py::arg("nu"), py::arg("f"), py::arg("g"), py::arg("method"),
-        py::arg("tol"), py::arg("max_visits"), py::arg("row_penalty"), py::arg("col_penalty"),
-        py::arg("max_memory"), py::arg("n_threads"));
+        py::arg("tol"), py::arg("max_iterations"), py::arg("max_visits"), py::arg("row_penalty"),
+        py::arg("col_penalty"), py::arg("max_memory"), py::arg("n_threads"));
     py::class_<qk::Anderson>(m, "Anderson")
         .def(py::init([](const Doubles& weights, qk::Index memory) {
                  return std::make_unique<qk::Anderson>(weights.data(), weights.size(), memory);

@@ -39,6 +39,7 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
         METHODS[solver],
         0.5 * p.tol,
         p.max_iter,
+        p.max_visits,
         p.row_penalty,
         p.col_penalty,
         kernel.memory,
@@ -56,11 +57,11 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
     error, worst, met = batch_residuals(s, *p.conditions, f, g, p.tol, p.n_threads)
     error[lost] = worst[lost] = np.inf
     met &= ~lost
-    names = np.array(cpu.BRIDGE_STATUS, dtype=object)[found[4]]
-    for k in np.flatnonzero((found[4] != _CONVERGED) | ~met).tolist():
+    names = np.array(cpu.BRIDGE_STATUS, dtype=object)[found[5]]
+    for k in np.flatnonzero((found[5] != _CONVERGED) | ~met).tolist():
         names[k] = settled(names[k], error[k], met[k])
-    visits, last = found[3], found[2]
-    ways = list(zip(*found[5:], strict=True))
+    last, iterations, visits = found[2:5]
+    ways = list(zip(*found[6:], strict=True))
     texts = {
         way: f"{way[0] or solver}, {'stored' if way[1] else 'on the fly'}" for way in set(ways)
     }
@@ -88,12 +89,13 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
         f[here], g[there] = again.f, again.g
         names[k], error[k], worst[k] = again.status, again.error, again.worst
         last[k] = again.errors[-1] if len(again.errors) else np.inf
-        visits[k], methods[k] = again.n_visits, again.method
+        iterations[k], visits[k] = len(again.errors), again.n_visits
+        methods[k] = again.method
     shape = s.batch if s.terms.offsets is None else (len(error),)
     batch: Any = {
         "status": names.astype(str).reshape(shape),
         "converged": (names == "converged").reshape(shape),
-        "n_iter": visits.reshape(shape),
+        "n_iter": iterations.reshape(shape),
         "n_visits": visits.reshape(shape),
         "errors": last.reshape(shape),
         "error": error.reshape(shape),

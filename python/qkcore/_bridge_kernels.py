@@ -92,8 +92,6 @@ class BridgeKernel:
 
     def refuses(self, solver: str) -> str | None:
         """Why a method does not apply: what was wanted, and what to do; None where it does."""
-        if solver == "annealed":
-            return 'wanted scores for solver="annealed", which scales them; use solver="auto"'
         return None
 
     def automatic(self, symmetric: bool) -> str:
@@ -148,9 +146,6 @@ class ScoresKernel(BridgeKernel):
         self.forget()
         return ScoresKernel(widened(self.scores), self.max_memory, name=self.name)
 
-    def refuses(self, solver: str) -> str | None:
-        return None
-
 
 class ChainKernel(BridgeKernel):
     """The product of the kernels of several steps, as matrices."""
@@ -186,9 +181,6 @@ class ChainKernel(BridgeKernel):
 
     def in_double(self) -> ChainKernel | None:
         return None if self.dtype == np.float64 else ChainKernel(tuple(map(widened, self.steps)))
-
-    def refuses(self, solver: str) -> str | None:
-        return None
 
 
 class GivenKernel(BridgeKernel):
@@ -238,8 +230,8 @@ class GivenKernel(BridgeKernel):
 
 
 class SweepKernel(Protocol):
-    """What a kernel of the caller's own has, and what may be missing (``curvature``, ``scaled``): see
-    :func:`qkcore.bridge`."""
+    """What a kernel of the caller's own has, and what may be missing (``curvature``, ``scaled``,
+    ``entries``): see :func:`qkcore.bridge`."""
 
     @property
     def shape(self) -> tuple[int, int]: ...

@@ -25,6 +25,7 @@ class Problem(NamedTuple):
     nu: Real
     tol: float
     max_iter: int
+    max_visits: int
     row_penalty: float = math.inf
     col_penalty: float = math.inf
     n_threads: int = 1
@@ -132,6 +133,14 @@ def _compare_masses(masses: list[Real], n: int, dtype: np.dtype[Any]) -> None:
 
 def _is_symmetric(p: Problem) -> bool:
     return p.balanced and p.kernel.symmetric and np.array_equal(p.mu, p.nu)
+
+
+def limits(max_iter: object, max_visits: object) -> tuple[int, int]:
+    """How many iterations, and how many visits: by default 10 000, or max_iter where that is more."""
+    most = _checks.count("max_iter", max_iter)
+    return most, max(most, 10_000) if max_visits is None else _checks.count(
+        "max_visits", max_visits
+    )
 
 
 def penalties(penalty: float | tuple[float, float] | None) -> tuple[float, float]:

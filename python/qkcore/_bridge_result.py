@@ -40,16 +40,17 @@ class SolvedBridge(Ended, WarnsOnUse):
     g: Any = field(repr=False)
     """log potential of the columns; sum_j nu_j g_j = 0 for balanced problems"""
     status: Any
-    """"converged", or why not: "iteration limit", "stagnated" (at the precision of the dtype),
-    "infeasible" (no coupling lives on the kernel's support), "no total support" (one does, on fewer
-    entries; the iteration approaches it like 1/k), "negative kernel" (a sum that should be positive is not),
-    "negative entries" (of factors: the marginals are met by a plan with negative mass), "overflow" (one
-    problem of a batch)"""
+    """"converged", or why not: "iteration limit" (``max_iter``), "visit limit" (``max_visits``),
+    "stagnated" (at the precision of the dtype), "infeasible" (no coupling lives on the kernel's support),
+    "no total support" (one does, on fewer entries; the iteration approaches it like 1/k), "negative kernel"
+    (a sum that should be positive is not), "negative entries" (of factors: the marginals are met by a plan
+    with negative mass), "overflow" (one problem of a batch)"""
     converged: Any
     """finite, and the conditions met within ``tol`` at a final check of its own: in more precision than the
     dtype's for scores of CPU arrays, chains and factors, else by the kernel's own sums"""
     n_iter: Any
-    """iterations: one visit of every entry each (Newton's method: see ``n_visits``)"""
+    """iterations of every method that was tried: one visit of every entry each (Newton's method: see
+    ``n_visits``)"""
     n_visits: Any
     """visits of all entries, including those of inner solves; for chains, of every step twice"""
     errors: npt.NDArray[np.float64] = field(repr=False)

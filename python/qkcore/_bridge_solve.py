@@ -26,6 +26,7 @@ from ._bridge_problem import (
     _marginal,
     _same_mass,
     _start,
+    limits,
     penalties,
 )
 from ._bridge_report import Callback, reporter
@@ -36,7 +37,7 @@ from ._native import cpu
 METHODS = {name: code for code, name in enumerate(cpu.BRIDGE_METHODS)}
 SOLVERS = tuple(METHODS)
 _MINUS_INF = 4  # of cpu.scan's flags
-# Iterations spent on a problem that is known to converge like 1/k.
+# Iterations, and visits, spent on a problem that is known to converge like 1/k.
 _SLOW_LIMIT = 200
 
 
@@ -92,6 +93,7 @@ def ask(
     nu: npt.ArrayLike,
     tol: float | None,
     max_iter: int,
+    max_visits: int | None,
     solver: str,
     penalty: float | tuple[float, float] | None,
     init: Any,
@@ -103,7 +105,7 @@ def ask(
         _marginal("mu", mu, kernel, 0),
         _marginal("nu", nu, kernel, 1),
         TOLERANCES[kernel.dtype.itemsize] if tol is None else _checks.positive("tol", tol),
-        _checks.count("max_iter", max_iter),
+        *limits(max_iter, max_visits),
         *penalties(penalty),
         resolve_threads(n_threads),
     )
@@ -125,10 +127,12 @@ def ask(
 
 def solve_one(p: Problem, solver: str, f: Real, g: Real, report: Callback | None) -> Found:
     if p.kernel.crawls(p):
-        p = p._replace(max_iter=min(p.max_iter, _SLOW_LIMIT))
+        p = p._replace(
+            max_iter=min(p.max_iter, _SLOW_LIMIT), max_visits=min(p.max_visits, _SLOW_LIMIT)
+        )
     start = f, g
     found = _attempt(p, solver, f, g, report)
-    if found.status == "negative kernel" and solver != "alternating":
+    if found.status == "negative kernel" and solver != "alternating" and _limit(p, found) is None:
         # A step beyond Sinkhorn's own may leave where the sums are positive: his iteration has the last word.
         found = _better(found, _attempt(_rest(p, found), "alternating", f, g, report))
     if found.status in ("stagnated", "overflow"):
@@ -142,7 +146,10 @@ def solve_one(p: Problem, solver: str, f: Real, g: Real, report: Callback | None
     if solver != "auto" and not _ended(p, found):
         found = _in_double(p, solver, found, start, report)
     if found.status == "stagnated" and found.error > _precision(p, found):
-        found = _with_status(found, "iteration limit")
+        found = _with_status(found, _limit(p, found) or "iteration limit")
+    if found.status == "overflow" and math.isfinite(found.error):
+        # Potentials that can be judged, of a method that would have had to leave the range to go on.
+        found = _with_status(found, _limit(p, found) or found.status)
     status = p.kernel.verdict(p, found)
     if status == "overflow":
         raise OverflowError(
@@ -161,8 +168,8 @@ def overflowed(kernel: BridgeKernel) -> Found:
 def _across_plateaus(
     p: Problem, solver: str, found: Found, start: tuple[Real, Real], report: Callback | None
 ) -> Found:
-    """A plateau: the error stays, or rises for a while, as the potentials move. Only the limit on visits
-    ends it, and each attempt goes on from where the last one came to, not from the best point.
+    """A plateau: the error stays, or rises for a while, as the potentials move. Only the limits
+    end it, and each attempt goes on from where the last one came to, not from the best point.
     """
     latest = found
     while not _ended(p, found) and found.error > _precision(p, found):
@@ -173,11 +180,21 @@ def _across_plateaus(
 
 
 def _ended(p: Problem, found: Found) -> bool:
-    return found.status not in ("stagnated", "overflow") or found.n_visits >= p.max_iter
+    return found.status not in ("stagnated", "overflow") or _limit(p, found) is not None
+
+
+def _limit(p: Problem, found: Found) -> str | None:
+    """The limit that has been reached."""
+    if len(found.errors) >= p.max_iter:
+        return "iteration limit"
+    return "visit limit" if found.n_visits >= p.max_visits else None
 
 
 def _rest(p: Problem, found: Found) -> Problem:
-    return p._replace(max_iter=max(1, p.max_iter - found.n_visits))
+    """With what is left of the limits."""
+    return p._replace(
+        max_iter=p.max_iter - len(found.errors), max_visits=p.max_visits - found.n_visits
+    )
 
 
 def _from(found: Found, start: tuple[Real, Real]) -> tuple[Real, Real]:
@@ -188,9 +205,10 @@ def _from(found: Found, start: tuple[Real, Real]) -> tuple[Real, Real]:
 
 
 def _better(a: Found, b: Found) -> Found:
-    """The one with the smaller error, and the visits of both."""
+    """The one with the smaller error, and the iterations and visits of both."""
     best = b if b.converged or b.error <= a.error else a
-    return dataclasses.replace(best, n_visits=a.n_visits + b.n_visits)
+    errors = _joined([a.errors, b.errors])
+    return dataclasses.replace(best, errors=errors, n_visits=a.n_visits + b.n_visits)
 
 
 def _with_status(found: Found, status: str) -> Found:
@@ -217,12 +235,11 @@ def _in_double(
     kernel = p.kernel.in_double()
     if kernel is None:
         return found
-    wide = p._replace(
+    wide = _rest(p, found)._replace(
         kernel=kernel,
         mu=_pieces.converted(p.mu, np.float64),
         nu=_pieces.converted(p.nu, np.float64),
         tol=0.1 * p.tol,
-        max_iter=p.max_iter - found.n_visits,
     )
     exact = _attempt(wide, solver, *_from(found, start), report)
     exact = _across_plateaus(wide, solver, exact, start, report)
@@ -233,7 +250,7 @@ def _in_double(
     best = _better(found, _checked(p, dataclasses.replace(exact, method=how)))
     if p.balanced and not best.converged:
         f, g = _rounded_in_turn(wide, exact, p.kernel.potentials)
-        turned = dataclasses.replace(exact, f=f, g=g, n_visits=1, method=how)
+        turned = dataclasses.replace(exact, f=f, g=g, errors=np.zeros(0), n_visits=1, method=how)
         best = _better(best, _checked(p, turned, gauge=False))
     kernel.forget()
     return best
@@ -260,7 +277,6 @@ def _attempt(p: Problem, solver: str, f: Real, g: Real, report: Callback | None)
     # The final check rounds the potentials to the dtype and looks at both marginals: leave it room.
     how = ""
     for inner in (0.5 * p.tol, 0.05 * p.tol):
-        most = p.max_iter - visits
         f, g, new, used, relaxation, code, done = cpu.solve_bridge(
             p.kernel.native,
             mu,
@@ -269,7 +285,8 @@ def _attempt(p: Problem, solver: str, f: Real, g: Real, report: Callback | None)
             g,
             METHODS[solver],
             inner,
-            most,
+            p.max_iter - sum(map(len, errors)),
+            p.max_visits - visits,
             *p.penalty,
             report,
             p.n_threads,
@@ -280,7 +297,7 @@ def _attempt(p: Problem, solver: str, f: Real, g: Real, report: Callback | None)
         unchecked = math.inf, math.inf
         found = Found(f, g, status, visits, _joined(errors), *unchecked, how, relaxation)
         found = _checked(p, found)
-        if found.status != "stagnated" or status != "converged" or visits >= p.max_iter:
+        if found.status != "stagnated" or status != "converged" or _limit(p, found) is not None:
             break
     return found
 

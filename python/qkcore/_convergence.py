@@ -43,8 +43,10 @@ def failure(result: Any) -> str:
         reason = result.status
         if reason == "stagnated" and hasattr(result, "f"):
             reason += f" at what rounding to {result.f.dtype} leaves"
+        iterations = reason == "iteration limit"
+        work = f"{result.n_iter} iterations" if iterations else f"{result.n_visits} visits"
         return (
-            f"not converged ({reason} after {result.n_visits} visits, error {result.error:.2g}, "
+            f"not converged ({reason} after {work}, error {result.error:.2g}, "
             f"wanted {result.tol:.2g})"
         )
     bad = ~np.asarray(result.converged)
@@ -52,10 +54,20 @@ def failure(result: Any) -> str:
     return f"{int(bad.sum())} of {bad.size} problems not converged ({reasons})"
 
 
+def limit_named(status: Any) -> str:
+    """The argument to raise after a solve, or solves, that ended with this status."""
+    seen = set(np.ravel(status).tolist())
+    if "visit limit" in seen:
+        return "max_iter, max_visits" if "iteration limit" in seen else "max_visits"
+    return "max_iter"
+
+
 class WarnsOnUse:
-    """For results with ``converged``, ``status``, ``n_visits``, ``error``, ``tol`` and ``on_fail``."""
+    """For results with ``converged``, ``status``, ``n_iter``, ``n_visits``, ``error``, ``tol`` and
+    ``on_fail``."""
 
     converged: Any
+    status: Any
     on_fail: str
 
     def _used(self) -> None:
@@ -65,7 +77,8 @@ class WarnsOnUse:
         self.__dict__["_warned"] = True
         warnings.warn(
             f"{_NAMES.get(type(self).__name__, 'bridge')}: {failure(self)}; look at converged and status "
-            'before using the result, raise max_iter or tol, or pass on_fail="raise" or "ignore"',
+            f"before using the result, raise {limit_named(self.status)} or tol, or pass "
+            'on_fail="raise" or "ignore"',
             ConvergenceWarning,
             stacklevel=3,
         )
@@ -86,8 +99,8 @@ def settle(found: _Result, on_fail: str) -> _Result:
     if on_fail == "raise" and not np.all(found.converged):
         name = _NAMES.get(type(found).__name__, "bridge")
         raise ConvergenceError(
-            f'{name}: {failure(found)}; raise max_iter or tol, lower beta, or pass on_fail="warn" for '
-            "the result as it is"
+            f"{name}: {failure(found)}; raise {limit_named(found.status)} or tol, lower beta, or pass "
+            'on_fail="warn" for the result as it is'
         )
     settled: Any = dataclasses.replace(found, on_fail=on_fail)  # type: ignore[type-var]
     return settled  # type: ignore[no-any-return]

@@ -78,6 +78,7 @@ def bridge_factors(
 ) -> BridgeKernel: ...
 def bridge_chain(specs: tuple[tuple[Any, ...], ...]) -> BridgeKernel: ...
 def bridge_object(kernel: object, n_rows: int, n_cols: int, epsilon: float) -> BridgeKernel: ...
+def device_keeps_weights(n_rows: int, n_cols: int, entry_bytes: int, max_memory: float) -> bool: ...
 def triangle_scratch(n: int, float32: bool, max_memory: float) -> int: ...
 def solve_bridge(
     kernel: BridgeKernel,
@@ -87,11 +88,15 @@ def solve_bridge(
     g: _Real,
     method: int,
     tol: float,
+    max_iterations: int,
     max_visits: int,
     row_penalty: float,
     col_penalty: float,
     report: Callable[[int, float], object] | None,
     n_threads: int,
+    memory: int = 5,
+    period: int = 1,
+    observe: Callable[[_Real, _Real], bool] | None = None,
 ) -> tuple[_Real, _Real, _Real, int, float, int, str]: ...
 def solve_bridges(
     spec: tuple[Any, ...],
@@ -101,13 +106,21 @@ def solve_bridges(
     g: _Real,
     method: int,
     tol: float,
+    max_iterations: int,
     max_visits: int,
     row_penalty: float,
     col_penalty: float,
     max_memory: float,
     n_threads: int,
 ) -> tuple[
-    _Real, _Real, _Real, npt.NDArray[np.int64], npt.NDArray[np.int64], list[str], list[bool]
+    _Real,
+    _Real,
+    _Real,
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    npt.NDArray[np.int64],
+    list[str],
+    list[bool],
 ]: ...
 
 class Anderson:

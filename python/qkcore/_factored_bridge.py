@@ -252,6 +252,7 @@ def solve_factored(
     *,
     tol: float | None = None,
     max_iter: int = 10_000,
+    max_visits: int | None = None,
     solver: str = "auto",
     penalty: float | tuple[float, float] | None = None,
     init: Init = None,
@@ -265,10 +266,10 @@ def solve_factored(
     """The bridge from mu (..., N) to nu (..., M) over a factored kernel (DAC-10, D.1).
 
     Scalings :math:`u = \\mu / (K v)`, :math:`v = \\nu / (K^\\top u)`, in double for both types, through
-    products with the factors: O((N + M) r_0 r_1) per visit. ``solver``, ``penalty``, ``init``, ``callback``
-    and ``progress`` are those of :func:`qkcore.bridge`; "auto" is Sinkhorn's iteration where a factor is
-    negative, and the accelerated one elsewhere. Truncated kernels have negative entries; two guards keep
-    them from passing for couplings:
+    products with the factors: O((N + M) r_0 r_1) per visit. ``max_iter``, ``max_visits``, ``solver``,
+    ``penalty``, ``init``, ``callback`` and ``progress`` are those of :func:`qkcore.bridge`; "auto" is
+    Sinkhorn's iteration where a factor is negative. Truncated kernels have negative entries; two guards
+    keep them from passing for couplings:
 
     - each visit checks that K v and K^T u are positive wherever there is mass. If not, the
       solve stops with status "negative kernel" and the last scalings (``on_negative="continue"``
@@ -315,7 +316,7 @@ def solve_factored(
 
     def solved(one: Factored, mu: Any, nu: Any, init: Any) -> dict[str, Any]:
         kernel = FactoredKernel(one, follow, mu)
-        asked = ask(kernel, mu, nu, tol, max_iter, solver, penalty, init, n_threads)
+        asked = ask(kernel, mu, nu, tol, max_iter, max_visits, solver, penalty, init, n_threads)
         found = solved_fields(asked, not K.batch, callback, progress)
         return _fields(kernel, asked.problem, found, signs)
 

@@ -33,6 +33,8 @@ class Status(Word):
 
     CONVERGED = "converged"
     ITERATION_LIMIT = "iteration limit"
+    VISIT_LIMIT = "visit limit"
+    """the visits of a kernel's entries that a solve was allowed"""
     STAGNATED = "stagnated"
     """at the precision of the dtype"""
     INFEASIBLE = "infeasible"

@@ -30,7 +30,7 @@ from ._bridge_report import Callback
 from ._bridge_result import SchrodingerBridge
 from ._bridge_solve import ask
 from ._config import resolve_threads
-from ._convergence import ConvergenceError, on_fail_option, settle
+from ._convergence import ConvergenceError, limit_named, on_fail_option, settle
 from ._factored_bridge import FactoredBridge, solve_factored
 from ._factors import Factored
 from ._given_bridge import GivenBridge
@@ -48,6 +48,7 @@ class _Options(TypedDict, total=False):
 
     tol: float | None
     max_iter: int
+    max_visits: int | None
     solver: str
     penalty: float | tuple[float, float] | None
     init: Any
@@ -91,6 +92,7 @@ def bridge(
     epsilon: float | None = None,
     tol: float | None = None,
     max_iter: int = 10_000,
+    max_visits: int | None = None,
     solver: str = "auto",
     penalty: float | tuple[float, float] | None = None,
     init: Any = None,
@@ -118,7 +120,8 @@ def bridge(
     - "newton": Newton's method on the dual, its systems solved from the entries that matter where these are
       few, else by conjugate gradients with products of the kernel.
     - "symmetric": the averaged update, for symmetric scores and mu = nu.
-    - "annealed": "newton" from a small multiple of the scores to the scores, in stages.
+    - "annealed": "newton" from an easy kernel to this one, in stages: from a small multiple of the scores to
+      the scores, or, for factored kernels, with a part of rank one added that vanishes.
 
     Factored kernels (:func:`qkcore.low_rank`, :func:`qkcore.poe` of them, :func:`qkcore.nystrom`) have
     a guard on signs: a kernel that goes negative never gives a result that is marked converged (DAC-10).
@@ -129,9 +132,12 @@ def bridge(
     log-sum-exps of the rows of s + g, and ``columns``, :math:`\\sum_i m_i p_{ij}` for m = ``mass(lse)``
     (None when ``mass`` is None); ``columns(f)`` returns the log-sum-exps of the columns of f + s;
     ``curvature(x, mass)`` returns :math:`\\sum_i \\mathrm{mass}_i p_{ij} \\sum_k p_{ik} x_k` at the g of the
-    last ``rows``. ``scaled(factor)`` returns the object whose scores are factor s. Without ``curvature``
-    "newton", "accelerated" and "annealed" are refused, without ``scaled`` "annealed" is; "auto" does
-    without. A method that raises OverflowError says that the potentials are out of its range.
+    last ``rows``. ``scaled(factor)`` returns the object whose scores are factor s.
+    ``entries(first, end, least)`` returns where p >= least in rows first to end (exclusive), at the g of the
+    last ``rows``: the rows, counted from first, the columns, and p there, in the order of ``np.nonzero``.
+    "newton" solves its systems from them where they are few, to digits that products do not have. Without
+    ``curvature`` "newton", "accelerated" and "annealed" are refused, without ``scaled`` "annealed" is; "auto"
+    does without. A method that raises OverflowError says that the potentials are out of its range.
     ``symmetric = True`` says that s is symmetric. The result is a :class:`GivenBridge`.
 
     A masked kernel that cannot carry the marginals ends with status "infeasible"; one that can, but not
@@ -141,9 +147,11 @@ def bridge(
     judged for itself.
 
     ``tol`` bounds the L1 error of both marginals as a share of the mass (default 1e-9, in float32 1e-5); the
-    check of it at the end is made in more precision than the dtype's. ``max_iter`` bounds the visits of all
-    entries, those of inner solves included; linear algebra on gathered entries counts as the visits that
-    would take as long. ``penalty``: KL penalties on the marginals instead of constraints
+    check of it at the end is made in more precision than the dtype's. ``max_iter`` bounds ``n_iter``, the
+    iterations, each of which has one of the ``errors``. ``max_visits`` bounds ``n_visits``, the visits of all
+    entries (None: 10 000, or max_iter where that is more), those of inner solves included; linear algebra on
+    gathered entries counts as the visits that would take as long. The status "iteration limit" or
+    "visit limit" says which was reached. ``penalty``: KL penalties on the marginals instead of constraints
     (unbalanced), one weight or (rows, columns), in units of the kernel's own temperature; inf for a
     constraint. Their ``tol`` bounds the residual of the optimality conditions as a share of the plan's mass.
     ``on_fail``: what a solve that does not converge leads to, "warn" (a :class:`qkcore.ConvergenceWarning`
@@ -164,6 +172,7 @@ def bridge(
     options: dict[str, Any] = {
         "tol": tol,
         "max_iter": max_iter,
+        "max_visits": max_visits,
         "solver": solver,
         "penalty": penalty,
         "init": init,
@@ -209,6 +218,7 @@ def sinkhorn(
     *,
     tol: float | None = None,
     max_iter: int = 10_000,
+    max_visits: int | None = None,
     max_memory: float | None = None,
     n_threads: int | None = None,
 ) -> MarkovOperator:
@@ -216,7 +226,8 @@ def sinkhorn(
 
     :math:`A^{+-}` from forward scores, :math:`A^{-+}` from backward ones, :math:`P^{+-}` from
     distances (symmetric, by the averaged update). ``tol`` bounds the mean over rows (columns) of
-    how far their sums are from 1. ``.bridge`` is the solver's result; a solve that did not converge
+    how far their sums are from 1; ``max_iter`` and ``max_visits`` are those of
+    :func:`bridge`. ``.bridge`` is the solver's result; a solve that did not converge
     raises :class:`qkcore.ConvergenceError`.
 
     >>> import numpy as np, qkcore as qk
@@ -232,7 +243,14 @@ def sinkhorn(
     n, b = s.n_rows, s.backend
     uniform = b.give(b.from_host(np.full(n, 1 / n, s.dtype)))
     found = bridge(
-        s, uniform, uniform, tol=tol, max_iter=max_iter, max_memory=max_memory, n_threads=n_threads
+        s,
+        uniform,
+        uniform,
+        tol=tol,
+        max_iter=max_iter,
+        max_visits=max_visits,
+        max_memory=max_memory,
+        n_threads=n_threads,
     )
     _require_converged(found)
     f, g = (b.here("potentials", x) for x in (found.f, found.g))
@@ -249,10 +267,11 @@ def _require_converged(found: Any) -> None:
     if not np.all(found.converged):
         bad = int(np.argmin(np.ravel(found.converged)))
         status, steps, error = (np.ravel(x)[bad] for x in (found.status, found.n_iter, found.error))
+        limit = limit_named(status)
         which = f" in problem {bad}" if np.ndim(found.converged) else ""
         raise ConvergenceError(
             f"sinkhorn: {status}{which} after {steps} iterations, with a marginal error of "
-            f"{error:.3g} (wanted {found.tol:.3g}); raise max_iter or tol, lower beta, or look "
+            f"{error:.3g} (wanted {found.tol:.3g}); raise {limit} or tol, lower beta, or look "
             "at qk.bridge(s, mu, nu), which returns what it has"
         )
 

@@ -71,6 +71,7 @@ def bridge_chain(
     *,
     tol: float | None = None,
     max_iter: int = 10_000,
+    max_visits: int | None = None,
     solver: str = "auto",
     penalty: float | tuple[float, float] | None = None,
     init: Any = None,
@@ -83,8 +84,8 @@ def bridge_chain(
 
     Kernels (N0, N1), (N1, N2), ... as scores; intermediate states need not be as many as the ends.
     Every kernel is gone through twice per visit; products of kernels are never formed. ``solver`` (any but
-    "symmetric"), ``penalty``, ``init``, ``callback``, ``progress`` and ``on_fail`` are those
-    of :func:`bridge`.
+    "symmetric"), ``max_iter``, ``max_visits``, ``penalty``, ``init``, ``callback``, ``progress`` and
+    ``on_fail`` are those of :func:`bridge`.
 
     >>> import numpy as np, qkcore as qk
     >>> s = qk.scores.distance(np.array([[0.0], [1.0], [2.0]]))
@@ -108,7 +109,7 @@ def bridge_chain(
             raise ValueError(
                 f"kernels[{k}]: wanted scores on {chain[0].device} like kernels[0], got some on {s.device}"
             )
-    how = tol, max_iter, solver, penalty
+    how = tol, max_iter, max_visits, solver, penalty
     if not any(map(_device.is_scores, chain)):
         asked = ask(ChainKernel(chain), mu, nu, *how, init, n_threads)
         return settle(BridgeChain(scores=chain, **asked.solved(callback, progress)), fails)

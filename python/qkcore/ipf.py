@@ -1,8 +1,8 @@
 """Algorithm 2 of EOT as written: IPF with adaptive regularisation (EOT-10, M.3).
 
 For reproducing the document; :func:`qkcore.bridge` solves the same problem faster and at the
-temperature that was asked for. The loop is the document's: its two stopping rules, its record and its fixed
-schedule of extrapolations are not those of the solver, whose visits and extrapolation it is made of.
+temperature that was asked for. The iterations are the solver's, with the document's
+schedule of extrapolations; an observer keeps the document's record and applies its two stopping rules.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from . import _checks, scores
 from ._bridge_kernels import ScoresKernel
 from ._bridge_problem import _marginal
+from ._bridge_solve import METHODS
 from ._config import resolve_threads
 from ._convergence import WarnsOnUse, on_fail_option, settle
 from ._lazy_scores import Real, Scores
@@ -24,6 +25,9 @@ from ._native import cpu
 from ._words import Ended
 
 __all__ = ["AdaptiveIPF", "adaptive_ipf"]
+
+# An error that no iteration reaches: the algorithm stops by its own rules.
+_NEVER = -1.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +50,9 @@ class AdaptiveIPF(Ended, WarnsOnUse):
     dual_objective: npt.NDArray[np.float64] = field(repr=False)
     """:math:`\\langle a, Kb\\rangle - \\langle\\mu_0, \\log a\\rangle - \\langle\\mu_1, \\log b\\rangle`,
     which the document calls the dual gap: it is minus the dual value, and tends to it, not to 0"""
+    n_visits: int = 0
+    """visits of all entries: one for each iteration, another for each extrapolated point that was tried,
+    and one before the first iteration"""
     tol: float = 1e-3
     on_fail: str = field(default="warn", repr=False)
     """what using the result does when it did not converge: "warn" or "ignore" """
@@ -54,11 +61,6 @@ class AdaptiveIPF(Ended, WarnsOnUse):
     def error(self) -> float:
         """The larger of what the two stopping rules look at, after the last iteration."""
         return float(max(self.tv[-1], self.potential_change[-1]))
-
-    @property
-    def n_visits(self) -> int:
-        """Iterations; each visits every entry twice, and every fifth four times."""
-        return self.n_iter
 
     @property
     def converged(self) -> bool:
@@ -132,51 +134,28 @@ def adaptive_ipf(
         eps *= 1.5
         raises += 1
     s = unit / eps
-    visited, threads = ScoresKernel(s).native, resolve_threads(n_threads)
+    kernel, threads = ScoresKernel(s).native, resolve_threads(n_threads)
     masses = rows.astype(np.float64), cols.astype(np.float64)
-    with np.errstate(divide="ignore"):
-        log_mu, log_nu = (np.log(w) for w in masses)
-    log_a: Real = np.zeros(len(rows))
-    log_b: Real = np.zeros(len(cols))
-    tv: list[float] = []
-    change: list[float] = []
-    dual: list[float] = []
-    live = rows > 0
-    anderson = cpu.Anderson(live.astype(np.float64), 4)  # of the map on log a: five iterates
-    status = "iteration limit"
-
-    def step(start: Real) -> tuple[Real, Real, float, float]:
-        """b from a, a from b, the TV that is left, and the mass."""
-        b = _minus(log_nu, visited.column_sums(start, threads))
-        # A row update is known once the row has been visited, and with it what the columns get.
-        lse, reached = visited.rows(b, masses[0], threads)
-        met = np.where(np.isneginf(lse), 0.0, masses[0])
-        off = sum(
-            0.5 * float(np.abs(x - w).sum()) for x, w in zip((met, reached), masses, strict=True)
-        )
-        return _minus(log_mu, lse), b, off, float(met.sum())
-
-    for k in range(1, limit + 1):
-        start = log_a
-        log_a, new_b, off, mass = step(start)
-        change.append(eps * max(_largest(log_a - start), _largest(new_b - log_b)))
-        log_b = new_b
-        change_a = np.subtract(log_a, start, out=np.zeros_like(start), where=live)
-        further = anderson.next(np.where(live, start, 0.0), change_a)
-        if k % 5 == 0:
-            t_a, t_b, t_off, t_mass = step(np.where(live, further, log_a))
-            if t_off < off:
-                log_a, log_b, off, mass = t_a, t_b, t_off, t_mass
-        tv.append(off)
-        seen = cols > 0
-        dual.append(
-            mass
-            - math.fsum(masses[0][live] * log_a[live])
-            - math.fsum(masses[1][seen] * log_b[seen])
-        )
-        if off < tolerance and change[-1] < tolerance:
-            status = "converged"
-            break
+    record = _Record(*masses, eps, tolerance)
+    start = np.zeros(len(rows)), np.zeros(len(cols))
+    limits = limit, 2**62
+    unbounded = math.inf, math.inf  # constraints, not penalties
+    # Five iterates make four changes; an extrapolation is tried at every fifth iteration.
+    log_a, log_b, _, n_visits, _, code, _ = cpu.solve_bridge(
+        kernel,
+        *masses,
+        *start,
+        METHODS["anderson"],
+        _NEVER,
+        *limits,
+        *unbounded,
+        record.error,
+        threads,
+        4,
+        5,
+        record.observe,
+    )
+    status = cpu.BRIDGE_STATUS[code]
     found = AdaptiveIPF(
         log_a.astype(rows.dtype),
         log_b.astype(cols.dtype),
@@ -184,10 +163,11 @@ def adaptive_ipf(
         eps,
         kappa,
         status,
-        len(tv),
-        np.array(tv),
-        np.array(change),
-        np.array(dual),
+        len(record.tv),
+        np.array(record.tv),
+        np.array(record.change),
+        np.array(record.dual),
+        n_visits,
         tolerance,
     )
     return settle(found, fails)
@@ -206,13 +186,35 @@ def _condition(unit: Scores, kind: str) -> Callable[[float], float]:
     return lambda eps: float(np.linalg.cond(np.exp(Z / eps)))
 
 
-def _minus(log_weight: Real, lse: Real) -> Real:
-    """log_weight - lse, with weights of 0 staying out."""
-    with np.errstate(invalid="ignore"):
-        out: Real = np.where(np.isneginf(log_weight) | np.isneginf(lse), -np.inf, log_weight - lse)
-    return out
-
-
 def _largest(x: Real) -> float:
     finite = np.isfinite(x)
     return float(np.abs(x[finite]).max(initial=0.0))
+
+
+class _Record:
+    """What algorithm 2 keeps of its iterations, and its stopping rules, as the solver's observer."""
+
+    def __init__(self, mu: Real, nu: Real, eps: float, tol: float) -> None:
+        self._weights, self._eps, self._tol = (mu, nu), eps, tol
+        self._live = mu > 0, nu > 0
+        self._mass = float(mu.sum())
+        self._last: tuple[Real, Real] = np.zeros(len(mu)), np.zeros(len(nu))
+        self.tv: list[float] = []
+        self.change: list[float] = []
+        self.dual: list[float] = []
+
+    def error(self, _visits: int, error: float) -> None:
+        """The solver's error is L1, of the columns, as a share of the mass; the rows are met."""
+        self.tv.append(0.5 * error * self._mass)
+
+    def observe(self, log_a: Real, log_b: Real) -> bool:
+        """Notes the potentials after an iteration; whether both rules are met."""
+        here = log_a, log_b
+        moved = max(
+            _largest(x[at] - y[at]) for x, y, at in zip(here, self._last, self._live, strict=True)
+        )
+        self.change.append(self._eps * moved)
+        self._last = here
+        sides = zip(self._weights, here, self._live, strict=True)
+        self.dual.append(self._mass - sum(math.fsum(w[at] * x[at]) for w, x, at in sides))
+        return self.tv[-1] < self._tol and self.change[-1] < self._tol

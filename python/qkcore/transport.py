@@ -49,6 +49,8 @@ def sinkhorn_divergence(
     p: float = 2.0,
     penalty: float | None = None,
     tol: float | None = None,
+    max_iter: int = 10_000,
+    max_visits: int | None = None,
     on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> float:
@@ -62,7 +64,7 @@ def sinkhorn_divergence(
     for p = 2, the squared distance of the means (epsilon to infinity). ``penalty``: marginals need not be
     met, at the price of ``penalty`` times their KL divergences; masses may then differ, and
     :math:`\tfrac\epsilon2 (m_\mu - m_\nu)^2` is added. p = 2 needs O(N + M) memory, other p a matrix of
-    costs.
+    costs. ``tol``, ``max_iter`` and ``max_visits`` are those of each of the three bridges (:func:`bridge`).
 
     >>> import numpy as np, qkcore as qk
     >>> X = np.array([[0.0], [1.0]])
@@ -95,6 +97,8 @@ def sinkhorn_divergence(
             nu,
             penalty=None if price is None else price / temperature,
             tol=tol,
+            max_iter=max_iter,
+            max_visits=max_visits,
             on_fail=fails,
             n_threads=n_threads,
         )

@@ -70,6 +70,10 @@ Storage where_entries_live(const Problem<T>& problem, double max_memory, const s
 template <class T>
 Index triangle_scratch(Index n, double max_memory);
 
+// Whether a device, whose visits go through a problem in strips of rows, keeps the weights of its strips between their two
+// uses in a visit, or computes them twice. `entry_bytes`: of one weight; `max_memory` as above.
+bool device_keeps_weights(Index n_rows, Index n_cols, Index entry_bytes, double max_memory);
+
 // `scratch`: of a triangle; may be null.
 template <class T>
 std::unique_ptr<Sweep> sweep_of(const Problem<T>& problem, Storage storage, T* scratch, const Run& run);

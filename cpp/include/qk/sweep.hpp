@@ -16,6 +16,19 @@ namespace qk {
 // Returns the mass m_i of row i for the log-sum-exp lse_i = log sum_j exp(s_ij + g_j); called as mass(i, lse_i).
 using RowMass = std::function<double(Index, double)>;
 
+class Sweep;
+
+// A kernel whose bridge is easier to find than that of another, and what its potentials tell of those of the next one on
+// the way there.
+struct EasierKernel {
+    std::unique_ptr<Sweep> sweep;  // null where there is none
+    // Potentials less the logarithms of the weights, divided by this, are nearly the same from one difficulty to the next,
+    // and in the end those of the other kernel. Penalties are multiplied by it, so that they weigh as much.
+    double unit = 1;
+    // They are nearer to a straight line over the difficulty than to being the same.
+    bool drift = false;
+};
+
 // The row softmax p_ij of a sweep without its small entries, row by row.
 struct SparseRows {
     std::vector<Index>
@@ -59,8 +72,13 @@ public:
     // The spacing of numbers next to 1 in the type in which scores are computed.
     virtual double epsilon() const { return std::numeric_limits<double>::epsilon(); }
 
-    // The same kernel with every score multiplied by a factor, computed on the fly; null where that is not possible.
-    virtual std::unique_ptr<Sweep> scaled(double factor, const Run& run) const;
+    // One of a family of kernels that leads to this one: as the difficulty, between 0 and 1, falls to 0, Sinkhorn's
+    // iteration finds the bridge in ever fewer steps, and as it rises to 1, the bridge tends to that of this kernel.
+    // Scores are multiplied by the difficulty, and potentials with them, which is their unit. A kernel without scores gets
+    // a positive part added that vanishes as the difficulty rises; its potentials have no unit, and drift as long as mass
+    // goes through that part. A row or column of the easier kernel has a positive entry wherever this kernel has one in
+    // it. The easier kernel reads what this one reads, and may not outlive it.
+    virtual EasierKernel easier(double difficulty, const Run& run);
 };
 
 template <class T>

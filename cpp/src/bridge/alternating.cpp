@@ -22,7 +22,7 @@ void alternate(Iterate& at, bool may_relax) {
             at.end(BridgeStatus::converged);
             return;
         }
-        if (at.out_of_visits()) return;
+        if (at.limited()) return;
         if (error < 0.99 * best) {
             best = error;
             since_best = 0;

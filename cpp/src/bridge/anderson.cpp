@@ -21,7 +21,7 @@ bool slow(const std::vector<double>& errors, double tol) {
 bool anderson(Iterate& at, bool may_give_up) {
     using Vector = Iterate::Vector;
     const Run& run = at.run;
-    Extrapolation extrapolation(at.nu, run);
+    Extrapolation extrapolation(at.nu, run, at.options.memory);
     Vector best_g, step = room_for(at.nu.size()), plain;  // plain: Sinkhorn's own step from the point before
     set(run, best_g, at.g);
     double dual_before = -infinity<double>(), error_before = infinity<double>();
@@ -36,7 +36,7 @@ bool anderson(Iterate& at, bool may_give_up) {
         const double error = vanish ? infinity<double>() : at.column_error();
         at.note(error);
         if (error <= at.options.tol) return at.end(BridgeStatus::converged);
-        if (at.out_of_visits()) return false;
+        if (at.limited()) return false;
         // A bad extrapolation: go back, and forget what led to it. The error of a plan of far too much mass is 1 whatever
         // its excess, so it says nothing.
         if (error > 2 * best && (at.balanced || best < 0.5)) {
@@ -80,6 +80,59 @@ bool anderson(Iterate& at, bool may_give_up) {
         if (at.rescale()) dual_before = -infinity<double>();
     }
     return false;
+}
+
+void periodic(Iterate& at) {
+    using Vector = Iterate::Vector;
+    const Run& run = at.run;
+    const Vector live = (at.nu.array() > 0).cast<double>().matrix();
+    Extrapolation extrapolation(live, run, at.options.memory);
+    Vector step = room_for(at.nu.size()), g, f, lse, columns;
+    // Sinkhorn's step from the potentials that were visited last.
+    const auto find_step = [&] {
+        if (!at.columns_vanish()) {
+            at.find_step(step);
+            return true;
+        }
+        set(run, g, at.g);
+        if (!at.update_columns()) return false;
+        set(run, step, at.g);
+        each(run, step.size(), [&](Index j) { step[j] = at.nu[j] > 0 ? step[j] - g[j] : 0.0; });
+        set(run, at.g, g);
+        return true;
+    };
+    if (!at.update_columns()) return;
+    for (Index k = 1; at.visit(1.0) && find_step(); ++k) {
+        double error = at.column_error();
+        const Vector further = extrapolation.next(at.g, step);
+        if (k % at.options.period == 0) {
+            set(run, g, at.g);
+            set(run, f, at.f);
+            set(run, lse, at.lse);
+            set(run, columns, at.columns);
+            each(run, at.nu.size(), [&](Index j) {
+                if (at.nu[j] > 0) at.g[j] = further[j];
+            });
+            if (!at.visit(1.0)) return;
+            if (at.column_error() < error) {
+                error = at.column_error();
+                if (!find_step()) return;
+            } else {
+                set(run, at.g, g);
+                set(run, at.f, f);
+                set(run, at.lse, lse);
+                set(run, at.columns, columns);
+            }
+        }
+        at.note(error);
+        if (error <= at.options.tol) {
+            at.end(BridgeStatus::converged);
+            return;
+        }
+        if (at.limited()) return;
+        set(run, g, at.g);
+        at.move(g, 1.0, step);
+    }
 }
 
 }  // namespace qk

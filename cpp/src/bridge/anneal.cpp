@@ -15,82 +15,101 @@ class Annealing {
 public:
     explicit Annealing(Iterate& at) : at_(at), mu_(to_vector(at.mu)), nu_(to_vector(at.nu)) {}
 
-    // False: the kernel cannot be scaled.
-    bool possible() { return (sweep_ = at_.sweep.scaled(0.5, at_.run)) != nullptr; }
+    // False: there are no easier kernels.
+    bool possible() { return at_.sweep.easier(0.5, at_.run).sweep != nullptr; }
 
-    // To the scores themselves, or as near as the stages come. False when the solve has ended.
+    // To the kernel itself, or as near as the stages come. False when the solve has ended.
     bool run() {
         if (!find_start()) return false;
-        if (stage(scale_, rough) < 0) return !ended_ && at_.end(BridgeStatus::stagnated);
-        for (double pace = 4; scale_ < 1;) {
-            const double next = std::min(1.0, scale_ * pace);
+        if (stage(difficulty_, rough) < 0) return !ended_ && at_.end(BridgeStatus::stagnated);
+        for (double pace = 4; difficulty_ < 1;) {
+            const double next = std::min(1.0, difficulty_ * pace);
             if (next == 1.0) break;
-            const Vector before = g_;
+            const Stage before = last_, earlier = earlier_;
             const Index steps = stage(next, rough);
             if (ended_) return false;
             if (steps < 0) {  // too far at once
-                g_ = before;
+                last_ = before;
+                earlier_ = earlier;
                 pace = std::sqrt(pace);
                 if (++failures_ > most_failures) return at_.end(BridgeStatus::stagnated);
                 continue;
             }
-            scale_ = next;
+            difficulty_ = next;
             if (steps <= 2) pace = std::min(2 * pace, 16.0);
             if (steps >= 8) pace = std::max(pace / 2, 2.0);
         }
-        set(at_, scale_, 1.0);
+        carry(at_, 1.0, 1.0, false);
         return true;
     }
 
 private:
     static constexpr double rough = 1e-2;
     static constexpr int most_failures = 6;
-    // Penalties are scaled like the scores, but not to where they say nothing: weights times exp(-potential / penalty)
-    // would leave the range of the type.
+    // Penalties have the unit of the potentials, but do not become so small that they say nothing: weights times
+    // exp(-potential / penalty) would leave the range of the type.
     static constexpr double least_penalty = 1.0;
 
-    // Potentials scale like the scores, but for the weights.
-    void set(Iterate& to, double from_scale, double to_scale) const {
+    // What a stage came to: potentials without the weights, in their unit.
+    struct Stage {
+        double difficulty = 0;
+        Vector potentials;
+    };
+    Stage staged(double difficulty, double unit, const Vector& g) const {
+        Stage out{difficulty, Vector::Zero(g.size())};
+        for (Index j = 0; j < g.size(); ++j)
+            if (at_.nu[j] > 0) out.potentials[j] = (g[j] - at_.log_nu[j]) / unit;
+        return out;
+    }
+
+    // Potentials for a kernel of this difficulty: those of the last stage, or where they drift to from the last two, but
+    // no farther than they came between these.
+    void carry(Iterate& to, double difficulty, double unit, bool drift) const {
+        Vector start = last_.potentials;
+        if (drift && earlier_.potentials.size() > 0) {
+            const double ahead = (difficulty - last_.difficulty) / (last_.difficulty - earlier_.difficulty);
+            start += std::min(ahead, 1.0) * (last_.potentials - earlier_.potentials);
+        }
         for (Index j = 0; j < to.nu.size(); ++j)
-            if (to.nu[j] > 0) to.g[j] = (g_[j] - at_.log_nu[j]) * (to_scale / from_scale) + at_.log_nu[j];
+            if (to.nu[j] > 0) to.g[j] = start[j] * unit + at_.log_nu[j];
     }
 
     // Finds the largest power of 1/16 at which one Sinkhorn step from zero potentials comes near the solution. Smaller
     // scales would not be easier.
     bool find_start() {
         constexpr double near = 0.3, smallest = 1e-9;
-        for (scale_ = 1.0 / 16;; scale_ /= 16) {
-            g_ = at_.log_nu;
-            sweep_ = at_.sweep.scaled(scale_, at_.run);
+        for (difficulty_ = 1.0 / 16;; difficulty_ /= 16) {
+            const EasierKernel easier = at_.sweep.easier(difficulty_, at_.run);
+            last_ = staged(difficulty_, easier.unit, at_.log_nu);
             BridgeState state;
-            BridgeOptions options = options_at(scale_);
+            BridgeOptions options = options_at(easier.unit);
             options.tol = near;
-            options.max_visits = 2;
+            options.max_visits = std::min<Index>(options.max_visits, 2);
             state.f.assign(mu_.size(), 0.0);
-            state.g = to_vector(g_);
-            Iterate probe(*sweep_, mu_, nu_, options, state, at_.run);
+            state.g = to_vector(at_.log_nu);
+            Iterate probe(*easier.sweep, mu_, nu_, options, state, at_.run);
             alternate(probe, false);
             count(state);
             at_.rows_have_entries = at_.rows_have_entries || probe.rows_have_entries;
             at_.columns_have_entries = at_.columns_have_entries || probe.columns_have_entries;
             if (ended_) return false;
-            if (state.status == BridgeStatus::converged || scale_ < smallest) return true;
+            if (state.status == BridgeStatus::converged || difficulty_ < smallest) return true;
         }
     }
 
-    // The number of errors noted on the way to `tol` at a scale, from the potentials of the last; -1 if it does not
+    // The number of errors noted on the way to `tol` at a difficulty, from the potentials of the last; -1 if it does not
     // come there.
-    Index stage(double scale, double tol) {
-        sweep_ = at_.sweep.scaled(scale, at_.run);
+    Index stage(double difficulty, double tol) {
+        const EasierKernel easier = at_.sweep.easier(difficulty, at_.run);
         BridgeState state;
-        BridgeOptions options = options_at(scale);
+        BridgeOptions options = options_at(easier.unit);
         options.tol = std::max(tol, at_.options.tol);
         state.f.assign(mu_.size(), 0.0);
-        state.g = to_vector(g_);
-        Iterate stage(*sweep_, mu_, nu_, options, state, at_.run);
+        state.g = to_vector(at_.log_nu);
+        Iterate stage(*easier.sweep, mu_, nu_, options, state, at_.run);
         stage.rows_have_entries = at_.rows_have_entries;
         stage.columns_have_entries = at_.columns_have_entries;
-        set(stage, scale_, scale);
+        carry(stage, difficulty, easier.unit, easier.drift);
         if (stage.visit(1.0)) {
             if (!stage.columns_vanish() || stage.recover_columns()) {
                 if (!stage.columns_vanish()) stage.step_columns(1.0);
@@ -98,15 +117,18 @@ private:
             }
         }
         count(state);
-        g_ = stage.g;
+        if (difficulty > last_.difficulty) earlier_ = last_;
+        last_ = staged(difficulty, easier.unit, stage.g);
         return state.status == BridgeStatus::converged ? static_cast<Index>(state.errors.size()) : -1;
     }
 
-    BridgeOptions options_at(double scale) const {
+    BridgeOptions options_at(double unit) const {
         BridgeOptions out = at_.options;
+        out.observe = nullptr;  // potentials of easier kernels are not what it is to see
         for (double* const penalty : {&out.row_penalty, &out.col_penalty})
-            *penalty = std::max(*penalty * scale, std::min(*penalty, least_penalty));
+            *penalty = std::max(*penalty * unit, std::min(*penalty, least_penalty));
         out.max_visits = at_.options.max_visits - at_.state.n_visits;
+        out.max_iterations = at_.options.max_iterations - at_.iterations();
         if (at_.options.report)
             out.report = [this](Index visits, double error) {
                 at_.options.report(at_.state.n_visits + visits, error);
@@ -117,20 +139,21 @@ private:
     void count(const BridgeState& state) {
         at_.state.n_visits += state.n_visits;
         at_.state.errors.insert(at_.state.errors.end(), state.errors.begin(), state.errors.end());
-        if (state.status == BridgeStatus::interrupted || state.status == BridgeStatus::infeasible) {
+        // An entry of an easier kernel is at least that of the kernel itself, where it can be negative: a sum that is not
+        // positive here is not positive there either.
+        for (const auto verdict :
+             {BridgeStatus::interrupted, BridgeStatus::infeasible, BridgeStatus::negative_kernel})
+            if (state.status == verdict) ended_ = true;
+        if (ended_)
             at_.end(state.status);
-            ended_ = true;
-        } else if (at_.out_of_visits()) {
-            at_.end(BridgeStatus::iteration_limit);
-            ended_ = true;
-        }
+        else
+            ended_ = at_.limited();
     }
 
     Iterate& at_;
     const std::vector<double> mu_, nu_;
-    std::unique_ptr<Sweep> sweep_;
-    Vector g_;
-    double scale_ = 1;
+    Stage last_, earlier_;
+    double difficulty_ = 1;
     int failures_ = 0;
     bool ended_ = false;
 };

@@ -88,7 +88,7 @@ public:
     }
 
     // The scores of every step times the factor: the same law of paths at another temperature.
-    std::unique_ptr<Sweep> scaled(double factor, const Run&) const override {
+    EasierKernel easier(double factor, const Run&) override {
         std::vector<Problem<T>> steps;
         std::vector<std::vector<T>> biases;
         for (const Problem<T>& step : steps_) {
@@ -96,7 +96,7 @@ public:
             steps.push_back(std::move(one.problem));
             std::ranges::move(one.biases, std::back_inserter(biases));
         }
-        return std::make_unique<Chain>(steps, std::move(biases));
+        return {std::make_unique<Chain>(steps, std::move(biases)), factor};
     }
 
 private:

@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+#include <utility>
 
 #include "qk/arrays.hpp"
 #include "qk/bridge_kernels.hpp"
@@ -8,12 +10,26 @@
 namespace qk {
 namespace {
 
+// A positive matrix a b^T of rank one that no entry of a kernel exceeds in size, without the rows and columns of zeros
+// that the kernel has.
+struct Majorant {
+    std::vector<double> rows, columns;
+};
+
+// The logarithm of the largest double: the part that is added to the kernel goes through this range on its way to 0,
+// as scalings with a larger one are out of reach.
+constexpr double range = 700;
+
+// The kernel itself, or with a multiple of its majorant added.
 class Factored final : public FactoredSweep {
 public:
-    Factored(const FactorSide<double>& left, const FactorSide<double>& right, Signs signs)
+    Factored(const FactorSide<double>& left, const FactorSide<double>& right, Signs signs,
+             std::shared_ptr<const Majorant> majorant = nullptr, double share = 0)
         : left_(left),
           right_(right),
           signs_(signs),
+          majorant_(std::move(majorant)),
+          share_(share),
           z_(size(right)),
           row_sums_(size(left)),
           w_(size(left)),
@@ -26,7 +42,7 @@ public:
     Status rows(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) override {
         // Only ratios of the scalings matter, so the largest one is set to 1.
         const double top = scaling(g, column_signs_, z_);
-        if (!multiply(left_, right_, z_, row_sums_, run)) return Status::interrupted;
+        if (!row_products(z_, row_sums_, run)) return Status::interrupted;
         for (std::size_t i = 0; i < w_.size(); ++i) {
             const double sum = row_sums_[i];
             if (!std::isfinite(sum)) return Status::overflow;
@@ -44,7 +60,7 @@ public:
             w_[i] = m == 0 ? 0.0 : m / row_sums_[i];
         }
         if (columns == nullptr) return Status::ok;
-        if (!multiply(right_, left_, w_, column_sums_, run)) return Status::interrupted;
+        if (!column_products(w_, column_sums_, run)) return Status::interrupted;
         for (std::size_t j = 0; j < z_.size(); ++j) {
             const bool live = g[j] != log_of_nothing;
             if (live && signs_ == Signs::guarded && !(column_sums_[j] > 0)) return Status::negative;
@@ -56,7 +72,7 @@ public:
 
     Status columns(const double* f, double* lse, const Run& run) override {
         const double top = scaling(f, row_signs_, w_);
-        if (!multiply(right_, left_, w_, column_sums_, run)) return Status::interrupted;
+        if (!column_products(w_, column_sums_, run)) return Status::interrupted;
         for (std::size_t j = 0; j < z_.size(); ++j) {
             const double sum = column_sums_[j];
             if (!std::isfinite(sum)) return Status::overflow;
@@ -73,14 +89,22 @@ public:
     Status curvature(const double* x, const double* mass, double* out, bool, const Run& run) override {
         std::vector<double> moved(z_), turned(w_.size());
         for (std::size_t j = 0; j < moved.size(); ++j) moved[j] *= x[j];
-        if (!multiply(left_, right_, moved, turned, run)) return Status::interrupted;
+        if (!row_products(moved, turned, run)) return Status::interrupted;
         for (std::size_t i = 0; i < turned.size(); ++i) {
             const double sum = row_sums_[i];
             turned[i] = sum == 0 || mass[i] == 0 ? 0.0 : mass[i] * (turned[i] / sum) / sum;
         }
-        if (!multiply(right_, left_, turned, moved, run)) return Status::interrupted;
+        if (!column_products(turned, moved, run)) return Status::interrupted;
         for (std::size_t j = 0; j < moved.size(); ++j) out[j] = z_[j] * moved[j];
         return Status::ok;
+    }
+
+    // With a multiple of the majorant added, from all of it down to nothing.
+    EasierKernel easier(double difficulty, const Run& run) override {
+        if (signs_ == Signs::followed) return {};
+        if (!majorant_ && !find_majorant(run)) return {};
+        return {std::make_unique<Factored>(left_, right_, signs_, majorant_, std::exp(-range * difficulty)),
+                1.0, true};
     }
 
     const std::vector<double>& row_signs() const override { return row_signs_; }
@@ -109,14 +133,53 @@ private:
         for (std::size_t k = 0; k < n; ++k) sums[k] += top;
     }
 
-    static bool multiply(const FactorSide<double>& left, const FactorSide<double>& right,
-                         const std::vector<double>& z, std::vector<double>& out, const Run& run) {
-        factored_product(left, right, z.data(), 1, out.data(), run);
+    bool row_products(const std::vector<double>& z, std::vector<double>& out, const Run& run) const {
+        factored_product(left_, right_, z.data(), 1, out.data(), run);
+        if (share_ > 0) add(majorant_->rows, majorant_->columns, z, out);
         return !should_stop(run, 0);
+    }
+    bool column_products(const std::vector<double>& w, std::vector<double>& out, const Run& run) const {
+        factored_product(right_, left_, w.data(), 1, out.data(), run);
+        if (share_ > 0) add(majorant_->columns, majorant_->rows, w, out);
+        return !should_stop(run, 0);
+    }
+    // out += share a <b, z>
+    void add(const std::vector<double>& a, const std::vector<double>& b, const std::vector<double>& z,
+             std::vector<double>& out) const {
+        const double by = share_ * std::inner_product(b.begin(), b.end(), z.begin(), 0.0);
+        for (std::size_t i = 0; i < out.size(); ++i) out[i] += by * a[i];
+    }
+
+    // |sum_c L_c R_c| <= sum_c |L_c| max_c |R_c|. False when interrupted.
+    bool find_majorant(const Run& run) {
+        Majorant found{std::vector<double>(w_.size(), 1.0), std::vector<double>(z_.size(), 1.0)};
+        std::vector<double> rows(w_.size()), columns(z_.size());
+        if (!row_products(found.columns, rows, run) || !column_products(found.rows, columns, run))
+            return false;
+        const auto bound = [](const FactorSide<double>& side, const std::vector<double>& sums, bool largest,
+                              std::vector<double>& out) {
+            for (const Factor<double>& one : side.experts)
+                for (std::size_t i = 0; i < out.size(); ++i) {
+                    double size = 0;
+                    for (Index c = 0; c < one.rank; ++c) {
+                        const double part = std::abs(one.data[c * one.stride + static_cast<Index>(i)]);
+                        size = largest ? std::max(size, part) : size + part;
+                    }
+                    out[i] *= size;
+                }
+            for (std::size_t i = 0; i < out.size(); ++i)
+                if (sums[i] == 0) out[i] = 0;
+        };
+        bound(left_, rows, false, found.rows);
+        bound(right_, columns, true, found.columns);
+        majorant_ = std::make_shared<const Majorant>(std::move(found));
+        return true;
     }
 
     FactorSide<double> left_, right_;
     Signs signs_;
+    std::shared_ptr<const Majorant> majorant_;
+    double share_;                         // of the majorant
     std::vector<double> z_, row_sums_;     // v and K v at the last visit, up to one factor
     std::vector<double> w_, column_sums_;  // u and K^T u
     std::vector<double> live_;             // the potentials of the last visit

@@ -122,19 +122,14 @@ bool Iterate::visit_once(double relaxation) {
     return true;
 }
 
-bool Iterate::recover_columns() {
-    Vector exact = room_for(nu.size());
+bool Iterate::find_columns(Vector& exact) {
+    exact = room_for(nu.size());
     ++state.n_visits;
     const Status status = sweep.columns(f.data(), exact.data(), run);
     if (!went_through(status)) return false;
-    double top = log_of_nothing;
     bool feasible = true;
     each(run, nu.size(), [&](Index j) {
-        if (nu[j] == 0) return;
-        if (exact[j] != log_of_nothing) {
-            top = std::max(top, g[j] + exact[j]);
-            return;
-        }
+        if (nu[j] == 0 || exact[j] != log_of_nothing) return;
         if (std::isinf(options.col_penalty)) {
             feasible = false;
             return;
@@ -143,7 +138,25 @@ bool Iterate::recover_columns() {
         nu[j] = 0;
         log_nu[j] = g[j] = log_of_nothing;
     });
-    if (!feasible) return end(columns_have_entries ? BridgeStatus::overflow : BridgeStatus::infeasible);
+    return feasible || end(columns_have_entries ? BridgeStatus::overflow : BridgeStatus::infeasible);
+}
+
+bool Iterate::update_columns() {
+    Vector exact;
+    if (!find_columns(exact)) return false;
+    each(run, nu.size(), [&](Index j) {
+        if (nu[j] > 0) g[j] = col_damping * (log_nu[j] - exact[j]);
+    });
+    return true;
+}
+
+bool Iterate::recover_columns() {
+    Vector exact;
+    if (!find_columns(exact)) return false;
+    double top = log_of_nothing;
+    each(run, nu.size(), [&](Index j) {
+        if (nu[j] > 0) top = std::max(top, g[j] + exact[j]);
+    });
     // No entry at all: the empty plan. Or entries that were seen are out of reach by potentials that ran away.
     if (top == log_of_nothing)
         return end(columns_have_entries ? BridgeStatus::overflow : BridgeStatus::converged);
@@ -161,7 +174,7 @@ bool Iterate::recover_columns() {
     each(run, nu.size(), [&](Index j) {
         if (nu[j] > 0) g[j] = col_damping * (log_nu[j] - exact[j]);
     });
-    return !out_of_visits();
+    return !limited();
 }
 
 bool Iterate::settle_columns() {
@@ -173,7 +186,7 @@ bool Iterate::settle_columns() {
 }
 
 bool Iterate::plain_steps(int count) {
-    for (int k = 0; k < count && !out_of_visits(); ++k) {
+    for (int k = 0; k < count && !out_of_budget(); ++k) {
         step_columns(1.0);
         if (!visit(1.0)) return false;
         if (columns_vanish() && !settle_columns()) return false;
@@ -186,7 +199,7 @@ bool Iterate::plain_steps(int count) {
 bool Iterate::cross_plateau(double error) {
     constexpr Index doublings = 20;
     if (error <= 100 * options.tol || plateaus_left == 0) return end(BridgeStatus::stagnated);
-    if (options.max_visits - state.n_visits <= doublings) return end(BridgeStatus::iteration_limit);
+    if (options.max_visits - state.n_visits <= doublings) return end(BridgeStatus::visit_limit);
     --plateaus_left;
     Vector from, step = room_for(nu.size());
     set(run, from, g);
@@ -205,6 +218,12 @@ bool Iterate::cross_plateau(double error) {
     }
     move(from, length, step);
     return true;
+}
+
+bool Iterate::limited() {
+    if (stopped_) return !end(BridgeStatus::converged);
+    if (iterations() >= options.max_iterations) return !end(BridgeStatus::iteration_limit);
+    return state.n_visits >= options.max_visits && !end(BridgeStatus::visit_limit);
 }
 
 bool Iterate::end(BridgeStatus status) {
@@ -295,6 +314,9 @@ double Iterate::dual() const {
 void Iterate::note(double error) {
     state.errors.push_back(error);
     if (options.report) options.report(state.n_visits, error);
+    if (!options.observe) return;
+    finish();
+    stopped_ = options.observe(state.f, state.g);
 }
 
 // ---- moves ----------------------------------------------------------------------------------------------

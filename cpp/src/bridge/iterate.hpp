@@ -29,8 +29,10 @@ public:
     // Visits the kernel at g: f follows from a row update with the given relaxation, and the columns from f. If the
     // uncertainty of a sweep that rounds is too large for the present error, the sweep is refined and visited again.
     bool visit(double relaxation);
-    // Column updates from exact log-sum-exps, for columns whose mass underflows in visits. Leaves g not visited.
+    // update_columns() as an iteration, for columns whose mass underflows in visits.
     bool recover_columns();
+    // Column updates from exact log-sum-exps. Leaves g not visited.
+    bool update_columns();
     // recover_columns() and visits until no column vanishes, or weights are too small for that; leaves g visited.
     bool settle_columns();
     // Takes Sinkhorn steps from the g that was visited last, and leaves g visited.
@@ -41,7 +43,12 @@ public:
     // the step is doubled as long as the dual does. Leaves g moved and not visited; ends as "stagnated" if the dual
     // does not rise.
     bool cross_plateau(double error);
-    bool out_of_visits() const { return state.n_visits >= options.max_visits; }
+    Index iterations() const { return static_cast<Index>(state.errors.size()); }
+    // No iteration may follow: there have been as many as there may be, or the observer has ended the solve.
+    bool out_of_iterations() const { return stopped_ || iterations() >= options.max_iterations; }
+    bool out_of_budget() const { return out_of_iterations() || state.n_visits >= options.max_visits; }
+    // Whether the solve is at its end for one of these reasons; the status then says which.
+    bool limited();
     // Sets the status; always false.
     bool end(BridgeStatus status);
     // Returns whether a sweep succeeded; if not, sets the status that says why.
@@ -98,12 +105,15 @@ public:
 
 private:
     bool visit_once(double relaxation);
+    // The exact log-sum-exps of the columns.
+    bool find_columns(Vector& exact);
     // step(j, Sinkhorn's step of g_j) for every column
     template <class Step>
     void each_column_step(const Step& step) const;
     double mass_shift(const Vector& at_g) const;
 
-    double charged_ = 0;  // less than a visit
+    double charged_ = 0;    // less than a visit
+    bool stopped_ = false;  // by the observer
 };
 
 // ---- methods; each sets the status when it ends the solve --------------------------------------------------
@@ -113,11 +123,13 @@ void alternate(Iterate& at, bool may_relax);
 // Anderson's extrapolation of the last iterates. With `may_give_up` it returns true if it is slow; g is then the best
 // that was found.
 bool anderson(Iterate& at, bool may_give_up);
+// Sinkhorn's iteration with a trial of the extrapolated point at every period-th step (BridgeOptions::period).
+void periodic(Iterate& at);
 // Newton's method on the dual in g, damped where the dual is not like its quadratic model. With `may_give_up`, true
 // says that it makes little progress here.
 bool newton(Iterate& at, bool may_give_up);
-// From a small multiple of the scores to the scores: each stage starts from the potentials of the one before, which are
-// nearly proportional to the multiple. For kernels that can be scaled; true says that this one cannot.
+// From an easy kernel to this one: each stage starts from the potentials of the one before, in its own unit
+// (Sweep::easier). True says that there are no easier kernels.
 bool anneal(Iterate& at);
 // Tries the methods in turn, each as long as it makes progress.
 void automatic(Iterate& at);

@@ -18,7 +18,7 @@ bool come_near(Iterate& at) {
     for (;;) {
         if (at.columns_vanish() && !at.settle_columns()) return false;
         const double error = at.column_error();
-        if (error < 0.1 || at.out_of_visits() || error > 0.8 * before) return true;
+        if (error < 0.1 || at.out_of_budget() || error > 0.8 * before) return true;
         before = error;
         if (!at.plain_steps(5)) return false;
     }
@@ -99,10 +99,12 @@ bool newton(Iterate& at, bool may_give_up) {
             if (!at.visit(1.0)) return false;
             best_dual = -infinity<double>();
         }
+        // Sinkhorn steps in between may have been the last.
+        if (at.out_of_iterations() && at.limited()) return false;
         const double error = at.column_error(), before = at.dual();
         at.note(error);
         if (error <= at.options.tol) return at.end(BridgeStatus::converged);
-        if (at.out_of_visits()) return false;
+        if (at.limited()) return false;
         errors.push_back(error);
         if (may_give_up && errors.size() > window && error > 0.5 * errors[errors.size() - 1 - window])
             return true;
@@ -144,13 +146,13 @@ bool newton(Iterate& at, bool may_give_up) {
                 caution.reward(length < 1);
             else if (!accepted)
                 caution.punish(size);
-            if (at.out_of_visits()) break;
+            if (at.out_of_budget()) break;
         }
         if (accepted) {
             if (at.column_error() > at.options.tol && starved(at) && !at.plain_steps(1)) return false;
             continue;
         }
-        if (at.out_of_visits()) return false;
+        if (at.limited()) return false;
         if (++failures > most_failures) return at.end(BridgeStatus::stagnated);
         system.refine();
         set(at.run, at.g, from);

@@ -174,7 +174,7 @@ bool NewtonSystem::solve(const Vector& r, const Vector& extra, double tolerance,
             factorable ? std::clamp(static_cast<Index>(cost), fewest_steps, most_steps) : most_steps;
         bool converged = false;
         if (!by_conjugate_gradients(r, extra, tolerance, limit, converged, x)) return false;
-        if (converged || !factorable || at_.out_of_visits()) return true;
+        if (converged || !factorable || at_.out_of_budget()) return true;
         // Weak connections between blocks of columns decide the last digits; a factorisation resolves them.
         direct_ = true;
         rows_ = {};
@@ -241,7 +241,7 @@ bool NewtonSystem::by_conjugate_gradients(const Vector& residual, const Vector& 
         const double next = dot(run, r, z);
         set(run, p, z + (next / rz) * p);
         rz = next;
-        if (at_.out_of_visits()) break;
+        if (at_.out_of_budget()) break;
     }
     converged = rz <= stop;
     return true;

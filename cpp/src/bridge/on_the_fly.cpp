@@ -140,8 +140,8 @@ public:
 
     double epsilon() const override { return static_cast<double>(std::numeric_limits<T>::epsilon()); }
 
-    std::unique_ptr<Sweep> scaled(double factor, const Run& run) const override {
-        return sweep_scaled(scores_.problem(), factor, run);
+    EasierKernel easier(double factor, const Run& run) override {
+        return {sweep_scaled(scores_.problem(), factor, run), factor};
     }
 
 private:

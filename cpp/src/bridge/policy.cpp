@@ -9,7 +9,7 @@ namespace {
 
 bool may_go_on(const Iterate& at) {
     const BridgeStatus status = at.state.status;
-    return (status == BridgeStatus::stagnated || status == BridgeStatus::overflow) && !at.out_of_visits();
+    return (status == BridgeStatus::stagnated || status == BridgeStatus::overflow) && !at.out_of_budget();
 }
 
 // The error that rounding of potentials and scores leaves; no method makes progress below it.

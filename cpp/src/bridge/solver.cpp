@@ -14,7 +14,10 @@ void solve_bridge(Sweep& sweep, const std::vector<double>& mu, const std::vector
             alternate(at, true);
             break;
         case BridgeMethod::anderson:
-            anderson(at, false);
+            if (options.period > 1)
+                periodic(at);
+            else
+                anderson(at, false);
             break;
         case BridgeMethod::accelerated:
             if (anderson(at, true)) newton(at, false);

@@ -8,6 +8,11 @@ namespace qk {
 namespace {
 
 constexpr double default_bytes = 256.0 * 1024 * 1024;
+// A device has more memory than that to spare for scratch, and needs no more than this for its strips with a million
+// columns in single precision.
+constexpr double default_device_bytes = 1024.0 * 1024 * 1024;
+// A visit on a device is made by 216 blocks, each with a strip of 32 rows (cuda/src/sweep.hpp).
+constexpr Index device_strips = 216, device_strip_rows = 32;
 
 // Whether this many entries of T may be stored; dense scores take as many already.
 template <class T>
@@ -76,6 +81,13 @@ Storage where_entries_live(const Problem<T>& problem, double max_memory, const s
         ordinary(nu, run))
         return Storage::single;
     return Storage::stored;
+}
+
+bool device_keeps_weights(Index n_rows, Index n_cols, Index entry_bytes, double max_memory) {
+    const Index strips = std::min(device_strips, (n_rows + device_strip_rows - 1) / device_strip_rows);
+    const double entries = static_cast<double>(strips * device_strip_rows) * static_cast<double>(n_cols);
+    return entries * static_cast<double>(entry_bytes) <=
+           (max_memory >= 0 ? max_memory : default_device_bytes);
 }
 
 template <class T>

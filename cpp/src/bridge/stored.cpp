@@ -192,8 +192,8 @@ public:
 
     double epsilon() const override { return static_cast<double>(std::numeric_limits<T>::epsilon()); }
 
-    std::unique_ptr<Sweep> scaled(double factor, const Run& run) const override {
-        return sweep_scaled(problem(), factor, run);
+    EasierKernel easier(double factor, const Run& run) override {
+        return {sweep_scaled(problem(), factor, run), factor};
     }
 
 private:
@@ -408,7 +408,7 @@ Status Sweep::gather(double, Index, SparseRows& out, const Run&) {
     out = {};
     return Status::ok;
 }
-std::unique_ptr<Sweep> Sweep::scaled(double, const Run&) const { return nullptr; }
+EasierKernel Sweep::easier(double, const Run&) { return {}; }
 
 template <class T>
 std::unique_ptr<Sweep> sweep_stored(const Problem<T>& problem, const Run& run) {

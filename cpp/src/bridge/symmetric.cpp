@@ -43,7 +43,7 @@ void symmetric(Iterate& at) {
             at.end(BridgeStatus::converged);
             return;
         }
-        if (at.out_of_visits()) return;
+        if (at.limited()) return;
         cautious = cautious || error > 2 * best || !std::isfinite(error);
         if (error < 0.99 * best) {
             best = error;

@@ -85,7 +85,7 @@ private:
         options.method = symmetric ? BridgeMethod::symmetric : BridgeMethod::relaxed;
         options.positive_semidefinite = symmetric && !dots_;  // squared distances: a Gaussian kernel
         options.tol = spec_.sinkhorn_tol;
-        options.max_visits = spec_.sinkhorn_visits;
+        options.max_iterations = options.max_visits = spec_.sinkhorn_visits;
         if (symmetric && state.g.size() == mu.size())
             for (std::size_t j = 0; j < mu.size(); ++j) {
                 // The averaged update keeps f = g (see "gauge" in docs/engine.md).

@@ -43,7 +43,7 @@ class Bistochastic:
         kernel = native(DeviceSweep(s, w, math.inf, keeps_weights(s), stream))
         start = self._potentials.get(h, (np.zeros(n), np.zeros(n)))
         visits = self.field.max_visits
-        how: Any = METHODS["auto"], self._tol, visits, math.inf, math.inf, None, 1
+        how: Any = METHODS["auto"], self._tol, visits, visits, math.inf, math.inf, None, 1
         f, g, errors, _, _, code, _ = cpu.solve_bridge(kernel, w, w, *start, *how)
         self._potentials[h] = f, g
         status, error = cpu.BRIDGE_STATUS[code], float(errors[-1]) if len(errors) else math.inf

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -19,10 +20,10 @@ from ._visits import full_precision, visited, visits
 
 __all__ = ["DeviceKernel", "DeviceSweep", "keeps_weights", "native"]
 
-# Weights of a strip of rows are kept between their two uses up to this much scratch memory.
-_STORED_BYTES = 2**30
 # Masses that differ by no more, as shares of each other, are the same but for rounding on the host.
 _ALIKE = 1e-13
+# Entries of a kernel that are brought to the host, in strips, for those that Newton's method is to keep.
+_LOOKED_AT = 2**22
 # Masses whose largest has a greater logarithm than this are not left to the device's own dtype.
 _IN_RANGE = 46.0
 
@@ -112,9 +113,8 @@ class DeviceKernel(ScoresKernel):
 
 def keeps_weights(s: Scores, max_memory: float | None = None) -> bool:
     """Whether the weights of a strip of rows fit between their two uses in a visit."""
-    # 216 blocks keep a strip of 32 rows each (cuda/src/sweep.hpp).
-    strips = min(216, -(-s.n_rows // 32)) * 32 * s.n_cols * s.dtype.itemsize
-    return strips <= (_STORED_BYTES if max_memory is None else max_memory)
+    memory = -1.0 if max_memory is None else max_memory
+    return cpu.device_keeps_weights(s.n_rows, s.n_cols, s.dtype.itemsize, memory)
 
 
 def native(sweep: DeviceSweep) -> Any:
@@ -171,6 +171,20 @@ class DeviceSweep:
         at = _shifted(self.s, columns=g)
         inner = self._product(at, "softmax", x)
         return self._product(_shifted(at, rows=minus_lse).T, "exp", mass * inner)
+
+    @property
+    def entries(self) -> Callable[[int, int, float], tuple[Any, Any, Real]] | None:
+        """Large entries of a strip of rows, which is formed there and looked at here; of kernels that are
+        small enough for that to be quick."""
+        n, m = self.s.shape
+        return self._entries if n * m <= _LOOKED_AT else None
+
+    def _entries(self, first: int, end: int, least: float) -> tuple[Any, Any, Real]:
+        columns, rows = self._up(self._g), self._up(self._minus_lse[first:end])
+        strip = _shifted(self.s.rows(first, end), rows, columns)
+        shares = self._down(self.c.materialize(strip, "exp", None, self.stream))
+        i, j = np.nonzero(shares >= least)
+        return i, j, shares[i, j]
 
     def scaled(self, factor: float) -> DeviceSweep:
         penalty = self.penalty * factor

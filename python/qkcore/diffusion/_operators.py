@@ -54,11 +54,13 @@ def bistochastic(
     W: WLike = None,
     tol: float | None = None,
     max_iter: int = 10_000,
+    max_visits: int | None = None,
     n_threads: int | None = None,
 ) -> MarkovOperator:
     """:math:`P^{+-} = \\mathrm{Sinkhorn}(-\\beta D^2) = P^{-+}`, symmetric (DAC-5, 3.2 and 4.1).
 
-    Its stationary law is uniform. ``tol`` and ``max_iter`` are those of :func:`qkcore.sinkhorn`.
+    Its stationary law is uniform. ``tol``, ``max_iter`` and ``max_visits`` are those of
+    :func:`qkcore.sinkhorn`.
 
     >>> import numpy as np
     >>> from qkcore import diffusion
@@ -69,7 +71,7 @@ def bistochastic(
     from ..bridges import sinkhorn
 
     s = scores.distance(X, W=W, beta=beta)
-    return sinkhorn(s, tol=tol, max_iter=max_iter, n_threads=n_threads)
+    return sinkhorn(s, tol=tol, max_iter=max_iter, max_visits=max_visits, n_threads=n_threads)
 
 
 def symmetric_conjugate(P: MarkovOperator, *, n_threads: int | None = None) -> KernelOperator:

@@ -16,7 +16,7 @@ from .._backend import Backend, backend_of
 from .._bridge_batch import solve_batch
 from .._bridge_fields import each_solved, solved_fields
 from .._bridge_kernels import BridgeKernel, ScoresKernel
-from .._bridge_problem import TOLERANCES, Problem, memory_limit
+from .._bridge_problem import TOLERANCES, Problem, limits, memory_limit
 from .._bridge_solve import Asked, solve_one
 from .._config import resolve_threads
 from .._convergence import WarnsOnUse, on_fail_option, settle
@@ -48,13 +48,16 @@ class BarycentricMap(Ended, WarnsOnUse):
     potential: npt.NDArray[np.float64] = field(repr=False)
     """g with :math:`\\Pi_{ij} = e^{g_i + g_j - |x_i-x_j|^2/2\\varepsilon}`; -inf where the weight is 0"""
     status: Any
-    """"converged", or why not: "iteration limit", "stagnated" (at the precision of the dtype)"""
+    """"converged", or why not: "iteration limit", "visit limit", "stagnated" (at the precision of the
+    dtype)"""
     converged: Any
     """the marginal was met within ``tol`` at a final check from the points"""
     n_iter: Any
-    """visits of all entries that the solve took"""
+    """iterations that the solve took"""
+    n_visits: Any
+    """visits of all entries that it took"""
     errors: npt.NDArray[np.float64] = field(repr=False)
-    """L1 error of the marginal at each visit; of a batch, the last one of each cloud"""
+    """L1 error of the marginal after each iteration; of a batch, the last one of each cloud"""
     error: Any
     """L1 error of the marginal at the final check"""
     tol: float
@@ -63,11 +66,6 @@ class BarycentricMap(Ended, WarnsOnUse):
     n_threads: int = field(repr=False, default=1)
     on_fail: str = field(default="ignore", repr=False)
     """what :func:`barycentric` was told to do when the solve did not converge"""
-
-    @property
-    def n_visits(self) -> Any:
-        """As ``n_iter``."""
-        return self.n_iter
 
     @cached_property
     def operator(self) -> MarkovOperator:
@@ -92,6 +90,7 @@ class BarycentricMap(Ended, WarnsOnUse):
             "status",
             "converged",
             "n_iter",
+            "n_visits",
             "error",
             "method",
             "weights",
@@ -164,7 +163,7 @@ class BarycentricMap(Ended, WarnsOnUse):
         methods = ", or ".join(sorted(set(np.ravel(self.method).tolist())))
         return (
             f"Barycentric projection of {n} points in dimension {d}{clouds}, epsilon {self.epsilon:g}: "
-            f"{state}\n  {np.max(self.n_iter)} visits ({methods}), marginal error "
+            f"{state}\n  {np.max(self.n_visits)} visits ({methods}), marginal error "
             f"{np.max(self.error):.3g} (tolerance {self.tol:.3g})"
         )
 
@@ -178,7 +177,8 @@ def barycentric(
     weights: npt.ArrayLike | None = None,
     *,
     tol: float | None = None,
-    max_iter: int = 1000,
+    max_iter: int = 10_000,
+    max_visits: int | None = None,
     init: Init = None,
     max_memory: float | None = None,
     on_fail: str = "warn",
@@ -196,7 +196,8 @@ def barycentric(
 
     One visit of all entries per iteration, a few more than ten in all: momentum chosen for a positive
     definite kernel, where that is safe, else the averaged symmetric update. ``tol`` bounds the L1 error
-    of the marginal (default 1e-9, in float32 1e-5). ``init``: an earlier result on as many points, or a
+    of the marginal (default 1e-9, in float32 1e-5). ``max_iter`` and
+    ``max_visits`` are those of :func:`qkcore.bridge`. ``init``: an earlier result on as many points, or a
     potential. ``max_memory``: bytes for the upper triangle of the kernel (default 256 MB; 0: entries are
     computed at every visit, in O(N) memory). The clouds of a batch are solved in one call, each for itself;
     ``weights`` are then (..., N). Clouds on a device are solved there.
@@ -217,7 +218,7 @@ def barycentric(
     fails = on_fail_option(on_fail)
     where = backend_of(X)
     x, epsilon = cloud(X, epsilon)
-    options = solver_options(x, tol, max_iter, max_memory, n_threads, where)
+    options = solver_options(x, tol, max_iter, max_visits, max_memory, n_threads, where)
     w = masses("weights", weights, x, where)
     found = solve(x, epsilon, w, start(init, w), options)
     found = settle(found._given(where), fails)
@@ -231,6 +232,7 @@ def barycentric(
 class Options(NamedTuple):
     tol: float
     max_iter: int
+    max_visits: int
     scratch: Real | None
     n_threads: int
     max_memory: float | None = None
@@ -242,21 +244,22 @@ def solver_options(
     x: Real,
     tol: float | None,
     max_iter: int,
+    max_visits: int | None,
     max_memory: float | None,
     n_threads: int | None,
     where: Backend = HOST,
 ) -> Options:
     """Checked options; the room for the triangle is made here, once for all steps of a flow."""
     tol = TOLERANCES[x.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
-    _checks.count("max_iter", max_iter)
+    most = limits(max_iter, max_visits)
     limit = memory_limit(max_memory)
     where.at(n_threads)  # a device takes no number of threads
     threads = resolve_threads(n_threads)
     if x.ndim > 2 or not where.host_arrays:
-        return Options(tol, int(max_iter), None, threads, limit, where)
+        return Options(tol, *most, None, threads, limit, where)
     size = cpu.triangle_scratch(len(x), x.dtype.itemsize == 4, -1.0 if limit is None else limit)
     scratch = np.empty(size, x.dtype) if size else None
-    return Options(tol, int(max_iter), scratch, threads)
+    return Options(tol, *most, scratch, threads)
 
 
 def cloud(X: npt.ArrayLike, epsilon: float) -> tuple[Real, float]:
@@ -333,7 +336,9 @@ def solve(
     s = where.visiting(distance(x, beta=_beta(epsilon)))
 
     def asked(kernel: BridgeKernel, w: Any, g: Any) -> Asked:
-        p = Problem(kernel, w, w, options.tol, options.max_iter, n_threads=n_threads)
+        p = Problem(
+            kernel, w, w, options.tol, options.max_iter, options.max_visits, n_threads=n_threads
+        )
         return Asked(p, "symmetric", (g, g))
 
     kernel: Any
@@ -373,7 +378,8 @@ def solve(
         potential=g,
         status=found.status,
         converged=found.converged,
-        n_iter=found.n_visits,
+        n_iter=len(found.errors),
+        n_visits=found.n_visits,
         errors=found.errors,
         error=found.error,
         tol=options.tol,

@@ -44,7 +44,8 @@ def heat_flow(
     weights: npt.ArrayLike | None = None,
     save_every: int = 1,
     tol: float | None = None,
-    max_iter: int = 1000,
+    max_iter: int = 10_000,
+    max_visits: int | None = None,
     max_memory: float | None = None,
     progress: bool = False,
     n_threads: int | None = None,
@@ -76,7 +77,7 @@ def heat_flow(
     x, epsilon = cloud(X, epsilon)
     n = _n_steps(n_steps, T, epsilon)
     w = masses("weights", weights, x, where)
-    options = solver_options(x, tol, max_iter, max_memory, n_threads, where)
+    options = solver_options(x, tol, max_iter, max_visits, max_memory, n_threads, where)
     flow: BridgeFlow = _iterated("heat flow", x, epsilon, n, w, None, options, save_every, progress)
     return flow
 
@@ -98,7 +99,8 @@ def kl_flow(
     weights: npt.ArrayLike | None = None,
     save_every: int = 1,
     tol: float | None = None,
-    max_iter: int = 1000,
+    max_iter: int = 10_000,
+    max_visits: int | None = None,
     max_memory: float | None = None,
     progress: bool = False,
     n_threads: int | None = None,
@@ -149,7 +151,7 @@ def kl_flow(
     _no_idle_options(method, theta, support, log_density, bandwidth)
     kind = f"KL flow ({method})"
     if method == "split":
-        options = solver_options(x, tol, max_iter, max_memory, n_threads, where)
+        options = solver_options(x, tol, max_iter, max_visits, max_memory, n_threads, where)
         flow: BridgeFlow = _iterated(kind, x, epsilon, n, w, score, options, save_every, progress)
         return flow
     assert potential is not None
@@ -161,7 +163,7 @@ def kl_flow(
     record = Recorder(kind, x, w, epsilon, n, save_every, progress, where)
     density = SurrogateDensity(x, w, log_density, bandwidth, support, where)
     at = x if density.support is None else density.support
-    options = solver_options(at, tol, max_iter, max_memory, n_threads, where)
+    options = solver_options(at, tol, max_iter, max_visits, max_memory, n_threads, where)
     surrogate = SurrogateSteps(epsilon, potential, density, theta, max_unevenness, options)
     with record:
         for k in range(n):

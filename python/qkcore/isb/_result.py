@@ -52,7 +52,7 @@ class BridgeFlow:
     n_steps: int
     """steps taken (all good)"""
     n_iter: npt.NDArray[np.int64] = field(repr=False)
-    """visits of all entries, for each step"""
+    """iterations of the solver, for each step"""
     errors: npt.NDArray[np.float64] = field(repr=False)
     """marginal error of each step's bridge at its final check"""
     self_weight: npt.NDArray[np.float64] = field(repr=False)
@@ -110,10 +110,10 @@ class BridgeFlow:
 
     def __str__(self) -> str:
         _, n, d = self.x.shape
-        visits = f"{self.n_iter.mean():.1f} visits per step" if self.n_steps else "no steps"
+        work = f"{self.n_iter.mean():.1f} iterations per step" if self.n_steps else "no steps"
         return (
             f"{self.kind}, {n} particles in dimension {d}: {self.status}\n"
-            f"  {self.n_steps} steps of {self.epsilon:g} to t = {self.t[-1]:g}, {visits}, largest "
+            f"  {self.n_steps} steps of {self.epsilon:g} to t = {self.t[-1]:g}, {work}, largest "
             f"marginal error {self.errors.max(initial=0.0):.3g}, largest self weight "
             f"{self.self_weight.max(initial=0.0):.3g}"
         )
@@ -142,7 +142,7 @@ class Recorder:
         self._now = x
         self._done = 0
         self._t, self._x = [0.0], [np.array(x)]
-        self._visits: list[int] = []
+        self._iterations: list[int] = []
         self._errors: list[float] = []
         self._alone: list[float] = []
         self._theta: list[float] = []
@@ -180,7 +180,7 @@ class Recorder:
         if problem is not None:
             self.end(problem)
             return self._now
-        self._visits.append(found.n_iter)
+        self._iterations.append(found.n_iter)
         self._errors.append(found.error)
         self._alone.append(found.self_weight)
         return self._advance(theta, new, unevenness)
@@ -193,7 +193,7 @@ class Recorder:
 
     def rest(self, x: Real) -> Real:
         """A step that moves nothing."""
-        self._visits.append(0)
+        self._iterations.append(0)
         self._errors.append(0.0)
         self._alone.append(0.0)
         return self._advance(np.inf, x, np.nan)
@@ -206,7 +206,7 @@ class Recorder:
         if self._every and self._done % self._every == 0:
             self._t.append(self._done * self._epsilon)
             self._x.append(new)
-        self._bar.step(f"{self._visits[-1]} visits")
+        self._bar.step(f"{self._iterations[-1]} iterations")
         return new
 
     def result(self) -> BridgeFlow:
@@ -223,7 +223,7 @@ class Recorder:
             status=self._status,
             converged=not self.ended,
             n_steps=self._done,
-            n_iter=np.array(self._visits, np.int64),
+            n_iter=np.array(self._iterations, np.int64),
             errors=np.array(self._errors),
             self_weight=np.array(self._alone),
             theta=np.array(self._theta),

@@ -41,7 +41,7 @@ class Step:
         clouds = f", batch {tuple(batch)}" if batch else ""
         return (
             f"Bridge step of {n} particles in dimension {d}{clouds}: time {self.time:g}, theta "
-            f"{self.theta:g}\n  {np.max(self.map.n_iter)} visits, marginal error "
+            f"{self.theta:g}\n  {np.max(self.map.n_visits)} visits, marginal error "
             f"{np.max(self.map.error):.3g}"
         )
 
@@ -55,7 +55,8 @@ def step(
     weights: npt.ArrayLike | None = None,
     init: Init = None,
     tol: float | None = None,
-    max_iter: int = 1000,
+    max_iter: int = 10_000,
+    max_visits: int | None = None,
     max_memory: float | None = None,
     n_threads: int | None = None,
 ) -> Step:
@@ -98,7 +99,7 @@ def step(
             w = masses("surrogate", surrogate, x, where)
         if w is None:
             w = masses("weights", weights, x, where)
-        options = solver_options(support, tol, max_iter, max_memory, n_threads, where)
+        options = solver_options(support, tol, max_iter, max_visits, max_memory, n_threads, where)
         found = solve(support, epsilon, w, start(init, w), options)._given(where)
     if not np.all(found.converged):
         raise RuntimeError(f"step: bridge {failure(found)}; raise max_iter or tol, or use float64")
