@@ -124,7 +124,8 @@ def _without_dead(
 
 def rounding_slack(s: Scores, f: Real, g: Real) -> float:
     """A bound on what rounding does to the error: relative errors of entries, as a share of the mass."""
-    # Three roundings of an exponent, a few of its score, which `top` bounds term by term; exp; the sums.
+    # Three roundings of an exponent and one where exp reduces it, half a unit each; a few of its score, which
+    # the bound covers term by term; exp; the sums.
     exponent = s.bound + sum(largest_finite(x) for x in (f, g))
     terms = 4 + max((x.shape[-1] for x in s.terms.features), default=0)
     return _EPS * (terms * exponent + 32 + math.sqrt(max(s.shape[-2:])))
@@ -196,11 +197,23 @@ def _share(off: float, mass: float) -> float:
 
 def wide_marginals(s: Scores, f: Real, g: Real, n_threads: int) -> tuple[Real, Real]:
     """Row and column sums of exp(f + s + g) in float64, from scores that are computed in float64 too."""
+    if (alone := _one_matrix(s)) is not None:
+        return cpu.coupling_sums(*alone, f, g, n_threads)
     if s.dtype == np.float64 or not s.terms.dense or s.batch or s.terms.offsets is not None:
         return widened(s).marginals(f, g, n_threads=n_threads)
     # Dense terms are widened by the core, a few rows at a time.
     rest = widened(s._with(s.terms._replace(dense=())))._coupled(f, g)
     return cpu.widened_marginals(rest._spec, s.terms.dense, n_threads)
+
+
+def _one_matrix(s: Scores) -> tuple[Real, float] | None:
+    """The matrix and its factor, where that is all there is of the scores of one problem."""
+    t = s.terms
+    others = t.dots or t.distances or t.row_bias or t.col_bias or t.masks or t.banded
+    if len(t.dense) != 1 or others or s.batch or t.offsets is not None:
+        return None
+    z, scale = t.dense[0]
+    return (z, scale) if z.shape == s.shape and z.itemsize in z.strides else None
 
 
 def widened(s: Scores) -> Scores:

@@ -122,6 +122,9 @@ class Anderson:
 def widened_marginals(
     rest: tuple[Any, ...], dense: tuple[tuple[_Real, float], ...], n_threads: int
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]: ...
+def coupling_sums(
+    z: _Real, scale: float, f: _Real, g: _Real, n_threads: int
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]: ...
 def transport_flow(
     allowed: npt.NDArray[np.bool_], mu: _Real, nu: _Real
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], _Real, _Real, _Real]: ...

@@ -112,6 +112,16 @@ inline constexpr double stored_reach = sizeof(Entry) < sizeof(T) ? 20.0
                                        : sizeof(T) == 4          ? 8.0
                                                                  : 60.0;
 
+// What rounding the entries does to the sums is measured, by a visit, at potentials from which the next ones differ by at
+// most this much: further on it would be another error. bench/gate.py, bridge dense N=2000 float64.
+inline constexpr double measured_reach = 0.1;
+
+// The final check of dense scores adds so many rows, and so many columns, in double precision before their sums are added to
+// sums of their own: what rounding does to either stays below what the check allows for (rounding_slack in
+// python/qkcore/_bridge_check.py). Shorter runs cost time. bench/gate.py, bridge dense.
+inline constexpr Index checked_rows = 64;
+inline constexpr Index checked_columns = 512;
+
 // ---- Newton's method for bridges (bridge/newton_system.cpp) ------------------------------------------------------
 
 // Conjugate gradients where they converge before they have cost as much as a factorisation, which then takes over, and
