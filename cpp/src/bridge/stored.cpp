@@ -98,11 +98,20 @@ public:
         if (wants_full_ && !full_) store_in_full(run);
         if (full_) return full_->rows(g, mass, lse, columns, run);
         if (!taken_ || too_far(g, run) || (refine_ && columns != nullptr)) {
-            // In double the entries are taken at g itself, and this is the visit as well.
-            const bool at_once = sizeof(T) == sizeof(double) && columns != nullptr;
+            // Where T has all digits of g the entries are taken at g itself, and this is the visit as well.
+            const bool at_once = columns != nullptr && (sizeof(T) == sizeof(double) || representable(g, run));
+            const bool asked = refine_;
             const Status status = take(g, mass, lse, at_once ? columns : nullptr, run);
             if (status != Status::ok) return status;
-            if (at_once) return rounded ? measure(lse, columns, run) : status;
+            if (at_once) return rounded ? keep_exact(columns, asked, run) : status;
+        }
+        if constexpr (rounded) {
+            if (!exact_columns_.empty()) {
+                const bool worthwhile = columns != nullptr && near(g, run);
+                if (const Status status = worthwhile ? measure(run) : Status::ok; status != Status::ok)
+                    return status;
+                exact_columns_.clear();
+            }
         }
         if (!in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) { set_factors(g, from, to); }))
             return Status::interrupted;
@@ -202,8 +211,21 @@ private:
         entries_ = Buffer<E>();
     }
 
-    // After an exact visit: what the stored entries say at the same potentials.
-    Status measure(const double* lse, const double* columns, const Run& run) {
+    // After an exact visit. What the stored entries say at the same potentials is measured at once where it was asked for,
+    // and otherwise at the next visit, if that is near: a first step from far away would leave nothing of it.
+    Status keep_exact(const double* columns, bool asked, const Run& run) {
+        exact_columns_.clear();
+        const bool done = in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
+            exact_columns_.insert(exact_columns_.end(), columns + from, columns + to);
+        });
+        uncertainty_ = 0;
+        if (!done) return Status::interrupted;
+        const Status status = asked ? measure(run) : Status::ok;
+        if (asked) exact_columns_.clear();
+        return status;
+    }
+
+    Status measure(const Run& run) {
         std::vector<double> row_ratios(sums_.size(), 1.0), ratios = zeros(problem().n_cols, run);
         if (should_stop(run, 0)) return Status::interrupted;
         const Status status =
@@ -211,21 +233,33 @@ private:
                 const auto at = static_cast<std::size_t>(i);
                 if (dot > 0 && sums_[at] > 0) row_ratios[at] = sums_[at] / dot;
                 masses_[at] = factors_[at] * sums_[at];
-                return lse[i] == -infinity<double>() ? 0.0 : factors_[at];
+                return factors_[at];
             });
         std::vector<double> scaled;
         scaled.reserve(ratios.size());
         const bool done = in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
             for (Index j = from; j < to; ++j) {
                 double& ratio = ratios[static_cast<std::size_t>(j)];
-                ratio = ratio > 0 && columns[j] > 0 ? columns[j] / ratio : 1.0;
+                const double exact = exact_columns_[static_cast<std::size_t>(j)];
+                ratio = ratio > 0 && exact > 0 ? exact / ratio : 1.0;
             }
             scaled.insert(scaled.end(), scaled_.data() + from, scaled_.data() + to);
         });
         if (!done) return Status::interrupted;
         corrections_.measured(std::move(row_ratios), std::move(ratios), factors_, std::move(scaled));
-        uncertainty_ = 0;
         return status;
+    }
+
+    // Whether g differs from what the entries were taken at by little more than one number.
+    bool near(const double* g, const Run& run) const {
+        double least = infinity<double>(), most = -infinity<double>();
+        each(run, problem().n_cols, [&](Index j) {
+            if (g[j] == -infinity<double>()) return;
+            const double moved = g[j] - at_g_[static_cast<std::size_t>(j)];
+            least = std::min(least, moved);
+            most = std::max(most, moved);
+        });
+        return most - least <= tuning::measured_reach;
     }
 
     template <class A>
@@ -288,10 +322,19 @@ private:
         return found;
     }
 
+    // Whether g has no more digits than T.
+    bool representable(const double* g, const Run& run) const {
+        bool found = true;
+        each(run, problem().n_cols,
+             [&](Index j) { found = found && static_cast<double>(static_cast<T>(g[j])) == g[j]; });
+        return found;
+    }
+
     // Takes the entries exp(s_ij + g_j - max_k (s_ik + g_k)) anew; with `columns`, as a visit.
     Status take(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) {
         taken_ = halved_ = refine_ = false;
         corrections_.forget();
+        exact_columns_.clear();
         scores_.set_potential(g, run);
         const Shares<T> shares(problem().n_rows, problem().n_cols, run, scores_.work(), sums_of<T>());
         std::vector<SweepLocal<T>> locals;
@@ -393,6 +436,7 @@ private:
 
     // Of rounded entries alone.
     std::vector<double> factors_, masses_;
+    std::vector<double> exact_columns_;  // of an exact visit that has just been made, and not measured
     Corrections corrections_;
     std::unique_ptr<Stored<T, T>> full_;
     double uncertainty_ = 0;
