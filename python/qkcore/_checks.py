@@ -292,6 +292,14 @@ def representable(name: str, value: float, dtype: np.dtype[Any]) -> float:
     return value
 
 
+def scale(name: str, value: object, dtype: np.dtype[Any]) -> float:
+    """A positive number that the arrays' dtype can hold."""
+    itemsize = dtype.itemsize
+    if type(value) is float and _SMALLEST[itemsize] <= value <= _LARGEST[itemsize]:
+        return value
+    return representable(name, positive(name, value), dtype)
+
+
 def number(name: str, value: object) -> float:
     """A finite real number of either sign."""
     try:
@@ -342,6 +350,8 @@ def integer_within(name: str, value: object, first: int, last: int, what: str) -
 
 def axis(value: object) -> int:
     """1 (rows) or 0 (columns); -1 and -2 mean the same from the end."""
+    if type(value) is int and value == 1:
+        return 1
     number = integer("axis", value)
     if number not in (1, 0, -1, -2):
         raise ValueError(
