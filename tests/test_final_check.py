@@ -1,7 +1,7 @@
 """The final check of a bridge (DAC-7): what it says of potentials holds in extended precision.
 
-Dense scores have a loop of their own for it (cpp/src/bridge/coupling_sums.cpp), faster and less exact than the
-sums of ``s.marginals``: what it may be off by is part of the check.
+Dense scores have a loop of their own for it (cpp/src/bridge/coupling_sums.cpp), faster and less exact than
+the sums of ``s.marginals``: what it may be off by is part of the check.
 """
 
 from __future__ import annotations
@@ -147,6 +147,30 @@ def test_what_is_met_is_met_in_extended_precision(dtype: str, scale: float) -> N
             found = residual(s, *sides, f, g, tol, 1)
             assert abs(found.error - truth) <= slack
             assert found.met == (truth <= tol), (seed, part)
+
+
+@pytest.mark.parametrize("n", [1, 7, 8, 9, 1000, 40_000])
+def test_deviations(n: int) -> None:
+    """Sums and the largest relative error; entries of which nothing is wanted have none."""
+    rng = np.random.default_rng(n)
+    wanted = rng.random(n)
+    got = wanted * (1 + 0.1 * rng.standard_normal(n))
+    wanted[::3] = 0.0
+    off = np.abs(got - wanted)
+    live = wanted > 0
+    expected = (
+        math.fsum(got),
+        math.fsum(wanted),
+        math.fsum(off),
+        float((off[live] / wanted[live]).max(initial=0.0)),
+    )
+    assert cpu.deviation(got, wanted) == pytest.approx(expected, rel=1e-14)
+    got[-1] = np.nan
+    assert math.isnan(cpu.deviation(got, wanted)[2])
+    got[-1] = np.inf
+    assert cpu.deviation(got, wanted)[2] == math.inf
+    with pytest.raises(ValueError, match="two vectors of one length"):
+        cpu.deviation(got, np.zeros(n + 1))
 
 
 @needs_more_than_double

@@ -162,6 +162,16 @@ py::tuple coupling_sums_in_double(const py::array& z, double scale, const Double
                          : coupling_sums_of<double>(z, scale, f, g, n_threads);
 }
 
+// (sum of got, sum of wanted, sum of |got - wanted|, largest relative one)
+py::tuple deviation_of(const Doubles& got, const Doubles& wanted) {
+    if (got.ndim() != 1 || got.size() != wanted.size() || wanted.ndim() != 1)
+        throw py::value_error("got, wanted: wanted two vectors of one length");
+    const double *a = got.data(), *b = wanted.data();
+    const Index n = got.size();
+    const Deviation found = without_gil(1, [&](const Run& run) { return deviation(a, b, n, run); });
+    return py::make_tuple(found.got, found.wanted, found.off, found.worst);
+}
+
 // (rows, columns, amounts, rest of rows, rest of columns); `allowed` (n, m) is C-contiguous and of one byte per entry
 py::tuple transport_flow(const py::array& allowed, const Doubles& mu, const Doubles& nu) {
     const Index n = allowed.shape(0), m = allowed.shape(1);
@@ -219,5 +229,6 @@ void register_bridge(py::module_& m) {
     m.def("widened_marginals", &sums_in_double, py::arg("rest"), py::arg("dense"), py::arg("n_threads"));
     m.def("coupling_sums", &coupling_sums_in_double, py::arg("z"), py::arg("scale"), py::arg("f"),
           py::arg("g"), py::arg("n_threads"));
+    m.def("deviation", &deviation_of, py::arg("got"), py::arg("wanted"));
     m.def("transport_flow", &transport_flow, py::arg("allowed").noconvert(), py::arg("mu"), py::arg("nu"));
 }

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, _pieces
+from ._host import HOST
 from ._lazy_scores import Real, Scores
 from ._native import cpu
 from ._rounding import PLAIN
@@ -174,17 +175,26 @@ def _compare(
     for got, side, potential in zip(sums, sides, potentials, strict=True):
         if side.penalty == 0:  # free
             continue
-        mass = offs = 0.0
-        with np.errstate(invalid="ignore", over="ignore"):
-            for there, weights, x in _pieces.pieces(got, side.weights, potential):
-                wanted = side.cut(weights).wanted(x, shift)
-                mass += float((wanted if math.isinf(side.penalty) else there).sum())
-                off = np.abs(there - wanted)
-                offs += float(off.sum())
-                relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
-                worst = max(worst, float(relative.max(initial=0.0)))
-        error = max(error, _share(offs, mass))
+        if math.isinf(side.penalty) and not shift:
+            wanted = _pieces.converted(side.weights, got.dtype)
+        else:
+            wanted = _pieces.mapped(
+                lambda w, x, side=side: side.cut(w).wanted(x, shift), side.weights, potential
+            )
+        there, mass, off, relative = _deviation(got, wanted)
+        error = max(error, _share(off, mass if math.isinf(side.penalty) else there))
+        worst = max(worst, relative)
     return (error, worst) if math.isfinite(error) else (math.inf, math.inf)
+
+
+def _deviation(got: Real, wanted: Real) -> tuple[float, float, float, float]:
+    """Both sums, the sum of the distances, and the largest relative one of a wanted entry."""
+    if got.dtype == np.float64:
+        return cpu.deviation(got, wanted)
+    with np.errstate(invalid="ignore", over="ignore"):
+        off = np.abs(got - wanted)  # in extended precision, of small problems
+        relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
+    return float(got.sum()), float(wanted.sum()), float(off.sum()), float(relative.max(initial=0.0))
 
 
 def _share(off: float, mass: float) -> float:
@@ -200,14 +210,16 @@ def wide_marginals(s: Scores, f: Real, g: Real, n_threads: int) -> tuple[Real, R
     if (alone := _one_matrix(s)) is not None:
         return cpu.coupling_sums(*alone, f, g, n_threads)
     if s.dtype == np.float64 or not s.terms.dense or s.batch or s.terms.offsets is not None:
-        return widened(s).marginals(f, g, n_threads=n_threads)
+        return widened(s)._with_potentials(f, g).marginals(n_threads=n_threads)
     # Dense terms are widened by the core, a few rows at a time.
-    rest = widened(s._with(s.terms._replace(dense=())))._coupled(f, g)
+    rest = widened(s._with(s.terms._replace(dense=())))._with_potentials(f, g)
     return cpu.widened_marginals(rest._spec, s.terms.dense, n_threads)
 
 
 def _one_matrix(s: Scores) -> tuple[Real, float] | None:
     """The matrix and its factor, where that is all there is of the scores of one problem."""
+    if s.backend is not HOST:
+        return None
     t = s.terms
     others = t.dots or t.distances or t.row_bias or t.col_bias or t.masks or t.banded
     if len(t.dense) != 1 or others or s.batch or t.offsets is not None:

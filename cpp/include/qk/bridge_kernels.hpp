@@ -83,6 +83,12 @@ template <class E>
 Status coupling_sums(const MatrixView<E>& z, Index n, Index m, double scale, const double* f, const double* g,
                      double* rows, double* columns, const Run& run);
 
+// Sums of n entries `got` and `wanted`, of |got - wanted|, and the largest |got - wanted| / wanted where wanted > 0.
+struct Deviation {
+    double got = 0, wanted = 0, off = 0, worst = 0;
+};
+Deviation deviation(const double* got, const double* wanted, Index n, const Run& run);
+
 // A dense term in single precision, whose scale is not rounded.
 struct SingleTerm {
     MatrixView<float> values;

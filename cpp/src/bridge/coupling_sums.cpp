@@ -167,6 +167,36 @@ Status coupling_sums(const MatrixView<E>& z, Index n, Index m, double scale, con
     return !done ? Status::interrupted : fine ? Status::ok : Status::overflow;
 }
 
+Deviation deviation(const double* got, const double* wanted, Index n, const Run& run) {
+    Deviation found;
+    in_pieces(run, 0, n, [&](Index from, Index to) {
+        Wide sums[3] = {}, worst = {};
+        for (Index j = from; j < to; j += width) {
+            Wide a, b;
+            if (j + width <= to) {
+                a = load(got + j);
+                b = load(wanted + j);
+            } else {
+                double last[2][width] = {};
+                std::copy(got + j, got + to, last[0]);
+                std::copy(wanted + j, wanted + to, last[1]);
+                a = load(last[0]);
+                b = load(last[1]);
+            }
+            const Wide off = max(a - b, b - a);
+            sums[0] += a;
+            sums[1] += b;
+            sums[2] += off;
+            worst = max(select(b > 0, off / b, Wide{}), worst);
+        }
+        found.got += reduce_add<double>(sums[0]);
+        found.wanted += reduce_add<double>(sums[1]);
+        found.off += reduce_add<double>(sums[2]);
+        found.worst = std::max(found.worst, reduce_max<double>(worst));
+    });
+    return found;
+}
+
 template Status coupling_sums(const MatrixView<float>&, Index, Index, double, const double*, const double*,
                               double*, double*, const Run&);
 template Status coupling_sums(const MatrixView<double>&, Index, Index, double, const double*, const double*,
