@@ -1,7 +1,25 @@
 // The CPU module: functions on arrays. Checks, classes and documentation are Python's. Compiled once; entry.cpp
 // gives it its name at each instruction-set level.
+#include <cstdlib>
+
 #include "bind.hpp"
 #include "qk/build_facts.hpp"
+
+namespace {
+
+// glibc gives the end of its heap back to the system as soon as 128 KB of it are free, and a short solve would then fault
+// its vectors in anew at every call, which takes longer than the solve. It keeps twice the largest block of the
+// system's that was ever freed: any program that has dropped an array of a megabyte has it so. Whoever sets glibc's
+// thresholds (MALLOC_TRIM_THRESHOLD_) is left with them.
+void keep_freed_memory() {
+#if defined(__GLIBC__)
+    constexpr std::size_t block = std::size_t{1} << 20;
+    void* volatile memory = std::malloc(block);
+    std::free(memory);
+#endif
+}
+
+}  // namespace
 
 PYBIND11_MODULE(_cpu, m, py::mod_gil_not_used()) {
     const qk::BuildFacts facts = qk::build_facts();
@@ -22,4 +40,5 @@ PYBIND11_MODULE(_cpu, m, py::mod_gil_not_used()) {
     register_gaussian(m);
     register_particles(m);
     register_simplex(m);
+    keep_freed_memory();
 }

@@ -271,6 +271,7 @@ class FactoredKernel(BridgeKernel):
         self.shape, self.dtype = K.shape, K.dtype
         self.potentials = self.entries = np.dtype(np.float64)
         self.followed = follow_signs and not K.nonnegative
+        self._last: tuple[Real, Real, float, tuple[Real, Real]] | None = None
 
     @cached_property
     def native(self) -> Any:
@@ -282,12 +283,16 @@ class FactoredKernel(BridgeKernel):
         return "factored, signed" if self.followed else "factored"
 
     def scalings(self, f: Real, g: Real, mass: float) -> tuple[Real, Real]:
-        """u / mass and v, with their signs."""
+        """u / mass and v, with their signs; once for the potentials that were asked about last."""
+        last = self._last
+        if last is not None and last[0] is f and last[1] is g and last[2] == mass:
+            return last[3]
         with np.errstate(over="ignore"):
             u, v = np.exp(f - math.log(mass)), np.exp(g)
         if self.followed:
             rows, cols = self.native.signs
             u, v = u * rows, v * cols
+        self._last = f, g, mass, (u, v)
         return u, v
 
     def check(self, p: Problem, f: Real, g: Real) -> Residual:
@@ -302,10 +307,7 @@ class FactoredKernel(BridgeKernel):
         )
         sides = rows, columns
         sums = _sums(self.K, u, v, p.n_threads)
-        sizes = [
-            math.prod(np.sqrt(np.einsum("ci,ci->i", x, x)) for x in side)
-            for side in (self.K._left, self.K._right)
-        ]
+        sizes = [_lengths(side) for side in (self.K._left, self.K._right)]
         terms = sum(r + 2 for r in self.K.ranks) + math.sqrt(max(self.K.shape))
         with np.errstate(over="ignore", invalid="ignore"):
             slack = float(np.abs(u) @ sizes[0] * (np.abs(v) @ sizes[1])) * terms
@@ -332,7 +334,7 @@ def _result(
     f, g, status = fields["f"], fields["g"], fields["status"]
     mass = _checks.total(p.mu) if p.balanced else 1.0
     u, v = kernel.scalings(f, g, mass)
-    lost = bool((u[p.mu > 0] < 0).any() or (v[p.nu > 0] < 0).any())
+    lost = kernel.followed and bool((u[p.mu > 0] < 0).any() or (v[p.nu > 0] < 0).any())
     negative: NegativeEntries | None = None
     checked = 1.0
     if status != "infeasible" and lost:
@@ -383,8 +385,17 @@ def _share_of(count: int, n: int, m: int) -> float:
     return rows + cols - rows * cols
 
 
+def _lengths(side: tuple[Real, ...]) -> Real:
+    """Of every point, the product over the experts of the lengths of its components."""
+    squares: Real = np.einsum("ci,ci->i", side[0], side[0])
+    lengths: Real = np.sqrt(squares)
+    for x in side[1:]:
+        lengths *= np.sqrt(np.einsum("ci,ci->i", x, x))
+    return lengths
+
+
 def _sums(K: Factored, u: Real, v: Real, n_threads: int) -> tuple[Real, Real]:
-    return u * K._product(v, n_threads), v * K.T._product(u, n_threads)
+    return u * K._product(v, n_threads), v * K._product_left(u, n_threads)
 
 
 # ---- D.1's measures -----------------------------------------------------------------------------

@@ -88,6 +88,13 @@ class Factored(LinearMap):
         found = cpu.factored_product(self._left, self._right, z, n_threads)
         return found[0] if vector else found.T
 
+    def _product_left(self, values: Real, n_threads: int) -> Real:
+        """The product of the transpose."""
+        if len(self._left) == 1:
+            out: Real = self._right[0].T @ (self._left[0] @ values)
+            return out
+        return self.T._product(values, n_threads)
+
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
         """The kernel as an array (N, M), by BLAS, which has its own threads."""
         resolve_threads(n_threads)
