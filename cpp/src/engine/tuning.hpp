@@ -93,8 +93,8 @@ inline constexpr Index output_l2_bytes = Index{256} << 10;
 
 // Rows that share one pass over the column sums: with four, the sums cost an eighth of the reads. sweep_dense.
 inline constexpr int sweep_rows = 4;
-// The same of stored rows that are too long for the L1 cache: eight at a time come faster from memory than four, and want
-// 32 registers. sweep_stored.
+// The same of stored rows: eight at a time come faster from memory than four, and the logarithms of their sums are one
+// pack; they want 32 registers. sweep_stored, and bench/gate.py, 500 bridges.
 inline constexpr int stored_rows = QK_SIMD_BYTES == 64 ? 8 : 4;
 // Sums over more columns go on in double, as do column sums of more rows: float32 keeps its digits for any size.
 inline constexpr Index sweep_chunk = 1024;
