@@ -159,7 +159,7 @@ def barycentric(
     x, epsilon = cloud(X, epsilon)
     options = solver_options(x, tol, max_iter, max_memory, n_threads)
     w = masses("weights", weights, x)
-    found = settle(solve(x, epsilon, w, start(init, w), options), fails)
+    found = settle(solve(x, epsilon, w, start(init, w), options, fails), fails)
     found._used()
     return found
 
@@ -248,6 +248,7 @@ def solve(
     w: npt.NDArray[np.float64],
     g: npt.NDArray[np.float64],
     options: Options,
+    on_fail: str = "ignore",
 ) -> BarycentricMap:
     """Solves from checked arguments; the final check is made in more precision than the dtype's."""
     s = _scores(x, epsilon)
@@ -279,6 +280,7 @@ def solve(
         tol=options.tol,
         method="on the fly" if options.scratch is None else "stored",
         n_threads=options.n_threads,
+        on_fail=on_fail,
     )
 
 
