@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import qkcore as qk
+from qkcore._native import cpu
 from qkcore.low_rank import (
     LowRank,
     ProductOfFactors,
@@ -107,6 +108,20 @@ def test_thread_count_does_not_change_a_bit(dtype: str) -> None:
     results = [K.apply(z, n_threads=k) for k in (1, 2, 3, 8)]
     for other in results[1:]:
         np.testing.assert_array_equal(results[0], other)
+
+
+@pytest.mark.parametrize(("n", "m"), [(1, 1), (7, 8191), (8192, 3), (8193, 16_400)])
+def test_one_expert_is_two_products_whatever_the_threads(n: int, m: int) -> None:
+    """The core's own product of a single expert and a vector, which solves over factors use."""
+    rng = np.random.default_rng(n)
+    left, right, z = rng.standard_normal((5, n)), rng.standard_normal((5, m)), rng.random((1, m))
+    wide = np.empty((5, m + 3))
+    wide[:, :m] = right
+    alone = cpu.factored_product((left,), (right,), z, 1)
+    np.testing.assert_allclose(alone[0], left.T @ (right @ z[0]), rtol=1e-12, atol=1e-10)
+    for same, threads in ((right, 2), (right, 5), (wide[:, :m], 3)):
+        again = cpu.factored_product((left,), (same,), z, threads)
+        np.testing.assert_array_equal(again, alone)
 
 
 def test_layouts_agree_and_inputs_are_not_written_to() -> None:

@@ -104,6 +104,17 @@ def test_penalties_and_symmetric_updates_are_not_rounded() -> None:
     same(*both(t, rho, rho, solver="symmetric", tol=1e-11), 1e-11)
 
 
+@pytest.mark.parametrize("solver", ["alternating", "anderson"])
+def test_a_start_near_the_solution(solver: str) -> None:
+    """The first visit is exact, and the second so near that what rounding does is measured between them."""
+    s, mu, nu = clouds(N, M, 0.1)
+    solved = qk.bridge(s, mu, nu, tol=1e-11, max_memory=0)
+    near = solved.f, solved.g + 1e-5 * np.random.default_rng(1).standard_normal(M)
+    stored, exact = both(s, mu, nu, solver=solver, tol=1e-10, init=near)
+    same(stored, exact, 1e-10)
+    assert stored.n_visits <= exact.n_visits + 4
+
+
 @pytest.mark.parametrize("threads", [1, 2])
 def test_the_same_bits_again(threads: int) -> None:
     s, mu, nu = clouds(N, M, 0.02)

@@ -145,6 +145,45 @@ py::tuple sums_in_double(const py::tuple& rest, const py::tuple& dense, int n_th
     return py::make_tuple(rows, columns);
 }
 
+template <class E>
+py::tuple coupling_sums_of(const py::array& z, double scale, const Doubles& f, const Doubles& g,
+                           int n_threads) {
+    const Index n = z.shape(0), m = z.shape(1);
+    const MatrixView<E> view{data_of<E>(z), element_stride<E>(z, 0), element_stride<E>(z, 1)};
+    if (f.size() != n || g.size() != m)
+        throw py::value_error("f, g: wanted an entry for every row and column");
+    if (view.row_stride != 1 && view.col_stride != 1)
+        throw py::value_error("z: wanted contiguous rows or columns");
+    py::array_t<double> rows(n), columns(m);
+    double *to_rows = rows.mutable_data(), *to_columns = columns.mutable_data();
+    const double *f_data = f.data(), *g_data = g.data();
+    raise_on_overflow(without_gil(n_threads,
+                                  [&](const Run& run) {
+                                      return coupling_sums(view, n, m, scale, f_data, g_data, to_rows,
+                                                           to_columns, run);
+                                  }),
+                      false);
+    return py::make_tuple(rows, columns);
+}
+
+// (rows, columns) of exp(f_i + scale z_ij + g_j) in double precision, for one matrix of either type, of two axes.
+py::tuple coupling_sums_in_double(const py::array& z, double scale, const Doubles& f, const Doubles& g,
+                                  int n_threads) {
+    if (z.ndim() != 2) throw py::value_error("z: wanted a matrix");
+    return is_float32(z) ? coupling_sums_of<float>(z, scale, f, g, n_threads)
+                         : coupling_sums_of<double>(z, scale, f, g, n_threads);
+}
+
+// (sum of got, sum of wanted, sum of |got - wanted|, largest relative one)
+py::tuple deviation_of(const Doubles& got, const Doubles& wanted) {
+    if (got.ndim() != 1 || got.size() != wanted.size() || wanted.ndim() != 1)
+        throw py::value_error("got, wanted: wanted two vectors of one length");
+    const double *a = got.data(), *b = wanted.data();
+    const Index n = got.size();
+    const Deviation found = without_gil(1, [&](const Run& run) { return deviation(a, b, n, run); });
+    return py::make_tuple(found.got, found.wanted, found.off, found.worst);
+}
+
 // (rows, columns, amounts, rest of rows, rest of columns); `allowed` (n, m) is C-contiguous and of one byte per entry
 py::tuple transport_flow(const py::array& allowed, const Doubles& mu, const Doubles& nu) {
     const Index n = allowed.shape(0), m = allowed.shape(1);
@@ -202,5 +241,8 @@ void register_bridge(py::module_& m) {
         .def("forget", &qk::Anderson::forget)
         .def("next", &extrapolated, py::arg("point"), py::arg("step"));
     m.def("widened_marginals", &sums_in_double, py::arg("rest"), py::arg("dense"), py::arg("n_threads"));
+    m.def("coupling_sums", &coupling_sums_in_double, py::arg("z"), py::arg("scale"), py::arg("f"),
+          py::arg("g"), py::arg("n_threads"));
+    m.def("deviation", &deviation_of, py::arg("got"), py::arg("wanted"));
     m.def("transport_flow", &transport_flow, py::arg("allowed").noconvert(), py::arg("mu"), py::arg("nu"));
 }

@@ -5,6 +5,17 @@ namespace {
 
 py::array array_at(const py::tuple& t, std::size_t i) { return py::reinterpret_borrow<py::array>(t[i]); }
 
+constexpr py::ssize_t n_entries = 15;
+
+// body(item) for every item of entry `at` of a description: a tuple, mostly an empty one.
+template <class Body>
+void each_item(const py::tuple& spec, py::ssize_t at, const Body& body) {
+    PyObject* items = PyTuple_GET_ITEM(spec.ptr(), at);
+    if (!PyTuple_Check(items)) throw py::type_error("scores: wanted a tuple for every kind of term");
+    const py::ssize_t n = PyTuple_GET_SIZE(items);
+    for (py::ssize_t k = 0; k < n; ++k) body(py::handle(PyTuple_GET_ITEM(items, k)));
+}
+
 std::vector<Index> offsets(const py::handle& h) {
     std::vector<Index> out;
     if (h.is_none()) return out;
@@ -33,8 +44,11 @@ void Batch::require_shape(const py::array& a, std::initializer_list<Index> core,
             "make the scores again");
 }
 
-ScoreTuple::ScoreTuple(py::tuple spec) : float32(spec[0].cast<bool>()), spec_(std::move(spec)) {
-    for (const auto size : spec_[1].cast<py::tuple>()) batch.shape.push_back(size.cast<Index>());
+ScoreTuple::ScoreTuple(py::tuple spec) : spec_(std::move(spec)) {
+    if (static_cast<py::ssize_t>(spec_.size()) != n_entries)
+        throw py::type_error("scores: wanted a description of 15 entries");
+    float32 = spec_[0].cast<bool>();
+    each_item(spec_, 1, [&](const py::handle& size) { batch.shape.push_back(size.cast<Index>()); });
     batch.n_rows = spec_[2].cast<Index>();
     batch.n_cols = spec_[3].cast<Index>();
     batch.row_offsets = offsets(spec_[4]);
@@ -46,22 +60,27 @@ ScoreTuple::ScoreTuple(py::tuple spec) : float32(spec[0].cast<bool>()), spec_(st
 
 void ScoreTuple::require_shapes() const {
     const py::ssize_t item = float32 ? 4 : 8;
-    for (const std::size_t at : {6, 7})
-        for (const auto term : spec_[at].cast<py::tuple>()) {
-            const auto pair = py::reinterpret_borrow<py::tuple>(term);
-            const py::array x = array_at(pair, 0);
-            batch.require_shape(x, {batch.n_rows, -1}, item);
-            batch.require_shape(array_at(pair, 1), {batch.n_cols, x.shape(x.ndim() - 1)}, item);
-        }
-    for (const auto term : spec_[8].cast<py::tuple>())
-        batch.require_shape(array_at(py::reinterpret_borrow<py::tuple>(term), 0),
-                            {batch.n_rows, batch.n_cols}, item);
-    for (const auto shift : spec_[9].cast<py::tuple>())
+    const auto points = [&](const py::handle& term) {
+        const auto pair = py::reinterpret_borrow<py::tuple>(term);
+        const py::array x = array_at(pair, 0);
+        batch.require_shape(x, {batch.n_rows, -1}, item);
+        batch.require_shape(array_at(pair, 1), {batch.n_cols, x.shape(x.ndim() - 1)}, item);
+    };
+    each_item(spec_, 6, points);
+    each_item(spec_, 7, points);
+    each_item(spec_, 8, [&](const py::handle& term) {
+        const py::array z = array_at(py::reinterpret_borrow<py::tuple>(term), 0);
+        batch.require_shape(z, {batch.n_rows, batch.n_cols}, item);
+    });
+    each_item(spec_, 9, [&](const py::handle& shift) {
         batch.require_shape(py::reinterpret_borrow<py::array>(shift), {batch.n_rows}, item);
-    for (const auto shift : spec_[10].cast<py::tuple>())
+    });
+    each_item(spec_, 10, [&](const py::handle& shift) {
         batch.require_shape(py::reinterpret_borrow<py::array>(shift), {batch.n_cols}, item);
-    for (const auto mask : spec_[11].cast<py::tuple>())
+    });
+    each_item(spec_, 11, [&](const py::handle& mask) {
         batch.require_shape(py::reinterpret_borrow<py::array>(mask), {batch.n_rows, batch.n_cols}, 1);
+    });
 }
 
 template <class T>
@@ -88,36 +107,36 @@ Problem<T> ScoreTuple::problem(Index b) const {
         return at < PyTuple_GET_SIZE(given.ptr()) ? py::handle(PyTuple_GET_ITEM(given.ptr(), at)).cast<int>()
                                                   : 0;
     };
-    for (const auto item : spec_[6].cast<py::tuple>()) {
-        p.dots.push_back(features(item.cast<py::tuple>()));
+    each_item(spec_, 6, [&](const py::handle& item) {
+        p.dots.push_back(features(py::reinterpret_borrow<py::tuple>(item)));
         p.dots.back().scale_cols = said(0, p.dots.size() - 1) != 0;
-    }
-    for (const auto item : spec_[7].cast<py::tuple>()) {
-        const auto t = item.cast<py::tuple>();
+    });
+    each_item(spec_, 7, [&](const py::handle& item) {
+        const auto t = py::reinterpret_borrow<py::tuple>(item);
         p.distances.push_back(features(t));
         p.distances.back().n_negative = t[3].cast<Index>();
         p.distances.back().kind = static_cast<FeatureKind>(t[4].cast<int>());
-    }
-    for (const auto item : spec_[8].cast<py::tuple>()) {
-        const auto t = item.cast<py::tuple>();
+    });
+    each_item(spec_, 8, [&](const py::handle& item) {
+        const auto t = py::reinterpret_borrow<py::tuple>(item);
         p.dense.push_back(
             {batch.matrix<T>(array_at(t, 0), b, row, col), static_cast<T>(t[1].cast<double>())});
-    }
-    const auto biases = [&](std::size_t at, Py_ssize_t stages, Index start, std::vector<Bias<T>>& out) {
-        for (const auto item : spec_[at].cast<py::tuple>()) {
+    });
+    const auto biases = [&](py::ssize_t at, Py_ssize_t stages, Index start, std::vector<Bias<T>>& out) {
+        each_item(spec_, at, [&](const py::handle& item) {
             const auto a = py::reinterpret_borrow<py::array>(item);
             const Index stride = element_stride<T>(a, a.ndim() - 1);
             const auto stage = static_cast<Stage>(said(stages, out.size()));
             out.push_back({batch.start<T>(a, b, 1) + start * stride, stride, stage});
-        }
+        });
     };
     biases(9, 1, row, p.row_bias);
     biases(10, 2, col, p.col_bias);
-    for (const auto item : spec_[11].cast<py::tuple>()) {
+    each_item(spec_, 11, [&](const py::handle& item) {
         const auto a = py::reinterpret_borrow<py::array>(item);
         const auto v = batch.matrix<unsigned char>(a, b, row, col);
         p.masks.push_back({v.data, v.row_stride, v.col_stride});
-    }
+    });
     p.band.lo = spec_[12].cast<Index>();
     p.band.hi = spec_[13].cast<Index>();
     return p;

@@ -73,7 +73,7 @@ struct Batch {
 struct ScoreTuple {
     explicit ScoreTuple(py::tuple spec);
 
-    bool float32;
+    bool float32 = false;
     Batch batch;
 
     template <class T>

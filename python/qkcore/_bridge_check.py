@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import _checks, _pieces
+from ._host import HOST
 from ._lazy_scores import Real, Scores
 from ._native import cpu
 from ._rounding import PLAIN
@@ -124,7 +125,8 @@ def _without_dead(
 
 def rounding_slack(s: Scores, f: Real, g: Real) -> float:
     """A bound on what rounding does to the error: relative errors of entries, as a share of the mass."""
-    # Three roundings of an exponent, a few of its score, which `top` bounds term by term; exp; the sums.
+    # Three roundings of an exponent and one where exp reduces it, half a unit each; a few of its score, which
+    # the bound covers term by term; exp; the sums.
     exponent = s.bound + sum(largest_finite(x) for x in (f, g))
     terms = 4 + max((x.shape[-1] for x in s.terms.features), default=0)
     return _EPS * (terms * exponent + 32 + math.sqrt(max(s.shape[-2:])))
@@ -173,17 +175,26 @@ def _compare(
     for got, side, potential in zip(sums, sides, potentials, strict=True):
         if side.penalty == 0:  # free
             continue
-        mass = offs = 0.0
-        with np.errstate(invalid="ignore", over="ignore"):
-            for there, weights, x in _pieces.pieces(got, side.weights, potential):
-                wanted = side.cut(weights).wanted(x, shift)
-                mass += float((wanted if math.isinf(side.penalty) else there).sum())
-                off = np.abs(there - wanted)
-                offs += float(off.sum())
-                relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
-                worst = max(worst, float(relative.max(initial=0.0)))
-        error = max(error, _share(offs, mass))
+        if math.isinf(side.penalty) and not shift:
+            wanted = _pieces.converted(side.weights, got.dtype)
+        else:
+            wanted = _pieces.mapped(
+                lambda w, x, side=side: side.cut(w).wanted(x, shift), side.weights, potential
+            )
+        there, mass, off, relative = _deviation(got, wanted)
+        error = max(error, _share(off, mass if math.isinf(side.penalty) else there))
+        worst = max(worst, relative)
     return (error, worst) if math.isfinite(error) else (math.inf, math.inf)
+
+
+def _deviation(got: Real, wanted: Real) -> tuple[float, float, float, float]:
+    """Both sums, the sum of the distances, and the largest relative one of a wanted entry."""
+    if got.dtype == np.float64:
+        return cpu.deviation(got, wanted)
+    with np.errstate(invalid="ignore", over="ignore"):
+        off = np.abs(got - wanted)  # in extended precision, of small problems
+        relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
+    return float(got.sum()), float(wanted.sum()), float(off.sum()), float(relative.max(initial=0.0))
 
 
 def _share(off: float, mass: float) -> float:
@@ -196,11 +207,25 @@ def _share(off: float, mass: float) -> float:
 
 def wide_marginals(s: Scores, f: Real, g: Real, n_threads: int) -> tuple[Real, Real]:
     """Row and column sums of exp(f + s + g) in float64, from scores that are computed in float64 too."""
+    if (alone := _one_matrix(s)) is not None:
+        return cpu.coupling_sums(*alone, f, g, n_threads)
     if s.dtype == np.float64 or not s.terms.dense or s.batch or s.terms.offsets is not None:
-        return widened(s).marginals(f, g, n_threads=n_threads)
+        return widened(s)._with_potentials(f, g).marginals(n_threads=n_threads)
     # Dense terms are widened by the core, a few rows at a time.
-    rest = widened(s._with(s.terms._replace(dense=())))._coupled(f, g)
+    rest = widened(s._with(s.terms._replace(dense=())))._with_potentials(f, g)
     return cpu.widened_marginals(rest._spec, s.terms.dense, n_threads)
+
+
+def _one_matrix(s: Scores) -> tuple[Real, float] | None:
+    """The matrix and its factor, where that is all there is of the scores of one problem."""
+    if s.backend is not HOST:
+        return None
+    t = s.terms
+    others = t.dots or t.distances or t.row_bias or t.col_bias or t.masks or t.banded
+    if len(t.dense) != 1 or others or s.batch or t.offsets is not None:
+        return None
+    z, scale = t.dense[0]
+    return (z, scale) if z.shape == s.shape and z.itemsize in z.strides else None
 
 
 def widened(s: Scores) -> Scores:

@@ -51,16 +51,29 @@ class Problem(NamedTuple):
 
 def _gauge(f: Real, g: Real, nu: Real) -> tuple[Real, Real]:
     """Potentials shifted so that sum_j nu_j g_j = 0."""
+    # Where every potential is finite one product is all; a weight of 0 makes NaN of an infinite one.
+    with np.errstate(invalid="ignore", over="ignore"):
+        moment = float(_pieces.total(lambda w, x: np.dot(w.astype(np.float64), x), nu, g))
+    if not math.isfinite(moment):
+        found = _live_moment(nu, g)
+        if found is None:
+            return f, g
+        moment = found
+    mean = moment / _checks.mass(nu)
+    return _pieces.mapped(lambda x: x + mean, f), _pieces.mapped(lambda x: x - mean, g)
+
+
+def _live_moment(nu: Real, g: Real) -> float | None:
+    """sum_j nu_j g_j where there is weight; None where a potential there is not finite."""
     moment = 0.0
     for weights, potential in _pieces.pieces(nu, g):
         live = weights > 0
         if not live.all():
             weights, potential = weights[live], potential[live]
         if not np.isfinite(potential).all():
-            return f, g
+            return None
         moment += float((weights.astype(np.float64) * potential).sum())
-    mean = moment / _checks.mass(nu)
-    return _pieces.mapped(lambda x: x + mean, f), _pieces.mapped(lambda x: x - mean, g)
+    return moment
 
 
 def _marginal(name: str, value: npt.ArrayLike, s: Scores | BridgeKernel, side: int) -> Real:

@@ -314,15 +314,9 @@ def _checked(p: Problem, found: Found, *, gauge: bool = True) -> Found:
             f, g = (_pieces.converted(x, p.kernel.potentials) for x in (f, g))
     lost = any(cpu.scan(x, p.n_threads)[0] & ~_MINUS_INF for x in (f, g))
     error, worst, met = (math.inf, math.inf, False) if lost else p.kernel.check(p, f, g)
-    return dataclasses.replace(
-        found,
-        f=f,
-        g=g,
-        status=settled("overflow" if lost else found.status, error, met),
-        error=error,
-        worst=worst,
-        method=f"{found.method}, {p.kernel.kept}",
-    )
+    status = settled("overflow" if lost else found.status, error, met)
+    method = f"{found.method}, {p.kernel.kept}"
+    return Found(f, g, status, found.n_visits, found.errors, error, worst, method, found.relaxation)
 
 
 def settled(status: str, error: float, met: bool) -> str:

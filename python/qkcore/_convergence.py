@@ -102,5 +102,7 @@ def settle(found: _Result, on_fail: str) -> _Result:
             f"{name}: {failure(found)}; raise {limit_named(found.status)} or tol, lower beta, or pass "
             'on_fail="warn" for the result as it is'
         )
+    if found.on_fail == on_fail:
+        return found
     settled: Any = dataclasses.replace(found, on_fail=on_fail)  # type: ignore[type-var]
     return settled  # type: ignore[no-any-return]

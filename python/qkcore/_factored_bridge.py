@@ -22,7 +22,7 @@ from ._bridge_result import SchrodingerBridge, SolvedBatch, observed_rate
 from ._bridge_solve import ask
 from ._config import resolve_threads
 from ._convergence import on_fail_option, settle
-from ._factors import BLOCK_ROWS, Factored, LowRank, NegativeEntries, _experts, _sizes
+from ._factors import BLOCK_ROWS, Factored, LowRank, NegativeEntries, _experts
 from ._lazy_scores import Real, Scores
 from ._linear import LinearMap
 from ._native import cpu
@@ -339,6 +339,7 @@ class FactoredKernel(BridgeKernel):
         self.shape, self.dtype = K.shape, K.dtype
         self.potentials = self.entries = np.dtype(np.float64)
         self.followed = follow_signs and not K.nonnegative
+        self._last: tuple[Real, Real, float, tuple[Real, Real]] | None = None
 
     @cached_property
     def native(self) -> Any:
@@ -356,12 +357,16 @@ class FactoredKernel(BridgeKernel):
         return "factored, signed" if self.followed else "factored"
 
     def scalings(self, f: Real, g: Real, mass: float) -> tuple[Real, Real]:
-        """u / mass and v, with their signs."""
+        """u / mass and v, with their signs; once for the potentials that were asked about last."""
+        last = self._last
+        if last is not None and last[0] is f and last[1] is g and last[2] == mass:
+            return last[3]
         with np.errstate(over="ignore"):
             u, v = np.exp(f - math.log(mass)), np.exp(g)
         if self.followed:
             rows, cols = self.native.signs
             u, v = u * rows, v * cols
+        self._last = f, g, mass, (u, v)
         return u, v
 
     def check(self, p: Problem, f: Real, g: Real) -> Residual:
@@ -377,7 +382,7 @@ class FactoredKernel(BridgeKernel):
         sides = rows, columns
         sums = _sums(self.K, u, v, p.n_threads)
         here = self.K.to_cpu()
-        sizes = [_sizes(side) for side in (here._left, here._right)]
+        sizes = [_lengths(side) for side in (here._left, here._right)]
         terms = sum(r + 2 for r in self.K.ranks) + math.sqrt(max(self.K.shape))
         with np.errstate(over="ignore", invalid="ignore"):
             slack = float(np.abs(u) @ sizes[0] * (np.abs(v) @ sizes[1])) * terms
@@ -405,7 +410,7 @@ def _fields(
     f, g, status = fields["f"], fields["g"], fields["status"]
     mass = _checks.total(p.mu) if p.balanced else 1.0
     u, v = kernel.scalings(f, g, mass)
-    lost = bool((u[p.mu > 0] < 0).any() or (v[p.nu > 0] < 0).any())
+    lost = kernel.followed and bool((u[p.mu > 0] < 0).any() or (v[p.nu > 0] < 0).any())
     checked = 1.0
     if status != "infeasible" and lost:
         status = "negative kernel"
@@ -449,6 +454,15 @@ def _share_of(count: int, n: int, m: int) -> float:
     """The share of the entries of n x m that lie in ``count`` rows or ``count`` columns."""
     rows, cols = min(1.0, count / n), min(1.0, count / m)
     return rows + cols - rows * cols
+
+
+def _lengths(side: tuple[Real, ...]) -> Real:
+    """Of every point, the product over the experts of the lengths of its components."""
+    squares: Real = np.einsum("...ci,...ci->...i", side[0], side[0])
+    lengths: Real = np.sqrt(squares)
+    for x in side[1:]:
+        lengths *= np.sqrt(np.einsum("...ci,...ci->...i", x, x))
+    return lengths
 
 
 def _sums(K: Factored, u: Real, v: Real, n_threads: int | None) -> tuple[Real, Real]:

@@ -441,6 +441,12 @@ class Scores:
         their sum is rounded only after the first of them has taken most of a score away."""
         return self._shift(f, g, ("f", "g"), REFERENCE)
 
+    def _with_potentials(self, f: Real, g: Real) -> Scores:
+        """As :meth:`_coupled`, of potentials that are known to be fine: NumPy's, of the scores' dtype."""
+        stage = LATE if self.terms.rounding.late else REFERENCE
+        terms = self.terms.shifted(1, (f,), stage).shifted(0, (g,), stage)
+        return self._with(terms)
+
     def _shift(
         self,
         rows: npt.ArrayLike | None,

@@ -66,11 +66,14 @@ class Pair(NamedTuple):
 
     def scores(self, terms: Terms, bound: float) -> Scores:
         """Scores of these points."""
-        *x_batch, n, _ = self.x.shape
-        *y_batch, m, _ = self.y.shape
-        batch = tuple(x_batch)
-        if y_batch:
-            batch = _checks.broadcast("Y", batch, tuple(y_batch))
+        shape = self.x.shape
+        batch, n = shape[:-2], shape[-2]
+        m = n
+        if self.y is not self.x:
+            shape = self.y.shape
+            m = shape[-2]
+            if len(shape) > 2:
+                batch = _checks.broadcast("Y", batch, shape[:-2])
         if self.W is not None:
             for part in self.W if isinstance(self.W, tuple) else (self.W,):
                 batch = _checks.broadcast("W", batch, np.shape(part)[:-2])
@@ -85,10 +88,15 @@ def pair(
     names: tuple[str, str] = ("X", "Y"),
 ) -> Pair:
     """The arguments of a builder, checked."""
-    alone = type(X) is np.ndarray and Y is None and W is None
-    backend = HOST if alone else backend_of(X, Y, W)
+    if type(X) is np.ndarray and Y is None and W is None:  # the short way, for few points
+        x, largest = _checks.points(names[0], X)
+        dtype = x.dtype
+        beta = _checks.scale("beta", beta, dtype)
+        # NamedTuple's own constructor takes longer than all the rest of a pair.
+        return tuple.__new__(Pair, (HOST, dtype, x, x, largest, largest, None, beta, names))
+    backend = backend_of(X, Y, W)
     x, y, x_largest, y_largest, dtype = backend.points(names, X, Y)
-    beta = _checks.representable("beta", _checks.positive("beta", beta), dtype)
+    beta = _checks.scale("beta", beta, dtype)
     small = None if W is None else backend.small(W, dtype)
     return Pair(backend, dtype, x, y, x_largest, y_largest, small, beta, names)
 

@@ -50,6 +50,12 @@ class Terms(NamedTuple):
     offsets: Offsets | None = None
     rounding: Rounding = PLAIN
 
+    @staticmethod
+    def dot(x: Any, y: Any, scale: float) -> Terms:
+        """One dot term alone."""
+        # NamedTuple's own constructor takes several times as long, which scores of few points would notice.
+        return tuple.__new__(Terms, (((x, y, scale),), (), (), (), (), (), EVERYTHING, None, PLAIN))
+
     def map(
         self,
         *,

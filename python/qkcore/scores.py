@@ -66,7 +66,7 @@ def dot(
     """
     p = pair(X, Y, W, beta)
     left, right, bound = p.projected()
-    return p.scores(Terms(((left, right, p.beta),)), p.beta * bound)
+    return p.scores(Terms.dot(left, right, p.beta), p.beta * bound)
 
 
 def cosine(X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, beta: float = 1.0) -> Scores:
@@ -81,7 +81,7 @@ def cosine(X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, beta: float = 1.
     p.same_dimension()
     x = p.backend.unit_rows("X", p.x)
     y = x if p.y is p.x else p.backend.unit_rows("Y", p.y)
-    return p.scores(Terms(((x, y, p.beta),)), 2 * p.beta)  # roundings leave it below 2
+    return p.scores(Terms.dot(x, y, p.beta), 2 * p.beta)  # roundings leave it below 2
 
 
 def forward(

@@ -80,6 +80,19 @@ std::unique_ptr<Sweep> sweep_of(const Problem<T>& problem, Storage storage, T* s
 
 // ---- the final check ----------------------------------------------------------------------------------------------
 
+// Row and column sums in double precision of exp(f_i + scale z_ij + g_j), for an n x m matrix whose rows or columns lie
+// contiguously. Relative errors of entries: half a unit in the last place (2^-53) for every unit of |f_i|, |scale z_ij| and
+// |g_j| in each of three roundings, and exp_max_ulp units of exp.
+template <class E>
+Status coupling_sums(const MatrixView<E>& z, Index n, Index m, double scale, const double* f, const double* g,
+                     double* rows, double* columns, const Run& run);
+
+// Sums of n entries `got` and `wanted`, of |got - wanted|, and the largest |got - wanted| / wanted where wanted > 0.
+struct Deviation {
+    double got = 0, wanted = 0, off = 0, worst = 0;
+};
+Deviation deviation(const double* got, const double* wanted, Index n, const Run& run);
+
 // A dense term in single precision, whose scale is not rounded.
 struct SingleTerm {
     MatrixView<float> values;

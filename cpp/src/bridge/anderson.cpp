@@ -76,7 +76,7 @@ bool anderson(Iterate& at, bool may_give_up) {
         if (wild)
             set(run, at.g, plain);
         else
-            at.g = extrapolation.next(at.g, step);
+            extrapolation.next(at.g, step, at.g);
         if (at.rescale()) dual_before = -infinity<double>();
     }
     return false;

@@ -1,6 +1,7 @@
 #include "bridge/extrapolation.hpp"
 
 #include <algorithm>
+#include <numeric>
 #include <utility>
 
 #include "bridge/long_vectors.hpp"
@@ -20,7 +21,7 @@ void Extrapolation::forget() {
     if (++n_failed_ > 2 && memory_ > 0) --memory_;
 }
 
-Eigen::VectorXd Extrapolation::next(const Vector& point, const Vector& step) {
+void Extrapolation::next(const Vector& point, const Vector& step, Vector& to) {
     if (n_seen_ > 0 && memory_ > 0) {
         const Index k = (n_seen_ - 1) % memory_;  // the oldest one is replaced
         each(run_, step.size(), [&](Index j) {
@@ -31,45 +32,42 @@ Eigen::VectorXd Extrapolation::next(const Vector& point, const Vector& step) {
     }
     set(run_, last_point_, point);
     set(run_, last_step_, step);
-    Vector to;
     set(run_, to, point + step);
     const Index m = std::min(n_seen_++, memory_);
-    if (m > 0) {
-        const Vector gamma = fit(m, step);
-        Vector move = room_for(step.size());
-        in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
-            move.segment(from, end - from).noalias() =
-                moves_.middleRows(from, end - from).leftCols(m) * gamma;
-        });
-        // Nearly dependent steps give arbitrarily large moves: an iteration whose limit is farther away than this is
-        // too slow for extrapolation to be trusted.
-        constexpr double farthest = 1e4;
-        if (all_finite(run_, move) && max_size(run_, move) <= farthest * max_size(run_, step))
-            set(run_, to, to - move);
-    }
-    return to;
+    if (m == 0) return;
+    fit(m, step);
+    make_room(move_, step.size());
+    in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
+        move_.segment(from, end - from).noalias() = moves_.middleRows(from, end - from).leftCols(m) * gamma_;
+    });
+    // Nearly dependent steps give arbitrarily large moves: an iteration whose limit is farther away than this is
+    // too slow for extrapolation to be trusted.
+    constexpr double farthest = 1e4;
+    if (all_finite(run_, move_) && max_size(run_, move_) <= farthest * max_size(run_, step))
+        set(run_, to, to - move_);
 }
 
-// The combination of the first m changes nearest to the weighted step, by Gram and Schmidt's method in its modified
+// gamma_: the combination of the first m changes nearest to the weighted step, by Gram and Schmidt's method in its modified
 // form with the step as a last column, which is as stable as reflections (Björck), and for a handful of columns much
 // less to do. The longest column goes first; those that hardly add a direction get nothing.
-Extrapolation::Vector Extrapolation::fit(Index m, const Vector& step) {
+void Extrapolation::fit(Index m, const Vector& step) {
     constexpr double dependent = 1e-14;
     make_room(rest_, step.size(), m);
     in_pieces(run_, 0, step.size(), [&](Index from, Index end) {
         rest_.middleRows(from, end - from) = changes_.middleRows(from, end - from).leftCols(m);
     });
     set(run_, target_, step.cwiseProduct(weight_));
-    Eigen::MatrixXd r(m, m);
-    Vector onto(m);
+    triangle_.resize(m, m);
+    onto_.resize(m);
+    order_.resize(m);
+    std::iota(order_.begin(), order_.end(), Index{0});
     double longest = 0;
     Index rank = 0;
-    Eigen::VectorX<Index> order = Eigen::VectorX<Index>::LinSpaced(m, 0, m - 1);
     for (; rank < m; ++rank) {
         Index pick = rank;
         double size = 0;
         for (Index k = rank; k < m; ++k) {
-            const double length = norm(run_, rest_.col(order[k]));
+            const double length = norm(run_, rest_.col(order_[k]));
             if (length > size) {
                 size = length;
                 pick = k;
@@ -77,26 +75,25 @@ Extrapolation::Vector Extrapolation::fit(Index m, const Vector& step) {
         }
         longest = std::max(longest, size);
         if (!(size > dependent * longest)) break;
-        std::swap(order[rank], order[pick]);
-        for (Index k = 0; k < rank; ++k) std::swap(r(k, rank), r(k, pick));
-        auto unit = rest_.col(order[rank]);
+        std::swap(order_[rank], order_[pick]);
+        for (Index k = 0; k < rank; ++k) std::swap(triangle_(k, rank), triangle_(k, pick));
+        auto unit = rest_.col(order_[rank]);
         set(run_, unit, unit / size);
-        r(rank, rank) = size;
+        triangle_(rank, rank) = size;
         for (Index k = rank + 1; k < m; ++k) {
-            auto other = rest_.col(order[k]);
-            r(rank, k) = dot(run_, unit, other);
-            set(run_, other, other - r(rank, k) * unit);
+            auto other = rest_.col(order_[k]);
+            triangle_(rank, k) = dot(run_, unit, other);
+            set(run_, other, other - triangle_(rank, k) * unit);
         }
-        onto[rank] = dot(run_, unit, target_);
-        set(run_, target_, target_ - onto[rank] * unit);
+        onto_[rank] = dot(run_, unit, target_);
+        set(run_, target_, target_ - onto_[rank] * unit);
     }
-    Vector gamma = Vector::Zero(m);
+    gamma_.setZero(m);
     for (Index k = rank - 1; k >= 0; --k) {
-        double value = onto[k];
-        for (Index l = k + 1; l < rank; ++l) value -= r(k, l) * gamma[order[l]];
-        gamma[order[k]] = value / r(k, k);
+        double value = onto_[k];
+        for (Index l = k + 1; l < rank; ++l) value -= triangle_(k, l) * gamma_[order_[l]];
+        gamma_[order_[k]] = value / triangle_(k, k);
     }
-    return gamma;
 }
 
 namespace {
@@ -110,7 +107,9 @@ Anderson::~Anderson() = default;
 bool Anderson::empty() const { return extrapolation_->empty(); }
 void Anderson::forget() { extrapolation_->forget(); }
 void Anderson::next(const double* point, const double* step, double* to) {
-    Eigen::Map<Eigen::VectorXd>(to, n_) = extrapolation_->next(Given(point, n_), Given(step, n_));
+    Eigen::VectorXd next;
+    extrapolation_->next(Given(point, n_), Given(step, n_), next);
+    Eigen::Map<Eigen::VectorXd>(to, n_) = next;
 }
 
 }  // namespace qk

@@ -23,17 +23,19 @@ public:
     // repeated failures the memory shrinks, and with memory 0 this is the plain iteration.
     void forget();
 
-    // The next point, where the plain iteration would step from `point` by `step`.
-    Vector next(const Vector& point, const Vector& step);
+    // The next point, where the plain iteration would step from `point` by `step`; `to` may be `point` itself.
+    void next(const Vector& point, const Vector& step, Vector& to);
 
 private:
-    Vector fit(Index m, const Vector& step);
+    void fit(Index m, const Vector& step);
 
     const Run& run_;
     Vector weight_, last_point_, last_step_;
     Eigen::MatrixXd changes_, moves_;  // of the step, weighted; of the point that it leads to
-    Eigen::MatrixXd rest_;             // of fit()
-    Vector target_;
+    // Of fit(), kept from step to step: for short vectors fresh memory takes as long as what is done with it.
+    Eigen::MatrixXd rest_, triangle_;
+    Vector target_, onto_, gamma_, move_;
+    Eigen::VectorX<Index> order_;
     Index n_seen_ = 0, n_failed_ = 0;
     Index memory_;
 };

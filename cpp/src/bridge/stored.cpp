@@ -99,27 +99,42 @@ public:
         if (wants_full_ && !full_) store_in_full(run);
         if (full_) return full_->rows(g, mass, lse, columns, run);
         if (!taken_ || too_far(g, run) || (refine_ && columns != nullptr)) {
-            // In double the entries are taken at g itself, and this is the visit as well.
-            const bool at_once = sizeof(T) == sizeof(double) && columns != nullptr;
+            // Where T has all digits of g the entries are taken at g itself, and this is the visit as well.
+            const bool at_once = columns != nullptr && (sizeof(T) == sizeof(double) || representable(g, run));
+            const bool asked = refine_;
             const Status status = take(g, mass, lse, at_once ? columns : nullptr, run);
             if (status != Status::ok) return status;
-            if (at_once) return rounded ? measure(lse, columns, run) : status;
+            if (at_once) return rounded ? keep_exact(columns, asked, run) : status;
+        }
+        if constexpr (rounded) {
+            if (!exact_columns_.empty()) {
+                const bool worthwhile = columns != nullptr && near(g, run);
+                if (const Status status = worthwhile ? measure(run) : Status::ok; status != Status::ok)
+                    return status;
+                exact_columns_.clear();
+            }
         }
         if (!in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) { set_factors(g, from, to); }))
             return Status::interrupted;
-        const Status status = visit(entries_, ld_, scaled_.data(), columns, run, [&](Index i, double found) {
-            const auto at = static_cast<std::size_t>(i);
-            const double dot = rounded ? found * corrections_.row(i) : found;
-            sums_[at] = dot;
-            lse[i] = dot > 0 ? tops_[at] + std::log(dot) : -infinity<double>();
-            const double m = columns != nullptr && dot > 0 ? mass(i, lse[i]) : 0.0;
-            const double c = m == 0 ? 0.0 : m / dot;
-            if constexpr (rounded) {
-                masses_[at] = m;
-                factors_[at] = c;
+        const auto weigh = [&](Index first, int n, const double* found, double* factors) {
+            double dots[stored_rows] = {}, logs[stored_rows];
+            for (int r = 0; r < n; ++r) dots[r] = rounded ? found[r] * corrections_.row(first + r) : found[r];
+            log_array<double>(dots, stored_rows, logs);  // of whole packs
+            for (int r = 0; r < n; ++r) {
+                const Index i = first + r;
+                const auto at = static_cast<std::size_t>(i);
+                const double dot = dots[r];
+                sums_[at] = dot;
+                lse[i] = dot > 0 ? tops_[at] + logs[r] : -infinity<double>();
+                const double m = columns != nullptr && dot > 0 ? mass(i, lse[i]) : 0.0;
+                factors[r] = m == 0 ? 0.0 : m / dot;
+                if constexpr (rounded) {
+                    masses_[at] = m;
+                    factors_[at] = factors[r];
+                }
             }
-            return c;
-        });
+        };
+        const Status status = visit(entries_, ld_, scaled_.data(), columns, run, weigh);
         if (columns == nullptr || status != Status::ok) return status;
         const bool done = in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
             for (Index j = from; j < to; ++j) {
@@ -204,30 +219,55 @@ private:
         entries_ = Buffer<E>();
     }
 
-    // After an exact visit: what the stored entries say at the same potentials.
-    Status measure(const double* lse, const double* columns, const Run& run) {
+    // After an exact visit. What the stored entries say at the same potentials is measured at once where it was asked for,
+    // and otherwise at the next visit, if that is near: a first step from far away would leave nothing of it.
+    Status keep_exact(const double* columns, bool asked, const Run& run) {
+        exact_columns_.clear();
+        const bool done = in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
+            exact_columns_.insert(exact_columns_.end(), columns + from, columns + to);
+        });
+        uncertainty_ = 0;
+        if (!done) return Status::interrupted;
+        const Status status = asked ? measure(run) : Status::ok;
+        if (asked) exact_columns_.clear();
+        return status;
+    }
+
+    Status measure(const Run& run) {
         std::vector<double> row_ratios(sums_.size(), 1.0), ratios = zeros(problem().n_cols, run);
         if (should_stop(run, 0)) return Status::interrupted;
         const Status status =
-            visit(entries_, ld_, scaled_.data(), ratios.data(), run, [&](Index i, double dot) {
-                const auto at = static_cast<std::size_t>(i);
-                if (dot > 0 && sums_[at] > 0) row_ratios[at] = sums_[at] / dot;
-                masses_[at] = factors_[at] * sums_[at];
-                return lse[i] == -infinity<double>() ? 0.0 : factors_[at];
-            });
+            visit(entries_, ld_, scaled_.data(), ratios.data(), run, row_by_row([&](Index i, double dot) {
+                      const auto at = static_cast<std::size_t>(i);
+                      if (dot > 0 && sums_[at] > 0) row_ratios[at] = sums_[at] / dot;
+                      masses_[at] = factors_[at] * sums_[at];
+                      return factors_[at];
+                  }));
         std::vector<double> scaled;
         scaled.reserve(ratios.size());
         const bool done = in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
             for (Index j = from; j < to; ++j) {
                 double& ratio = ratios[static_cast<std::size_t>(j)];
-                ratio = ratio > 0 && columns[j] > 0 ? columns[j] / ratio : 1.0;
+                const double exact = exact_columns_[static_cast<std::size_t>(j)];
+                ratio = ratio > 0 && exact > 0 ? exact / ratio : 1.0;
             }
             scaled.insert(scaled.end(), scaled_.data() + from, scaled_.data() + to);
         });
         if (!done) return Status::interrupted;
         corrections_.measured(std::move(row_ratios), std::move(ratios), factors_, std::move(scaled));
-        uncertainty_ = 0;
         return status;
+    }
+
+    // Whether g differs from what the entries were taken at by little more than one number.
+    bool near(const double* g, const Run& run) const {
+        double least = infinity<double>(), most = -infinity<double>();
+        each(run, problem().n_cols, [&](Index j) {
+            if (g[j] == -infinity<double>()) return;
+            const double moved = g[j] - at_g_[static_cast<std::size_t>(j)];
+            least = std::min(least, moved);
+            most = std::max(most, moved);
+        });
+        return most - least <= tuning::measured_reach;
     }
 
     template <class A>
@@ -240,10 +280,11 @@ private:
                     ? static_cast<A>(static_cast<double>(scaled_[static_cast<std::size_t>(j)]) * x[j])
                     : A(0);
         });
-        const Status status = visit(entries, ld, direction.data(), out, run, [&](Index i, double dot) {
+        const auto weigh = row_by_row([&](Index i, double dot) {
             const double sum = sums_[static_cast<std::size_t>(i)];
             return sum > 0 ? mass[i] * dot / (sum * sum) : 0.0;
         });
+        const Status status = visit(entries, ld, direction.data(), out, run, weigh);
         each(run, problem().n_cols,
              [&](Index j) { out[j] *= static_cast<double>(scaled_[static_cast<std::size_t>(j)]); });
         return status;
@@ -290,10 +331,19 @@ private:
         return found;
     }
 
+    // Whether g has no more digits than T.
+    bool representable(const double* g, const Run& run) const {
+        bool found = true;
+        each(run, problem().n_cols,
+             [&](Index j) { found = found && static_cast<double>(static_cast<T>(g[j])) == g[j]; });
+        return found;
+    }
+
     // Takes the entries exp(s_ij + g_j - max_k (s_ik + g_k)) anew; with `columns`, as a visit.
     Status take(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) {
         taken_ = halved_ = refine_ = false;
         corrections_.forget();
+        exact_columns_.clear();
         scores_.set_potential(g, run);
         const Shares<T> shares(problem().n_rows, problem().n_cols, run, scores_.work(), sums_of<T>());
         std::vector<SweepLocal<T>> locals;
@@ -340,8 +390,16 @@ private:
         return std::get<typename Shares<A>::Sums>(column_sums_);
     }
 
-    // Each row dotted with z, weighed by what `weigh(i, dot)` says, and added to the columns; in the arithmetic
-    // of z.
+    // What visit() wants, from a function that gives the weight of row i.
+    template <class Weigh>
+    static auto row_by_row(const Weigh& weigh) {
+        return [weigh](Index first, int n, const double* dots, double* factors) {
+            for (int r = 0; r < n; ++r) factors[r] = weigh(first + r, dots[r]);
+        };
+    }
+
+    // Each row dotted with z, weighed, and added to the columns; in the arithmetic of z. weigh(first, n, dots, factors) is
+    // called with up to stored_rows rows at once, and gives their weights.
     template <class F, class A, class Weigh>
     Status visit(const Buffer<F>& entries, Index ld, const A* z, double* columns, const Run& run,
                  const Weigh& weigh) {
@@ -349,11 +407,12 @@ private:
         // Checking whether to stop reads the clock, so it is done only after many entries.
         const Index poll =
             std::clamp<Index>(tuning::poll_entries / std::max<Index>(1, ld), 1, tuning::poll_rows);
-        // Rows are read a second time where they are added. Four that fit the L1 cache come from there; of longer ones more
-        // go together, as long as the L2 cache has room for them and for those that follow, which are asked for.
-        const Index four = 4 * ld * static_cast<Index>(sizeof(F));
-        const bool in_l1 = four <= tuning::l1_bytes;
-        const Index most_rows = in_l1 || stored_rows / 2 * four > tuning::l2_bytes ? 4 : stored_rows;
+        // Rows are read a second time where they are added: from the L1 cache, where as many fit, or four at least. Of longer
+        // ones more go together, as long as the L2 cache has room for them and for those that follow, which are asked for.
+        const Index row = ld * static_cast<Index>(sizeof(F));
+        const bool in_l1 = 4 * row <= tuning::l1_bytes;
+        const Index room = in_l1 ? tuning::l1_bytes : tuning::l2_bytes / 2;
+        const Index most_rows = stored_rows * row > room ? 4 : stored_rows;
         const auto& pieces = shares.pieces();
         parallel_for(shares.run(), static_cast<Index>(pieces.size()), [&](Index part, int worker) {
             const FlushSubnormals flush;
@@ -369,10 +428,11 @@ private:
                 n = next_rows(std::min(most_rows, piece.end_row - i));
                 const int count = static_cast<int>(n);
                 const F* w = entries.data() + i * ld;
-                double dots[stored_rows];
+                double dots[stored_rows], weights[stored_rows];
                 A factors[stored_rows];
                 dot_long_rows(count, w, ld, z, dots, shares.run(), worker);
-                for (int r = 0; r < count; ++r) factors[r] = static_cast<A>(weigh(i + r, dots[r]));
+                weigh(i, count, dots, weights);
+                for (int r = 0; r < count; ++r) factors[r] = static_cast<A>(weights[r]);
                 const F* next =
                     (!in_l1 || sizeof(F) < sizeof(A)) && i + 2 * n <= piece.end_row ? w + n * ld : nullptr;
                 if (columns != nullptr)
@@ -395,6 +455,7 @@ private:
 
     // Of rounded entries alone.
     std::vector<double> factors_, masses_;
+    std::vector<double> exact_columns_;  // of an exact visit that has just been made, and not measured
     Corrections corrections_;
     std::unique_ptr<Stored<T, T>> full_;
     double uncertainty_ = 0;

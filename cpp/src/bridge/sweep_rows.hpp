@@ -57,8 +57,7 @@ QK_INLINE void add_rows(const E* w, Index ld, const T* c, Index n, T* sums, cons
     for (Index j = 0; j < n; j += 2 * width) {
         if (ahead != nullptr && j % ask == 0)
             for (int r = 0; r < R; ++r)
-                for (Index at = 0; at < ask; at += line)
-                    __builtin_prefetch(ahead + r * ld + j + at, 0, 2);  // to the L2 cache
+                for (Index at = 0; at < ask; at += line) __builtin_prefetch(ahead + r * ld + j + at);
         Pack<T> a0 = load(sums + j), a1 = load(sums + j + width);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {

@@ -5,41 +5,12 @@
 #include <cmath>
 #include <vector>
 
+#include "bridge/exact_sums.hpp"
 #include "engine/tiling.hpp"
 #include "qk/bridge_kernels.hpp"
 
 namespace qk {
 namespace {
-
-// Adds to sums that may be long, and remembers what rounding takes away.
-class ExactSums {
-public:
-    // Rows may be so long that Ctrl-C has to be heard in between: `run` and `worker` as in in_pieces. What a stopped run
-    // leaves is of no use.
-    void start(Index n, const Run& run, int worker) {
-        n_ = n;
-        sums_.reserve(n);
-        lost_.reserve(n);
-        in_pieces(run, worker, n, [&](Index from, Index to) {
-            std::fill(sums_.data() + from, sums_.data() + to, 0.0);
-            std::fill(lost_.data() + from, lost_.data() + to, 0.0);
-        });
-    }
-    void add(const double* values, const Run& run, int worker) {
-        in_pieces(run, worker, n_, [&](Index from, Index to) {
-            for (Index j = from; j < to; ++j) {
-                const double part = values[j] + lost_[j], total = sums_[j] + part;
-                lost_[j] = part - (total - sums_[j]);
-                sums_[j] = total;
-            }
-        });
-    }
-    const double* sums() const { return sums_.data(); }
-
-private:
-    Index n_ = 0;
-    Buffer<double> sums_, lost_;
-};
 
 void widen(const MatrixView<float>& values, Index first, Index n_rows, Index n_cols, double* out,
            const Run& run, int worker) {

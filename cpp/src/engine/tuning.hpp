@@ -99,8 +99,8 @@ inline constexpr Index output_l2_bytes = Index{256} << 10;
 
 // The rows that share one pass over the column sums: with four, the sums cost an eighth of the reads. sweep_dense.
 inline constexpr int sweep_rows = 4;
-// The same for stored rows that are too long for the L1 cache: memory delivers eight at a time faster than four, but
-// they need 32 registers. sweep_stored.
+// The same for stored rows: memory delivers eight at a time faster than four, and the logarithms of their sums are one
+// pack, but they need 32 registers. sweep_stored, and bench/gate.py, 500 bridges.
 inline constexpr int stored_rows = QK_SIMD_BYTES == 64 ? 8 : 4;
 // Sums over more columns, and column sums over more rows, continue in double: float32 keeps its digits at any size.
 inline constexpr Index sweep_chunk = 1024;
@@ -119,6 +119,16 @@ template <class Entry, class T>
 inline constexpr double stored_reach = sizeof(Entry) < sizeof(T) ? 20.0
                                        : sizeof(T) == 4          ? 8.0
                                                                  : 60.0;
+
+// What rounding the entries does to the sums is measured, by a visit, at potentials from which the next ones differ by at
+// most this much: further on it would be another error. bench/gate.py, bridge dense N=2000 float64.
+inline constexpr double measured_reach = 0.1;
+
+// The final check of dense scores adds so many rows, and so many columns, in double precision before their sums are added to
+// sums of their own: what rounding does to either stays below what the check allows for (rounding_slack in
+// python/qkcore/_bridge_check.py). Shorter runs cost time. bench/gate.py, bridge dense.
+inline constexpr Index checked_rows = 64;
+inline constexpr Index checked_columns = 512;
 
 // ---- Newton's method for bridges (bridge/newton_system.cpp) ------------------------------------------------------
 

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include <Eigen/Core>
+
 #include "qk/few_rows.hpp"
 #include "qk/simd.hpp"
 
@@ -368,6 +370,32 @@ void gather(const FactorSide<T>& side, const T* z, Index k, Index n_a, Index n_b
     }
 }
 
+// One expert is a matrix, and its product with a vector two of a matrix and a vector. Points go through in runs of one
+// length, whose sums are added in their order.
+void plain_product(const FactorSide<double>& left, const FactorSide<double>& right, const double* z,
+                   double* out, const Run& run) {
+    using Rows = Eigen::Map<const Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, 0,
+                            Eigen::OuterStride<>>;
+    static constexpr Index length = 8192;
+    const auto runs = [](const FactorSide<double>& side) { return (side.n_points + length - 1) / length; };
+    const auto part = [](const FactorSide<double>& side, Index first) {
+        const Factor<double>& f = side.experts.front();
+        return Rows(f.data + first, f.rank, std::min(length, side.n_points - first),
+                    Eigen::OuterStride<>(f.stride));
+    };
+    Eigen::MatrixXd sums(right.experts.front().rank, runs(right));
+    parallel_for(run, runs(right), [&](Index task, int) {
+        const Rows rows = part(right, task * length);
+        sums.col(task).noalias() = rows * Eigen::Map<const Eigen::VectorXd>(z + task * length, rows.cols());
+    });
+    for (Index task = 1; task < sums.cols(); ++task) sums.col(0) += sums.col(task);
+    parallel_for(run, runs(left), [&](Index task, int) {
+        const Rows rows = part(left, task * length);
+        Eigen::Map<Eigen::VectorXd>(out + task * length, rows.cols()).noalias() =
+            rows.transpose() * sums.col(0);
+    });
+}
+
 // Right-hand sides are taken in groups whose sums stay near the processor.
 Index group_size(Index k, Index n_sums) { return std::max<Index>(1, std::min<Index>(k, 4096 / n_sums)); }
 
@@ -376,6 +404,13 @@ Index group_size(Index k, Index n_sums) { return std::max<Index>(1, std::min<Ind
 template <class T>
 void factored_product(const FactorSide<T>& left, const FactorSide<T>& right, const T* z, Index k, T* out,
                       const Run& run) {
+    if constexpr (sizeof(T) == sizeof(double)) {
+        if (k == 1 && left.experts.size() == 1) {
+            const Index work = (left.n_points + right.n_points) * left.experts.front().rank;
+            return plain_product(left, right, z, out,
+                                 work < worth_a_thread ? Run{1, run.stop, run.by_caller} : run);
+        }
+    }
     const Panels<T> shape(right);
     const Index n_a = shape.n_a(), n_b = shape.n_b();
     const Index n = left.n_points, m = right.n_points, group = group_size(k, n_a * n_b);

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from .. import _config
 from .._native import cpu
+from .numbers import positive
 from .options import refuse, shown
 
 Real = npt.NDArray[np.floating[Any]]
@@ -192,6 +193,14 @@ def representable(name: str, value: float, dtype: np.dtype[Any]) -> float:
             f"{name}: wanted a number that {dtype} can hold, got {value!r}; rescale the data"
         )
     return value
+
+
+def scale(name: str, value: object, dtype: np.dtype[Any]) -> float:
+    """A positive number that the arrays' dtype can hold."""
+    itemsize = dtype.itemsize
+    if type(value) is float and _SMALLEST[itemsize] <= value <= _LARGEST[itemsize]:
+        return value
+    return representable(name, positive(name, value), dtype)
 
 
 def points(name: str, value: npt.ArrayLike) -> tuple[Real, float]:

@@ -92,6 +92,8 @@ def integer_within(name: str, value: object, first: int, last: int, what: str) -
 
 def axis(value: object) -> int:
     """1 (rows) or 0 (columns); -1 and -2 mean the same from the end."""
+    if type(value) is int and value == 1:
+        return 1
     number = integer("axis", value)
     if number not in (1, 0, -1, -2):
         raise ValueError(

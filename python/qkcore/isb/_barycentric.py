@@ -220,7 +220,7 @@ def barycentric(
     x, epsilon = cloud(X, epsilon)
     options = solver_options(x, tol, max_iter, max_visits, max_memory, n_threads, where)
     w = masses("weights", weights, x, where)
-    found = solve(x, epsilon, w, start(init, w), options)
+    found = solve(x, epsilon, w, start(init, w), options, fails)
     found = settle(found._given(where), fails)
     found._used()
     return found
@@ -330,6 +330,7 @@ def solve(
     w: npt.NDArray[np.float64],
     g: npt.NDArray[np.float64],
     options: Options,
+    on_fail: str = "ignore",
 ) -> BarycentricMap:
     """Solves from checked arguments; the final check is made in more precision than the dtype's."""
     where, n_threads = options.where, options.n_threads
@@ -385,6 +386,7 @@ def solve(
         tol=options.tol,
         method=kept,
         n_threads=n_threads,
+        on_fail=on_fail,
     )
 
 
