@@ -283,7 +283,7 @@ LAW = isb.Mixture([0.3, 0.7], [-1.0, 2.0], [0.5, 1.5])
         (lambda: LAW.w2([np.nan]), "X"),
         (lambda: isb.Mixture.gaussian(0.0, -1.0), "variances"),
         (lambda: isb.Mixture.gaussian(math.inf, 1.0), "means"),
-        (lambda: isb.gaussian_w2([0.0], [[-1.0]], [0.0], [[1.0]]), "cov0"),
+        (lambda: isb.gaussian_w2([0.0], [[-1.0]], [0.0], [[1.0]]), "cov_x"),
         (
             lambda: isb.gaussian_w2([0.0, 0.0], np.eye(2), [0.0, 0.0], [[1.0, 1.0], [0.0, 1.0]]),
             "cov1",

@@ -24,7 +24,7 @@ def nystrom(
     *,
     method: str = "kmeans++",
     rank: int | None = None,
-    seed: int = 0,
+    rng: int | np.random.Generator = 0,
 ) -> LowRank:
     """Nyström's approximation of a symmetric kernel from points (EOT-10).
 
@@ -61,7 +61,7 @@ def nystrom(
     _checks.one_of("method", method, _LANDMARKS)
     if rank is not None and not 1 <= _checks.integer("rank", rank) <= count:
         raise ValueError(f"rank: wanted an integer from 1 to {count}, the landmarks, got {rank}")
-    at = _landmarks(s, count, method, np.random.default_rng(seed))
+    at = _landmarks(s, count, method, np.random.default_rng(rng))
     C = _entries(s, None, at)
     W = C[at]
     values, vectors = np.linalg.eigh((W + W.T) / 2)
@@ -76,7 +76,10 @@ def nystrom(
 
 
 def positive_features(
-    K: Scores | KernelOperator | MarkovOperator, n_features: int, *, seed: int = 0
+    K: Scores | KernelOperator | MarkovOperator,
+    n_features: int,
+    *,
+    rng: int | np.random.Generator = 0,
 ) -> LowRank:
     """Positive random features of an exponential kernel: factors without a negative entry (DAC-10).
 
@@ -120,7 +123,7 @@ def positive_features(
     row += np.sum([r.astype(np.float64) for r in s.terms.row_bias], axis=0)
     col += np.sum([c.astype(np.float64) for c in s.terms.col_bias], axis=0)
     X, Y = np.hstack(xs), np.hstack(ys)
-    w = _orthogonal_gaussian(m, X.shape[1], np.random.default_rng(seed))
+    w = _orthogonal_gaussian(m, X.shape[1], np.random.default_rng(rng))
     left = X @ w.T + (row - np.square(X).sum(axis=1) / 2)[:, None] - math.log(m)
     right = Y @ w.T + (col - np.square(Y).sum(axis=1) / 2)[:, None]
     # A common factor of all entries is put where neither side overflows.

@@ -55,7 +55,7 @@ def low_rank(
     method: str = "auto",
     nonnegative: bool = False,
     keep_pairs: bool = False,
-    seed: int = 0,
+    rng: int | np.random.Generator = 0,
     n_oversamples: int = 10,
     max_iter: int | None = None,
     n_threads: int | None = None,
@@ -69,7 +69,7 @@ def low_rank(
     - "svds": SciPy's svds (ARPACK) through products; singular values below sqrt(eps) s_1 are noise.
     - "randomised": a range finder with ``n_oversamples`` extra directions and subspace iterations
       until the singular values settle (at most ``max_iter``, default 30), through products with
-      many right-hand sides; "auto" for larger operators. O((N + M) r) memory. ``seed`` fixes it.
+      many right-hand sides; "auto" for larger operators. O((N + M) r) memory. ``rng`` fixes it.
 
     Equal singular values: a truncation between them is a free choice, so that figures can depend on
     it (erratum 11). The result says so (``cut_gap``, ``cuts_pair``); ``keep_pairs=True`` lowers the
@@ -127,7 +127,7 @@ def low_rank(
         U, s, Vt = _svds(products, k)
     else:
         size = min(r + extra, *shape)
-        start = np.random.default_rng(seed).standard_normal((shape[1], size))
+        start = np.random.default_rng(rng).standard_normal((shape[1], size))
         U, s, Vt = _randomised(products, start, k, 30 if max_iter is None else max_iter)
     signs = np.sign(
         U[np.argmax(np.abs(U) > (1 - 1e-6) * np.abs(U).max(axis=0), axis=0), np.arange(len(s))]

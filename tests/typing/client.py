@@ -144,7 +144,7 @@ def particles(X: NDArray[np.float32]) -> None:
     assert_type(qk.flow(field, X, (0.0, 1.0), "rk4", n_steps=2), qk.ParticleFlow)
     velocity: NDArray[Any] = field(X, 0.5)
     assert velocity.shape == X.shape
-    assert_type(qk.observables.wasserstein(X, X), float)
+    assert_type(qk.wasserstein(X, X), float)
 
 
 def measures(X: NDArray[np.float32]) -> None:
@@ -157,7 +157,7 @@ def measures(X: NDArray[np.float32]) -> None:
 
 
 def simplex(z: NDArray[np.float64]) -> None:
-    p = qk.simplex.softmax(z, tau=0.5)
+    p = qk.simplex.from_logits(z, tau=0.5)
     J = qk.simplex.Mobility(p, 0.5)
     assert_type(qk.simplex.Mobility.from_logits(z), qk.simplex.Mobility)
     assert (J @ z).shape == J.eigenvalues().shape == z.shape

@@ -86,7 +86,7 @@ class LayerStack:
         """largest \\|sum p - 1\\| of the rows as they came, where rounding does not explain it; else 0"""
 
     @classmethod
-    def of_logits(cls, logits: object, temperature: float, instead: str = "") -> LayerStack:
+    def of_logits(cls, logits: object, tau: float, instead: str = "") -> LayerStack:
         """From logits (layers, ..., keys) or a sequence of layers."""
         layers, eps = _layers("logits", logits)
         for k, layer in enumerate(layers):
@@ -98,7 +98,7 @@ class LayerStack:
                 )
         if all(are_probabilities(layer, eps) for layer in layers):
             refuse_probabilities("logits", instead or "np.log(p)")
-        tau = _checks.positive("temperature", temperature)
+        tau = _checks.positive("tau", tau)
         largest = max(
             float(np.abs(x, out=np.zeros_like(x), where=x > -np.inf).max()) for x in layers
         )

@@ -66,7 +66,7 @@ def pooled_parity(
     paired: bool = True,
     n_resamples: int = 200,
     confidence: float = 0.95,
-    seed: int | np.random.Generator | None = 0,
+    rng: int | np.random.Generator | None = 0,
 ) -> PooledParity:
     """TV and KS between the values of all coordinates of two samples, pooled (EOT-16, figure 2a).
 
@@ -99,7 +99,7 @@ def pooled_parity(
             "pass paired=False for independent samples"
         )
     p, q = (_histograms(v, bins, value_range) for v in (x, y))
-    rng = generator(seed)
+    rng = generator(rng)
     parts = [p - q] if paired else [p, -q]
     gap = sum(h.mean(axis=0, dtype=np.float64) for h in parts)
     null = sum(_multiplied(h, n_resamples, rng) for h in parts)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._lazy_scores import Real
+from .._words import Status
 from ._barycentric import BarycentricMap, Options, cloud, masses, solver_options, start
 from ._result import BridgeFlow, Recorder
 from ._steps import Velocity, bridge_of, field_values, moved
@@ -64,7 +65,7 @@ def heat_flow(
     >>> x, w = law.grid(400)
     >>> flow = qk.isb.heat_flow(x, 0.05, T=0.5, weights=w)
     >>> flow.status, float(flow.t[-1])
-    ('completed', 0.5)
+    ('finished', 0.5)
     >>> bool(abs(w @ flow.X[:, 0] ** 2 - 5.5) < 1e-3)  # variance 5 + t
     True
     """
@@ -164,7 +165,9 @@ def kl_flow(
                 x = record.rest(x)
                 continue
             if found.converged and not density.carry(found, now):
-                record.end("the step folds the particles; their density cannot be carried")
+                record.end(
+                    Status.STOPPED, "the step folds the particles; their density cannot be carried"
+                )
                 break
             x = record.step(found, now, new, surrogate.unevenness)
             if record.ended:
