@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
+import importlib.util
 import inspect
 from collections.abc import Callable, Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ import pytest
 import qkcore as qk
 from qkcore._words import Ended
 
+TOOL = Path(__file__).parents[1] / "tools" / "public_names.py"
 NAMESPACES = (
     "qkcore",
     *(f"qkcore.{name}" for name in sorted(qk.__all__) if inspect.ismodule(getattr(qk, name))),
@@ -183,3 +186,34 @@ def test_a_status_is_one_of_the_words() -> None:
     assert [name for name, value in with_status if not issubclass(value, Ended)] == []
     with pytest.raises(ValueError, match="'done' is not a valid Status"):
         qk.measure.W1Bracket(0.0, 1.0, 0.0, (1, 1), "done")
+
+
+def test_no_function_is_exported_twice() -> None:
+    homes: dict[int, list[str]] = {}
+    for namespace in NAMESPACES:
+        module = importlib.import_module(namespace)
+        for name in module.__all__:
+            if callable(getattr(module, name)):
+                homes.setdefault(id(getattr(module, name)), []).append(f"{namespace}.{name}")
+    assert [names for names in homes.values() if len(names) > 1] == []
+
+
+def test_a_module_and_a_function_never_share_a_name() -> None:
+    """``qk.low_rank`` is the function; a module of the name would replace it once it is imported."""
+    folder = Path(qk.__file__).parent
+    stems = {path.stem for path in folder.glob("*.py")} | {path.name for path in folder.iterdir()}
+    functions = {name for name in qk.__all__ if not inspect.ismodule(getattr(qk, name))}
+    assert functions & stems == set()
+
+
+@pytest.mark.skipif(not TOOL.is_file(), reason="away from the source tree")
+def test_the_table_of_public_names_is_that_of_the_sources() -> None:
+    """After a change of names: python tools/public_names.py --write."""
+    spec = importlib.util.spec_from_file_location("public_names", TOOL)
+    assert spec is not None and spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert tool.TABLE.read_text(encoding="utf-8") == tool.table()
+    rows = [line for line in tool.table().splitlines() if line.startswith("| `qk.")]
+    assert len(rows) == sum(len(importlib.import_module(name).__all__) for name in NAMESPACES)
+    assert [row for row in rows if len(row.split(" | ")[1].strip(" |")) < 8] == []

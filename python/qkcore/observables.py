@@ -81,11 +81,9 @@ def radius_bound(
     True
     """
     _attention(field)
-    if field.kind not in _BOUNDED:
-        raise ValueError(
-            f"field: no radius bound holds for {field.kind} attention (TPDE 3.1); "
-            f"wanted one of {', '.join(_BOUNDED)}"
-        )
+    _checks.one_of(
+        "field.kind", field.kind, _BOUNDED, "no other kind has a radius bound (TPDE 3.1)"
+    )
     R0 = _checks.positive("R0", R0)
     t0, ends = _checks.number("t0", t0), _checks.doubles("t", t)
     if (ends < t0).any():
