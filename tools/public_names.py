@@ -38,11 +38,11 @@ def sentence(value: Any) -> str:
     if isinstance(value, str):
         return "the version"
     paragraph = (inspect.getdoc(value) or "").split("\n\n")[0].replace("\n", " ")
-    first = re.match(r"(.+?[.:])(?=\s|$)", paragraph)
+    first = re.match(r"(.+?(?<!prop)(?<!eq)[.:])(?=\s|$)", paragraph)
     text = (first.group(1) if first else paragraph).rstrip(".:")
     text = re.sub(r":math:`([^`]*)`", r"$\1$", text)
     text = re.sub(r":\w+:`~?(?:qkcore\.)?([^`]*)`", r"`\1`", text).replace("``", "`")
-    return text.replace("|", "\\|")
+    return text.replace(r"\|", r"\Vert ").replace("|", r"\|")
 
 
 def table() -> str:
