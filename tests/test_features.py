@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qkcore as qk
-from qkcore.low_rank import (
+from qkcore.factors import (
     nystrom,
     positive_features,
     solve_factored,

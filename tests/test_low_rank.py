@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qkcore as qk
-from qkcore.low_rank import (
+from qkcore.factors import (
     LowRank,
     ProductOfFactors,
     low_rank,

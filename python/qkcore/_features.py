@@ -42,7 +42,7 @@ def nystrom(
     guard of every factored kernel.
 
     >>> import numpy as np, qkcore as qk
-    >>> from qkcore.low_rank import nystrom
+    >>> from qkcore.factors import nystrom
     >>> X = np.random.default_rng(0).normal(size=(300, 2))
     >>> s = qk.scores.distance(X, beta=0.1)
     >>> F = nystrom(s, 40)
@@ -91,7 +91,7 @@ def positive_features(
     scores and their sums, shifted or normalised; no masks, no dense terms.
 
     >>> import numpy as np, qkcore as qk
-    >>> from qkcore.low_rank import positive_features
+    >>> from qkcore.factors import positive_features
     >>> X = 0.3 * np.random.default_rng(0).normal(size=(200, 2))
     >>> s = qk.scores.distance(X)
     >>> G = positive_features(s, 500)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import qkcore as qk
-from qkcore.low_rank import solve_factored
+from qkcore.factors import solve_factored
 
 from ._base import CASES, Call, Draw, case, cases_of
 

@@ -81,7 +81,7 @@ def low_rank(
     become negative: a bridge exists.
 
     >>> import numpy as np, qkcore as qk
-    >>> from qkcore.low_rank import low_rank
+    >>> from qkcore.factors import low_rank
     >>> t = np.linspace(0, 2 * np.pi, 100, endpoint=False)
     >>> A = qk.softmax(qk.scores.distance(np.c_[np.cos(t), np.sin(t)]))
     >>> low_rank(A, 7)
