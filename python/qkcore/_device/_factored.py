@@ -19,7 +19,7 @@ _MOST_EXPERTS = 4  # max_terms of qk_cuda/types.hpp
 
 
 class DeviceFactored:
-    """:math:`K_{ij} = \\prod_e \\sum_c L^e_{ic} R^e_{cj}` on the device, as ``qkcore.low_rank.Factored``."""
+    """:math:`K_{ij} = \\prod_e \\sum_c L^e_{ic} R^e_{cj}` on the device, as ``qkcore._factors.Factored``."""
 
     # So that `array @ kernel` comes to us and not to the library's own product.
     __array_ufunc__ = None
