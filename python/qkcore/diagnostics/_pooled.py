@@ -133,9 +133,8 @@ def pooled_parity(
 
 def _flat(name: str, value: npt.ArrayLike) -> npt.NDArray[np.floating]:
     x = np.asarray(value)
-    _checks.shape(name, x.shape, (..., "n", "d"), what="samples")
-    _checks.some(name, len(x), 2, "samples")
-    _checks.not_empty(name, x)
+    if x.ndim < 2 or len(x) < 2 or x.size == 0:
+        raise ValueError(f"{name}: wanted at least two samples (n, ...), got shape {x.shape}")
     if x.dtype.kind in "iu":  # grey levels
         x = x.astype(np.float64)
     real = _checks.real_array(name, x)
