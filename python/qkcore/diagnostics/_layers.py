@@ -225,7 +225,7 @@ def _layers(name: str, value: object) -> tuple[list[Array], float]:
         layers = [_checks.real_array(f"{name}[{k}]", layer) for k, layer in enumerate(value)]
     else:
         array = _checks.real_array(name, value)  # type: ignore[arg-type]
-        _checks.shape(name, array.shape, (..., "layers", "keys"), what="layers of rows")
+        _checks.shape(name, array.shape, ("layers", ..., "keys"), what="layers of rows")
         layers = list(array)
     _checks.some(name, len(layers), 2, "layers", "the diagnostics follow rows through depth")
     for k, layer in enumerate(layers):
