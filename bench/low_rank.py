@@ -6,7 +6,7 @@ import numpy as np
 
 from harness import Array, Call, Group, Options, Row, best_of, interleave, max_error
 from qkcore._native import cpu
-from qkcore.low_rank import LowRank, ProductOfFactors
+from qkcore.factors import LowRank, ProductOfFactors
 
 RANK = 14
 WANTED = 3.0  # times faster than NumPy

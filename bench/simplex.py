@@ -14,7 +14,7 @@ STACK_SECONDS, STACK_MB = 60.0, 2000.0
 
 def rows(n: int, V: int, dtype: str) -> Array:
     z = np.random.default_rng(0).standard_normal((n, V)) * 3
-    return qk.simplex.softmax(z.astype(dtype))
+    return qk.simplex.from_logits(z.astype(dtype))
 
 
 def norms_by_numpy(p: Array) -> Call:
@@ -57,7 +57,7 @@ def diagnose(z: Array) -> tuple[depth.DepthBudget, depth.BVDetector, float]:
     detector = depth.detect(z)
     largest = 0.0
     for layer in z:
-        J = qk.simplex.Mobility(qk.simplex.softmax(layer))
+        J = qk.simplex.Mobility(qk.simplex.from_logits(layer))
         largest = max(largest, float(J.operator_norm.max()), float(J.frobenius_norm.max()))
     return budget, detector, largest
 
@@ -147,7 +147,7 @@ def eigenvalues(group: Group, options: Options) -> None:
 def flow(group: Group, options: Options) -> None:
     """A drift with a known solution: log-ratios relax as exp(-t)."""
     p = rows(1, 64, "float64")[0]
-    want = qk.simplex.softmax(np.exp(-2.0) * np.log(p))
+    want = qk.simplex.from_logits(np.exp(-2.0) * np.log(p))
 
     def ours() -> Array:
         return qk.simplex.pf_ode(p, lambda q, t: -np.log(q), (0, 2)).p[-1]

@@ -184,7 +184,7 @@ def approximations(rng: Rng) -> Iterator[Found]:
     s = qk.scores.distance(X, beta=float(10.0 ** rng.uniform(-4, 4)))
     K = np.exp(s.to_numpy())
     count = int(rng.integers(1, n + 1))
-    F = qk.nystrom(s, count, seed=int(rng.integers(100)))
+    F = qk.nystrom(s, count, rng=int(rng.integers(100)))
     rest = K - (F.left @ F.right)
     # What is left is positive semidefinite, and no larger than the kernel; eigenvalues of the landmarks'
     # block below count eps are cut, roots of which times the columns are what may be lost.

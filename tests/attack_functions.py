@@ -15,7 +15,7 @@ Covered, and by what oracle:
 - ``simplex``: eigenvalues by LAPACK on the dense matrix, projections by bisection, the rest by
   formulas in extended precision; ``schedule.temperature_for_entropy``: the entropy at the
   temperature that it gives;
-- ``observables.wasserstein`` and ``measure.w1``: all permutations, and linear programmes for
+- ``wasserstein`` and ``measure.w1``: all permutations, and linear programmes for
   weights;
 - ``gaussian.bures`` and ``isb.gaussian_w2``: 40 digits by mpmath.
 
@@ -249,7 +249,7 @@ def simplex(rng: Rng) -> Iterator[Found]:
     z = numbers(rng, (n,), dtype, 10.0 ** rng.uniform(-3, 3))
     P, below = softmax(z[None].astype(Long) / tau)
     off = P[0] * eps * (16 + n + 2 * below[0]) + tiny
-    yield "simplex.softmax", worst(abs(qk.simplex.softmax(z, tau) - P[0]), off)
+    yield "simplex.from_logits", worst(abs(qk.simplex.from_logits(z, tau) - P[0]), off)
     p = law(rng, n, dtype)
     exact = p.astype(Long) / p.astype(Long).sum()
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -339,7 +339,7 @@ def transport(rng: Rng) -> Iterator[Found]:
     cost = apart**p
     best = min(cost[range(n), list(q)].sum() for q in itertools.permutations(range(n))) / n
     largest = (abs(X).max() + abs(Y).max()) * np.sqrt(Long(d))
-    got = Long(qk.observables.wasserstein(X * scale, Y * scale, p=p, method="exact")) / Long(scale)
+    got = Long(qk.wasserstein(X * scale, Y * scale, p=p, method="exact")) / Long(scale)
     # X times scale is rounded: coordinates are off by eps of their size, costs by p times as much.
     bound = (n + 16 + 4 * p) * p * e * largest**p
     yield "wasserstein", worst(abs(got**p - best), bound)

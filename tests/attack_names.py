@@ -7,16 +7,16 @@ families to see that they call what stands beside them, so that a new name canno
 Families, each with its oracle in its file:
 
 operators: softmax, total_variation, MarkovOperator
-one_sided: simplex.semi_relaxed
+one_sided: semi_relaxed
 dynamics: scores.dense
 divergences: divergence.Divergence, divergence.backward, divergence.forward, divergence.gram,
     divergence.squared_distance, scores.backward, scores.distance, scores.dot, scores.forward
 diffusion: diffusion.operator, isb.kde_log_density
 factors: LowRank, ProductOfFactors, poe
 simplex: simplex.Mobility, simplex.entropy, simplex.free_energy, simplex.kl_prox,
-    simplex.project_to_simplex, simplex.softmax
+    simplex.project_to_simplex, simplex.from_logits
 temperatures: schedule.temperature_for_entropy
-transport: measure.w1, observables.wasserstein, wasserstein
+transport: measure.w1, wasserstein
 measures: measure.Measure, measure.boltzmann_gibbs, measure.kl_divergence
 gaussians: gaussian.bures, isb.gaussian_w2
 magnetic: magnetic.MagneticLaplacian, magnetic.MagneticOperator, magnetic.gauge_transform,
@@ -64,12 +64,12 @@ laws: measure.maximum_entropy, measure.MaximumEntropy, measure.moment_projection
 
 Reasons:
 
-Bridges, attacked by tests/attack.py: bridge, semi_relaxed
-Sums over scores, attacked by tests/test_engine_attack.py: Scores, scores.Scores
+Bridges, attacked by tests/attack.py: bridge
+Sums over scores, attacked by tests/test_engine_attack.py: Scores
 Fields of what a function returns, judged with it: CurrentNorms, FactoredBridge, ParticleFlow,
     Regime, SchrodingerBridge, Barycenter, Batch, LargestWeights,
-    AdaptiveIPF, NegativeEntries, diagnostics.Check, diagnostics.Report, diagnostics.report.Check,
-    diagnostics.report.Report, diagnostics.curvature.Curvature, diagnostics.curvature.CurvatureSweep,
+    AdaptiveIPF, NegativeEntries, diagnostics.Check, diagnostics.Report,
+    diagnostics.curvature.Curvature, diagnostics.curvature.CurvatureSweep,
     diagnostics.curvature.EVI, diagnostics.curvature.Locking, diagnostics.depth.BVStep,
     diagnostics.depth.FiniteDepth, diagnostics.depth.Interface, diagnostics.depth.Segment,
     diagnostics.depth.Segmentation, diagnostics.duality.Parity, diagnostics.duality.Path,
@@ -90,7 +90,7 @@ Interfaces that others implement: LinearMap, measure.Domain, measure.Lookup, mea
     simplex.FittedDrift
 Words for results and options: Status, Solver, Weight, RegimeName
 Settings without a figure: __version__, config, get_num_threads, set_num_threads, show_config,
-    diagnostics.Thresholds, diagnostics.report.Thresholds, diagnostics.score.available
+    diagnostics.Thresholds, diagnostics.score.available
 Random by themselves, tested for their law in tests/test_duality.py: diagnostics.duality.sample_sde,
     diagnostics.duality.step_doubling, diagnostics.duality.parity
 Random by themselves, tested for their law in tests/test_image_measures.py:
@@ -99,8 +99,7 @@ Random by themselves, tested for their rate in tests/test_observables.py: observ
     observables.mean_field_convergence
 A random approximation of the kernel, tested for its law in tests/test_features.py: positive_features
 A network trained by stochastic gradients, tested in tests/test_score.py: diagnostics.score.fit
-Reports put together from functions above, tested in tests/test_diagnostics.py: diagnostics.run,
-    diagnostics.report.run
+Reports put together from functions above, tested in tests/test_diagnostics.py: diagnostics.run
 Maps with the spectra of operators above, tested in tests/test_magnetic_map.py: magnetic.MagneticMap
 Formulas compared with references of their own in tests/test_curvature.py:
     diagnostics.curvature.curvature_sweep, diagnostics.curvature.evi, diagnostics.curvature.locking,

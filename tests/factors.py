@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qkcore.low_rank import LowRank
+from qkcore.factors import LowRank
 
 Array = np.ndarray[Any, np.dtype[Any]]
 DTYPES = ("float32", "float64")

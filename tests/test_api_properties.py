@@ -28,7 +28,7 @@ RESULTS = {
     "measure.Domain", "measure.Lookup", "measure.Potential", "measure.PotentialConstants",
     "measure.ConditionedKernel", "measure.ConditionedTransformer", "measure.ExponentialFamily",
     "measure.ExponentialMember", "measure.Gaussian", "measure.GaussianMixture",
-    "simplex.FittedDrift", "scores.Scores", "Batch", "LargestWeights", "LinearMap",
+    "simplex.FittedDrift", "Scores", "Batch", "LargestWeights", "LinearMap",
     "Status", "Solver", "Weight", "RegimeName",
 }  # fmt: skip
 # Trains a network: minutes, and JAX. tests/test_score.py has its errors.

@@ -89,7 +89,7 @@ def test_plots_are_drawn_from_the_files_alone(
 
     for module, functions in (
         (qk.isb, ("heat_flow", "kl_flow", "ornstein_uhlenbeck", "step", "barycentric", "Mixture")),
-        (qk.simplex, ("Mobility", "softmax", "pf_ode")),
+        (qk.simplex, ("Mobility", "from_logits", "pf_ode")),
         (qk.measure, ("contraction", "lipschitz", "gaussian_lipschitz")),
     ):
         for function in functions:

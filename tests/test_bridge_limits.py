@@ -10,7 +10,7 @@ import pytest
 
 import qkcore as qk
 from qkcore._native import cpu
-from qkcore.low_rank import LowRank, solve_factored
+from qkcore.factors import LowRank, solve_factored
 
 N = 40
 

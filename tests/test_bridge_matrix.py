@@ -12,7 +12,7 @@ import pytest
 
 import qkcore as qk
 from qkcore._device import _backend
-from qkcore.low_rank import LowRank, nystrom
+from qkcore.factors import LowRank, nystrom
 
 from . import fake_cuda
 from .factors import DTYPES, Array, factors

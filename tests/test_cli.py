@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +20,7 @@ from qkcore import cli, experiments
 ABSENT = ("click", "matplotlib", "yaml", "jax", "optax", "sklearn", "torch", "ot")
 PLAIN = f"""
 import sys
+import tempfile
 for name in {ABSENT!r}:
     sys.modules[name] = None
 from qkcore.cli import main
@@ -119,30 +123,6 @@ def test_options_stand_before_and_after(monkeypatch: pytest.MonkeyPatch) -> None
 # ---- completion ----------------------------------------------------------------------------------
 
 
-def completed(tmp_path: Path, *words: str) -> set[str]:
-    """What bash offers for the last of the words."""
-    (tmp_path / "notes.yaml").write_text("")
-    script = "\n".join(
-        [
-            'eval "$COMPLETION"',
-            f"COMP_WORDS=(qkcore {' '.join(repr(w) for w in words)})",
-            f"COMP_CWORD={len(words)}",
-            '_qkcore; printf "%s\\n" "${COMPREPLY[@]}"',
-        ]
-    )
-    done = subprocess.run(
-        ["bash", "--norc", "-c", script],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=True,
-        cwd=tmp_path,
-        env={"COMPLETION": printed("bash")},
-    )
-    assert done.stderr == ""
-    return set(done.stdout.split())
-
-
 def printed(shell: str) -> str:
     said = io.StringIO()
     with contextlib.redirect_stdout(said):
@@ -150,18 +130,87 @@ def printed(shell: str) -> str:
     return said.getvalue()
 
 
-def test_bash_completes_commands_names_options_and_files(tmp_path: Path) -> None:
-    assert completed(tmp_path, "") == {
-        *("list", "run", "report", "bench", "info", "completion", "--help", "--version"),
-    }
-    assert completed(tmp_path, "r") == {"run", "report"}
-    assert completed(tmp_path, "run", "tr") == {"trefoil", "transformer-diagnostics"}
-    assert completed(tmp_path, "run", "a") == {"all"}
-    assert completed(tmp_path, "run", "trefoil", "--se") == {"--set", "--seed"}
-    assert completed(tmp_path, "run", "trefoil", "--config", "") == {"notes.yaml"}
-    assert completed(tmp_path, "run", "trefoil", "--seed", "") == set()
-    assert completed(tmp_path, "bench", "attention", "l") == {"logsumexp"}
-    assert "notes.yaml" in completed(tmp_path, "report", "n")
+BASH = """
+COMP_WORDS=($LINE_SO_FAR); [[ $LINE_SO_FAR == *' ' ]] && COMP_WORDS+=('')
+source "$SCRIPT"; COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _qkcore; printf '%s\\n' "${COMPREPLY[@]}"
+"""
+FISH = 'source $SCRIPT; complete -C "$LINE_SO_FAR" | string replace -r "\\t.*" ""; true'
+# A second shell on a terminal of its own, in which Tab is pressed; compadd tells what it is given.
+ZSH = r"""
+zmodload zsh/zpty
+zpty inner zsh -f -i
+zpty -w inner 'source "$SETUP"'
+zpty -r inner seen '*READY*'
+zpty -w -n inner "$LINE_SO_FAR"$'\t'
+zpty -r inner seen '*DONE*'
+zpty -d inner
+[[ -e $FOUND ]] && cat "$FOUND"
+true
+"""
+ZSH_SETUP = r"""
+autoload -Uz compinit; compinit -u -D; source "$SCRIPT"
+compadd() {
+    local -a hits
+    [[ " $* " == *' -'[OAD]' '* ]] || { builtin compadd -A hits "$@"; print -rl -- $hits >> "$FOUND"; }
+    builtin compadd "$@"
+}
+tab() { zle complete-word; zle -M DO''NE }
+zle -N tab; bindkey '^I' tab
+PS1=READY
+"""
+
+
+def completed(shell: str, line: str, folder: Path) -> set[str]:
+    """What a shell offers for the last word of a line: the shell is run."""
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    (folder / "notes.yaml").write_text("")
+    with tempfile.TemporaryDirectory() as place:
+        script, setup, found = (Path(place) / name for name in ("script", "setup", "found"))
+        script.write_text(printed(shell))
+        setup.write_text(ZSH_SETUP)
+        options = {"bash": ["--norc"], "zsh": ["-f"], "fish": ["--no-config"]}[shell]
+        text = {"bash": BASH, "zsh": ZSH, "fish": FISH}[shell]
+        done = subprocess.run(
+            [shell, *options, "-c", text],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+            cwd=folder,
+            env={
+                "LINE_SO_FAR": line,
+                "SCRIPT": str(script),
+                "SETUP": str(setup),
+                "FOUND": str(found),
+                "PATH": os.environ["PATH"],
+                "HOME": place,
+                "TERM": "dumb",
+            },
+        )
+    assert done.stderr == ""
+    return set(done.stdout.split())
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_names_options_and_files(shell: str, tmp_path: Path) -> None:
+    def offered(line: str) -> set[str]:
+        return completed(shell, f"qkcore {line}", tmp_path)
+
+    commands = {"list", "run", "report", "bench", "info", "completion"}
+    assert offered("") - {"--help", "--version"} == commands
+    assert offered("--") == {"--help", "--version"}
+    assert offered("r") == {"run", "report"}
+    assert offered("run tr") == {"trefoil", "transformer-diagnostics"}
+    assert offered("run a") == {"all"}
+    assert offered("run trefoil --se") == {"--set", "--seed"}
+    assert offered("run trefoil --config ") == {"notes.yaml"}
+    assert offered("run trefoil --seed ") == set()
+    assert offered("bench attention l") == {"logsumexp"}
+    assert offered("completion z") == {"zsh"}
+    assert offered("report n") == {"notes.yaml"}
+    # A folder may have the name of a command.
+    assert offered("report run --o") == {"--output"}
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])

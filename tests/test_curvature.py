@@ -230,7 +230,7 @@ def test_locking_summary() -> None:
     assert (found.median[filled] <= found.bound[filled]).all()
     assert found.median[filled][0] < 0.1 * found.median[filled][-1]  # locked rows hardly move
     assert 0 <= found.alpha <= 1
-    half = curvature.locking(z, temperature=2.0)
+    half = curvature.locking(z, tau=2.0)
     np.testing.assert_array_equal(half.counts, curvature.locking(z / 2).counts)
     masked = z.copy()
     masked[..., 5:] = -np.inf
@@ -277,7 +277,7 @@ def test_evi_of_a_proximal_path() -> None:
     kl = float((rows[1] * np.log(rows[1] / rows[-1])).sum())
     assert found.gap[0, 0] == pytest.approx(kl)
     np.testing.assert_allclose(found.drift, found.progress + found.gap)
-    away = curvature.evi(rows[::-1].copy(), np.arange(8.0), target=target, temperature=2.0)
+    away = curvature.evi(rows[::-1].copy(), np.arange(8.0), target=target, tau=2.0)
     assert away.contracting == 0 and "come nearer" in str(away)
     assert away.gap[-1, 0] == pytest.approx(2 * float((start * np.log(start / target)).sum()))
 

@@ -11,7 +11,7 @@ import pytest
 
 import qkcore as qk
 from qkcore._device import _backend
-from qkcore.low_rank import LowRank, ProductOfFactors, low_rank
+from qkcore.factors import LowRank, ProductOfFactors, low_rank
 from tests import fake_cuda
 from tests.fake_cuda import FakeArray, asarray
 from tests.fake_cuda import numpy as to_numpy

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import qkcore as qk
-from qkcore.low_rank import LowRank, ProductOfFactors, low_rank, solve_factored
+from qkcore.factors import LowRank, ProductOfFactors, low_rank, solve_factored
 from tests.device_libraries import Library
 from tests.test_device import DTYPES, close, cpu_and_device, laws, rng
 

@@ -537,7 +537,7 @@ ERRORS: list[tuple[str, Any, type[Exception], str]] = [
         ValueError,
         "activations.*two layers",
     ),
-    ("temperature", lambda: diagnostics.run(Z, temperature=0.0), ValueError, "temperature.*> 0"),
+    ("temperature", lambda: diagnostics.run(Z, tau=0.0), ValueError, "tau.*> 0"),
     (
         "temperatures",
         lambda: diagnostics.run(Z, temperatures=(2, 1)),

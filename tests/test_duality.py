@@ -70,7 +70,7 @@ def test_euler_maruyama_has_its_own_known_law() -> None:
     rng = np.random.default_rng(0)
     x0 = rng.multivariate_normal(M0, C0, size=n)
     for a, full in (TENSORS["full"], TENSORS["diagonal"], TENSORS["singular"]):
-        path = duality.sample_sde(linear, a, x0, (0.0, 1.0), n_steps=8, n_saved=2, seed=1)
+        path = duality.sample_sde(linear, a, x0, (0.0, 1.0), n_steps=8, n_saved=2, rng=1)
         m, C = euler_maruyama_moments(A, full, M0, C0, 1.0, 8)
         x = path.x[-1]
         assert np.abs(x.mean(axis=0) - m).max() < 5 * np.sqrt(C.max() / n)
@@ -83,7 +83,7 @@ def test_both_flows_have_the_same_marginals() -> None:
     """EOT-7, figure 2a: parity of SDE and ODE, anisotropic; a wrong tensor is found out."""
     full = SIGMA @ SIGMA.T
     x0 = np.random.default_rng(2).multivariate_normal(M0, C0, size=6000)
-    sde = duality.sample_sde(linear, full, x0, n_steps=200, n_saved=5, seed=3)
+    sde = duality.sample_sde(linear, full, x0, n_steps=200, n_saved=5, rng=3)
     u = duality.velocity(linear, full, exact_score(full))
     ode = duality.sample_ode(u, x0[::-1].copy(), n_steps=100, n_saved=5)
     same = duality.parity(sde, ode)
@@ -100,12 +100,10 @@ def test_noise_on_top_of_the_flow_is_not_the_reverse_sde() -> None:
     """Erratum (EOT 4.5): dX = u dt + sigma dW spreads an OU law at equilibrium: variance 1 + 2t."""
     x0 = np.random.default_rng(4).normal(size=(40_000, 1))
     u = duality.velocity(lambda x, t: -x, 2.0, lambda x, t: -x)
-    printed = duality.sample_sde(u, 2.0, x0, n_steps=50, n_saved=2, seed=5).x[-1].var()
+    printed = duality.sample_sde(u, 2.0, x0, n_steps=50, n_saved=2, rng=5).x[-1].var()
     assert abs(printed - 3) < 0.12
     back = duality.reverse_drift(lambda x, t: -x, 2.0, lambda x, t: -x)
-    right = (
-        duality.sample_sde(back, 2.0, x0, (1.0, 0.0), n_steps=400, n_saved=2, seed=5).x[-1].var()
-    )
+    right = duality.sample_sde(back, 2.0, x0, (1.0, 0.0), n_steps=400, n_saved=2, rng=5).x[-1].var()
     assert abs(right - 1) < 0.05
 
 
@@ -175,7 +173,7 @@ def test_step_doubling_has_order_one() -> None:
     """EOT-9: the doubling error of E|x|^2 against the scheme's own moments; slope 1 and interval."""
     full = SIGMA @ SIGMA.T
     x0 = np.random.default_rng(7).multivariate_normal(M0, C0, size=20_000)
-    found = duality.step_doubling(linear, full, x0, n_steps=(8, 16, 32, 64), seed=8)
+    found = duality.step_doubling(linear, full, x0, n_steps=(8, 16, 32, 64), rng=8)
 
     def second_moment(n: int) -> float:
         m, C = euler_maruyama_moments(A, full, M0, C0, 1.0, n)

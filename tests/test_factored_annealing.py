@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import qkcore as qk
-from qkcore.low_rank import LowRank, ProductOfFactors, low_rank, solve_factored
+from qkcore.factors import LowRank, ProductOfFactors, low_rank, solve_factored
 
 from .factors import Array
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import qkcore as qk
-from qkcore.low_rank import (
+from qkcore.factors import (
     LowRank,
     nystrom,
     positive_features,
@@ -85,7 +85,7 @@ def test_positive_features(kind: str) -> None:
         "softmax": lambda: qk.softmax(qk.scores.dot(X, Y) + qk.scores.distance(X, Y, beta=0.2)),
         "forward": lambda: qk.softmax(qk.scores.forward(X, Y, beta=0.5)),
     }[kind]()
-    errors = [positive_features(A, m, seed=1).relative_error(A) for m in (50, 5000)]
+    errors = [positive_features(A, m, rng=1).relative_error(A) for m in (50, 5000)]
     assert errors[1] < 0.08
     assert errors[1] < errors[0] / 3
     G = positive_features(A, 50)

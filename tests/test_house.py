@@ -168,3 +168,82 @@ def test_scores_operators_and_bridges_exist_once() -> None:
     assert "same methods" not in text
     for name in ("Scores", "MarkovOperator", "KernelOperator", "SchrodingerBridge"):
         assert len(re.findall(rf"^class \w*{name}\b", text, re.MULTILINE)) == 1, name
+
+
+# ---- the checks of arguments -------------------------------------------------------------------------
+
+# What the helpers of qkcore._checks say, and how a refusal written by hand would say the same.
+FAMILIES = {
+    "one_of": r'wanted (one of \{|"[\w-]+"( or|, ) ?"[\w-]+", got)',
+    "flag": r"wanted True or False, got",
+    "function": r"wanted a function( of \([\w, ]+\))?, got",
+    "instance": r"wanted (an?|the) [\w ]+, got \{type\(\w+\)\.__name__\}$",
+    "shape": r"wanted shape \(",
+    "count": r"wanted at least (\d+|\{least\}|one|two)( \w+)?, got",
+    "at_least": r"wanted a number >=? [\d{]\S*, got",
+    "finite": r"wanted finite numbers, got",
+    "none_negative": r"wanted (numbers|weights|entries) >=? 0, got",
+    "same_space": r"wanted (points in|dimension) \{[^}]+\}( dimensions)? as \w+, got",
+    "time_span": r"wanted (t0 < t1|a pair \(t0, t1\)), got",
+    "masses": r"wanted some mass, got",
+}
+# Particular in truth: shapes that depend on more than lengths (or have an alternative that is a word), and
+# a mask where a number is meant.
+PARTICULAR = {
+    "_device/_factored.py": {"shape"},
+    "_factors.py": {"shape"},
+    "_host.py": {"shape"},
+    "diagnostics/_layers.py": {"none_negative"},
+    "diagnostics/report.py": {"shape"},
+}
+
+
+def literal(node: ast.expr) -> str:
+    """The text of a message, with the expressions in it as they are written."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(
+            "{" + ast.unparse(v.value) + "}" if isinstance(v, ast.FormattedValue) else literal(v)
+            for v in node.values
+        )
+    if isinstance(node, ast.BinOp):
+        return literal(node.left) + literal(node.right)
+    return str(node.value) if isinstance(node, ast.Constant) else ""
+
+
+def refusals(path: Path) -> Iterator[tuple[int, str]]:
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if (
+            isinstance(node, ast.Raise)
+            and isinstance(node.exc, ast.Call)
+            and ast.unparse(node.exc.func) in ("ValueError", "TypeError")
+        ):
+            yield node.lineno, "".join(literal(part) for part in node.exc.args)
+
+
+def test_what_checks_have_a_helper_for_is_refused_by_the_helper() -> None:
+    """One place knows how a refusal of a shape, a word, a count or a class reads."""
+    written, needed = [], set()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = path.relative_to(PACKAGE).as_posix()
+        if name.startswith(("_checks/", "experiments/")):
+            continue
+        for line, message in refusals(path):
+            for helper, pattern in FAMILIES.items():
+                if re.search(pattern, message):
+                    if helper in PARTICULAR.get(name, ()):
+                        needed.add((name, helper))
+                    else:
+                        written.append(f"{name}:{line} _checks.{helper}: {message}")
+    assert written == []
+    assert needed == {(name, helper) for name, all_of in PARTICULAR.items() for helper in all_of}
+
+
+def test_the_families_see_a_refusal_that_is_written_by_hand() -> None:
+    for helper, message in {
+        "one_of": '{name}: wanted "a" or "b", got {value}',
+        "shape": "V: wanted shape ({d}, k), got {V.shape}",
+        "count": "{name}: wanted at least 1, got {n}",
+        "instance": "K: wanted a LowRank, got {type(K).__name__}",
+        "none_negative": "w: wanted weights >= 0, got {low}; divide",
+    }.items():
+        assert [name for name, p in FAMILIES.items() if re.search(p, message)] == [helper]

@@ -232,7 +232,7 @@ def test_chance_is_that_of_images_not_of_pixels(paired: bool) -> None:
         if paired:  # partners that start alike
             light[1] = 0.5 + 0.8 * (light[0] - 0.5) + math.sqrt(1 - 0.64) * (light[1] - 0.5)
         x, y = light + 0.05 * rng.normal(size=(2, 200, 30))
-        found = duality.pooled_parity(x, y, bins=32, paired=paired, seed=k)
+        found = duality.pooled_parity(x, y, bins=32, paired=paired, rng=k)
         above += found.ks > found.ks_critical
         means.append(found.ks)
         chance.append(found.ks_chance)

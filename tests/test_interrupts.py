@@ -44,7 +44,7 @@ CALLS = {
     "diagnostics.run": "qd.run(logits, n_pairs=10**4, n_resamples=10**5)",
     "diagnostics.rotation": "qd.rotation.rotational_energy(X, X[::-1].copy(), n_resamples=10**7)",
     "diagnostics.duality": (
-        "qd.duality.sample_sde(lambda x, t: -x, 1.0, X, n_steps=10**8, n_saved=2, seed=0)"
+        "qd.duality.sample_sde(lambda x, t: -x, 1.0, X, n_steps=10**8, n_saved=2, rng=0)"
     ),
     "measure.fixed_point": "qk.measure.fixed_point(kernel, X, tol=1e-300, max_iter=10**8, memory=1)",
     "measure.lipschitz": "qk.measure.lipschitz(kernel, X, queries=10**4, climbs=10**6)",

@@ -261,7 +261,7 @@ def test_isb2_number_of_steps() -> None:
 def test_isb3_heat_flow_is_iterated_steps() -> None:
     X = cloud(40, 2)
     flow = isb.heat_flow(X, 0.1, 4)
-    assert flow.converged and flow.status == "completed"
+    assert flow.converged and flow.status == "finished"
     assert flow.x.shape == (5, 40, 2)
     np.testing.assert_allclose(flow.t, [0, 0.1, 0.2, 0.3, 0.4])
     for before, after in zip(flow.x, flow.x[1:], strict=False):
@@ -422,11 +422,12 @@ def test_isb3_flow_ends_at_a_bridge_that_does_not_converge() -> None:
     X = cloud(40, 2)
     flow = isb.heat_flow(X, 0.05, 5, max_iter=2)
     assert not flow.converged and flow.n_steps == 0
-    assert flow.status == "ended at step 1 of 5 (t = 0): bridge not converged (iteration limit)"
+    assert flow.status == "no convergence"
+    assert flow.message == "ended at step 1 of 5 (t = 0): bridge not converged (iteration limit)"
     np.testing.assert_array_equal(flow.X, X)  # the last good state
     assert flow.t[-1] == 0 and flow.map is not None and not flow.map.converged
     far = isb.kl_flow(np.array([[1e300], [-1e300]]) * 1e-150, 1e250, 3, score=lambda x: 1e100 * x)
-    assert not far.converged and "left the range" in far.status and np.isfinite(far.X).all()
+    assert not far.converged and "left the range" in far.message and np.isfinite(far.X).all()
 
 
 def test_isb3_progress(capsys: pytest.CaptureFixture[str]) -> None:

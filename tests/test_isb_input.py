@@ -155,7 +155,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: isb.gaussian_w2([0.0], [[1.0]], [0.0, 1.0], [[1.0]]),
         ValueError,
-        r"mean0: wanted means \(d,\) and covariances",
+        r"mean_x: wanted means \(d,\) and covariances",
     ),
 ]
 

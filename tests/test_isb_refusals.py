@@ -126,7 +126,7 @@ def test_unevenness_is_the_error_of_the_displacement() -> None:
         max_unevenness=0.3,
     )
     assert not ended.converged and 0 < ended.n_steps < 400
-    assert "drawn together" in ended.status and 'method="split"' in ended.status
+    assert "drawn together" in ended.message and 'method="split"' in ended.message
     assert ended.unevenness[-1] <= 0.3 and np.isfinite(ended.X).all()
 
 
@@ -187,10 +187,10 @@ def test_kl_flow_ends_with_a_status_when_it_blows_up(target: Any, what: str, dty
     x, w = (a.astype(dtype) for a in OU_START.grid(300))
     flow = isb.kl_flow(x, 0.02, T=0.5, weights=w, **target)
     assert not flow.converged and 0 < flow.n_steps < 25
-    assert flow.status.startswith(
+    assert flow.message.startswith(
         f"ended at step {flow.n_steps + 1} of 25 (t = {flow.n_steps * 0.02:g}): "
     )
-    assert re.search(what, flow.status) and len(flow.status) < 250
+    assert re.search(what, flow.message) and len(flow.message) < 250
     assert len(flow.x) == len(flow.t) == flow.n_steps + 1 == len(flow.theta) + 1
     assert np.isfinite(flow.x).all()
 
@@ -221,7 +221,7 @@ def test_surrogate_flow_ends_with_a_status_when_its_density_fails() -> None:
         log_density=lambda z, k: OU_START.log_pdf(z[:, 0]) if k < 2 else np.full(len(z), np.nan),
         max_unevenness=math.inf,
     )
-    assert flow.n_steps == 2 and "log_density is not a finite number" in flow.status
+    assert flow.n_steps == 2 and "log_density is not a finite number" in flow.message
 
 
 # ---- messages -----------------------------------------------------------------------------------------
@@ -283,10 +283,10 @@ LAW = isb.Mixture([0.3, 0.7], [-1.0, 2.0], [0.5, 1.5])
         (lambda: LAW.w2([np.nan]), "X"),
         (lambda: isb.Mixture.gaussian(0.0, -1.0), "variances"),
         (lambda: isb.Mixture.gaussian(math.inf, 1.0), "means"),
-        (lambda: isb.gaussian_w2([0.0], [[-1.0]], [0.0], [[1.0]]), "cov0"),
+        (lambda: isb.gaussian_w2([0.0], [[-1.0]], [0.0], [[1.0]]), "cov_x"),
         (
             lambda: isb.gaussian_w2([0.0, 0.0], np.eye(2), [0.0, 0.0], [[1.0, 1.0], [0.0, 1.0]]),
-            "cov1",
+            "cov_y",
         ),
         (lambda: isb.gaussian_slope(-1.0, 0.1), "variance"),
         (lambda: isb.gaussian_entropy_gap(-1.0, 0.1), "variance"),

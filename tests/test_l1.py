@@ -15,7 +15,7 @@ from scipy.special import logsumexp
 
 import qkcore as qk
 from qkcore._bridge_check import extended_scores, widened
-from qkcore.low_rank import nystrom, positive_features
+from qkcore.factors import nystrom, positive_features
 from qkcore.magnetic._phases import _antisymmetrized
 
 from . import bounds

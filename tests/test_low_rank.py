@@ -10,7 +10,7 @@ import pytest
 
 import qkcore as qk
 from qkcore._native import cpu
-from qkcore.low_rank import (
+from qkcore.factors import (
     LowRank,
     ProductOfFactors,
     low_rank,

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import qkcore as qk
-from qkcore.low_rank import (
+from qkcore.factors import (
     FactoredBridge,
     LowRank,
     ProductOfFactors,

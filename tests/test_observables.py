@@ -50,7 +50,10 @@ def test_radius_bound_of_layers_and_its_refusals() -> None:
     assert abs(ob.radius_bound(field, 1.0, 1.5) - np.exp(1 + 1.5)) < 1e-12 * np.exp(2.5)
     assert ob.radius_bound(field, 1.0, [0.0, 1.0]).tolist() == [1.0, np.exp(1.0)]
     for kind in ("exp", "relu", "linear"):
-        with pytest.raises(ValueError, match=f"no radius bound holds for {kind}"):
+        with pytest.raises(
+            ValueError,
+            match=f"field.kind: wanted .*, got '{kind}'; no other kind has a radius bound",
+        ):
             ob.radius_bound(qk.AttentionField(kind, Q=I2, K=I2, V=I2), 1.0, 1.0)
     with pytest.raises(ValueError, match="t: wanted times from t0"):
         ob.radius_bound(field, 1.0, -1.0)

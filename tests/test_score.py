@@ -76,7 +76,7 @@ def test_printed_form_is_repeatable() -> None:
         "sigmas": (0.2, 0.4),
         "depth": 3,
     }
-    a, b = (score.fit(X, np.linspace(0, 1, 300), seed=3, **options) for _ in range(2))
+    a, b = (score.fit(X, np.linspace(0, 1, 300), rng=3, **options) for _ in range(2))
     np.testing.assert_array_equal(a(X, 0.5), b(X, 0.5))
     assert a(X, 0.0).shape == (300, 2) and not np.array_equal(a(X, 0.0), a(X, 1.0))
     assert np.isfinite(a(X)).all() and not a.preconditioned

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 import qkcore as qk
-from qkcore.simplex import EffectiveMobility, Mobility, free_energy, jko, kl_prox, softmax
+from qkcore.simplex import EffectiveMobility, Mobility, free_energy, from_logits, jko, kl_prox
 from tests import reference_simplex as ref
 
 SIZES = (1, 2, 3, 7, 8, 9, 17, 64)
@@ -29,12 +29,12 @@ def random_p(rng: np.random.Generator, n: int, spread: float = 2.0) -> ref.Array
 @pytest.mark.parametrize("tau", [0.3, 1.0, 5.0])
 def test_softmax_with_temperature(dtype: str, tau: float) -> None:
     z = np.random.default_rng(0).normal(size=(3, 4, 9)).astype(dtype) * 10
-    got = softmax(z, tau)
+    got = from_logits(z, tau)
     assert got.dtype == dtype
     np.testing.assert_allclose(
         got, ref.softmax(z.astype(float), tau), rtol=0, atol=4 * np.finfo(dtype).eps
     )
-    assert softmax(np.array([1e300, -1e300, 0.0]), 1e-300).tolist() == [1, 0, 0]
+    assert from_logits(np.array([1e300, -1e300, 0.0]), 1e-300).tolist() == [1, 0, 0]
 
 
 def test_entropy_of_known_rows() -> None:
@@ -68,7 +68,7 @@ def test_figures_of_the_formed_matrix(n: int, tau: float) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_batches_and_dtypes_and_strides(dtype: str) -> None:
     rng = np.random.default_rng(1)
-    p = softmax(rng.normal(size=(4, 6, 11)).astype(dtype))
+    p = from_logits(rng.normal(size=(4, 6, 11)).astype(dtype))
     v = rng.normal(size=(4, 6, 11)).astype(dtype)
     for q, w in (
         (p, v),
@@ -214,7 +214,7 @@ def test_temperature_scaling() -> None:
     z, tau, h = rng.normal(size=6), 0.6, 1e-6
     J = Mobility.from_logits(z, tau)
     numeric = np.stack(
-        [(softmax(z + h * e, tau) - softmax(z - h * e, tau)) / (2 * h) for e in np.eye(6)]
+        [(from_logits(z + h * e, tau) - from_logits(z - h * e, tau)) / (2 * h) for e in np.eye(6)]
     )
     np.testing.assert_allclose(J.to_numpy(), numeric, atol=1e-9)
     scaled = Mobility.from_logits(z / tau)
@@ -232,7 +232,7 @@ def test_lower_temperature_locks_earlier() -> None:
 
 
 def test_large_vocabulary() -> None:
-    p = softmax(np.random.default_rng(5).normal(size=3000) * 3)
+    p = from_logits(np.random.default_rng(5).normal(size=3000) * 3)
     e = Mobility(p).eigenvalues()
     assert e.sum() == pytest.approx(Mobility(p).trace, rel=1e-13)
     assert np.sqrt((e**2).sum()) == pytest.approx(Mobility(p).frobenius_norm, rel=1e-13)
@@ -240,7 +240,7 @@ def test_large_vocabulary() -> None:
 
 
 def test_the_number_of_threads_changes_no_bit() -> None:
-    p = softmax(np.random.default_rng(6).normal(size=(300, 70)))
+    p = from_logits(np.random.default_rng(6).normal(size=(300, 70)))
     want = Mobility(p[0]).eigenvalues(n_threads=1)
     np.testing.assert_array_equal(Mobility(p[0]).eigenvalues(n_threads=4), want)
     before = qk.get_num_threads()
@@ -285,7 +285,7 @@ def test_kl_prox_is_attention_and_semi_relaxed_transport() -> None:
     got = kl_prox(-s, u)
     np.testing.assert_allclose(got / 4, plan, atol=1e-15)
     assert (got[:, 2] == 0).all()
-    np.testing.assert_allclose(kl_prox(-s), softmax(s))
+    np.testing.assert_allclose(kl_prox(-s), from_logits(s))
 
 
 def test_jko_of_a_linear_energy_is_the_flow() -> None:
@@ -378,9 +378,13 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: Mobility(P) @ np.ones(3), ValueError, r"v: wanted shape \(\.\.\., 2\)"),
     (lambda: Mobility(P) @ np.ones(2, np.float32), TypeError, r"v: wanted float64 like p"),
     (lambda: Mobility(P) @ np.array([np.inf, 0]), ValueError, r"v: wanted finite"),
-    (lambda: softmax(np.array([np.nan, 1.0])), ValueError, r"z: .*NaN"),
-    (lambda: softmax(np.array([[0.0, 1.0], [-np.inf, -np.inf]])), ValueError, r"z: .*all masked"),
-    (lambda: softmax(P, tau=0), ValueError, r"tau: wanted"),
+    (lambda: from_logits(np.array([np.nan, 1.0])), ValueError, r"z: .*NaN"),
+    (
+        lambda: from_logits(np.array([[0.0, 1.0], [-np.inf, -np.inf]])),
+        ValueError,
+        r"z: .*all masked",
+    ),
+    (lambda: from_logits(P, tau=0), ValueError, r"tau: wanted"),
     (lambda: kl_prox(np.full(2, np.inf)), ValueError, r"cost.*all masked"),
     (
         lambda: kl_prox(np.array([0.0, np.inf]), np.array([0.0, 1.0])),

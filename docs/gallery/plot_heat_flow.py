@@ -32,7 +32,7 @@ w2 = {
     for name, flow in (("quantiles", quantiles), ("random draws", draws))
 }
 growth = quantiles.x[:, :, 0].var(axis=1) - quantiles.x[0].var()
-assert quantiles.status == draws.status == "completed"
+assert quantiles.status == draws.status == "finished"
 assert np.allclose(quantiles.t, epsilon * np.arange(n_steps + 1))
 assert np.abs(growth - quantiles.t).max() < 0.02  # the variance grows by t: one step is worth ε
 assert w2["quantiles"].max() < 0.06 and w2["random draws"].argmax() == 0

@@ -18,7 +18,7 @@ import qkcore as qk
 
 z = 1.5 * np.random.default_rng(0).normal(size=12)
 J = qk.simplex.Mobility.from_logits(z)
-p, eigenvalues = np.sort(qk.simplex.softmax(z)), J.eigenvalues()
+p, eigenvalues = np.sort(qk.simplex.from_logits(z)), J.eigenvalues()
 assert eigenvalues[0] == 0
 assert (p[:-1] <= eigenvalues[1:]).all() and (eigenvalues[1:] <= p[1:]).all()
 assert np.allclose(eigenvalues, np.linalg.eigvalsh(J.to_numpy()), atol=1e-14)

@@ -28,7 +28,7 @@ print(cycle)
 # The first flow has a closed form and its entropy only rises. The second keeps the product of the
 # entries, so each path is a closed curve: later on it passes its start again.
 
-exact = qk.simplex.softmax(np.log(start) * np.exp(-times)[:, None, None])
+exact = qk.simplex.from_logits(np.log(start) * np.exp(-times)[:, None, None])
 assert spread.success and cycle.success
 assert np.abs(spread.p - exact).max() < 1e-6 and (np.diff(spread.entropy, axis=0) > 0).all()
 assert np.ptp(np.log(cycle.p).sum(axis=-1), axis=0).max() < 1e-5

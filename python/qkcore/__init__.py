@@ -30,10 +30,7 @@ from ._words import RegimeName, Solver, Status, Weight
 from .bridges import GivenBridge, SchrodingerBridge, bridge, semi_relaxed, sinkhorn
 from .chains import BridgeChain, bridge_chain
 from .experts import DirectionalExperts, directional_experts, poe, total_variation
-from .fields import AttentionField
-from .flows import ParticleFlow, flow
-from .ipf import AdaptiveIPF, adaptive_ipf
-from .low_rank import (
+from .factors import (
     FactoredBridge,
     LowRank,
     NegativeEntries,
@@ -43,6 +40,9 @@ from .low_rank import (
     nystrom,
     positive_features,
 )
+from .fields import AttentionField
+from .flows import ParticleFlow, flow
+from .ipf import AdaptiveIPF, adaptive_ipf
 from .operators import KernelOperator, MarkovOperator, kernel, softmax
 from .transport import (
     Barycenter,
@@ -160,4 +160,4 @@ def __getattr__(name: str) -> ModuleType:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return list(__all__)

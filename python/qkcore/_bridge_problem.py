@@ -80,10 +80,8 @@ def _marginal(name: str, value: npt.ArrayLike, s: Scores | BridgeKernel, side: i
     array = _checks.converted(name, value, s.dtype, "the kernel")
     what = "rows" if side == 0 else "columns"
     length = s.shape[side - 2]
-    if isinstance(s, BridgeKernel) and not isinstance(s, ScoresKernel) and array.shape != (length,):
-        raise ValueError(
-            f"{name}: wanted shape ({length},) as the {what} of the kernel, got {array.shape}"
-        )
+    if isinstance(s, BridgeKernel) and not isinstance(s, ScoresKernel):
+        _checks.shape(name, array.shape, (length,), why=f"as the {what} of the kernel")
     _checks.core_shape(name, array.shape, (length,), f"as the {what} of the kernel")
     if array.ndim > 1:
         _checks.into_batch(name, array.shape, array.shape[:-1], s.batch)

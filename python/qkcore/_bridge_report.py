@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from . import _checks
 from ._progress import Bar
 
 Callback = Callable[[int, float], object]
@@ -15,8 +16,8 @@ def reporter(
     callback: Callback | None, progress: bool, tol: float | None
 ) -> Iterator[Callback | None]:
     """What the solver calls with visits and error after each iteration; None if nobody wants to know."""
-    if callback is not None and not callable(callback):
-        raise TypeError(f"callback: wanted a function of (visits, error), got {callback!r}")
+    if callback is not None:
+        _checks.function("callback", callback, "(visits, error)")
     if not progress:
         yield callback
         return

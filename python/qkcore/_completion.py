@@ -56,6 +56,7 @@ complete -o filenames -F _qkcore qkcore"""
 
 def _zsh(commands: Commands, words: Words) -> str:
     listed = " ".join(f"'{name}:{_plain(help)}'" for name, (help, _) in commands.items())
+    options = " ".join(f"'{name}:{_plain(help)}'" for name, help in TOP.items())
     cases = []
     for name, (_, arguments) in commands.items():
         specs = []
@@ -75,9 +76,10 @@ def _zsh(commands: Commands, words: Words) -> str:
 #compdef qkcore
 # Completion of qkcore in zsh. In ~/.zshrc, after compinit: eval "$(qkcore completion zsh)"
 _qkcore() {{
-    local -a commands=({listed})
+    local -a commands=({listed}) options=({options})
     if (( CURRENT == 2 )); then
         _describe command commands
+        _describe -o option options
         return
     fi
     shift words
@@ -92,6 +94,10 @@ compdef _qkcore qkcore"""
 def _fish(commands: Commands, words: Words) -> str:
     lines = [
         "# Completion of qkcore in fish: qkcore completion fish > ~/.config/fish/completions/qkcore.fish",
+        "function __qkcore_is",
+        "    set -l words (commandline -opc)",
+        '    test (count $words) -gt 1; and test "$words[2]" = $argv[1]',
+        "end",
         "complete -c qkcore -f",
     ]
     for option, help in TOP.items():
@@ -99,7 +105,7 @@ def _fish(commands: Commands, words: Words) -> str:
     for name, (help, arguments) in commands.items():
         lines.append(f"complete -c qkcore -n __fish_use_subcommand -a {name} -d '{_plain(help)}'")
         for a in arguments:
-            start = f"complete -c qkcore -n '__fish_seen_subcommand_from {name}'"
+            start = f"complete -c qkcore -n '__qkcore_is {name}'"
             value = (" -r -F" if _is_file(a) else " -x") if _takes_value(a) else ""
             told = f" -d '{_plain(a.help or '')}'"
             for option in a.option_strings:

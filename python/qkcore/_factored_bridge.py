@@ -287,7 +287,7 @@ def solve_factored(
     ``positive_features``, or the exact operators, ``result.exact()``.
 
     >>> import numpy as np, qkcore as qk
-    >>> from qkcore.low_rank import LowRank, solve_factored
+    >>> from qkcore.factors import LowRank, solve_factored
     >>> K = LowRank(np.array([[1.0, 0.0], [0.0, 1.0]]), np.array([[1.0, 1.0, 1.0], [1.0, 2.0, 1.0]]))
     >>> b = solve_factored(K, np.full(2, 0.5), np.full(3, 1 / 3))
     >>> b.status, b.plan().sum(axis=0).round(6)
@@ -506,7 +506,7 @@ def compression_errors(
     default. The figures are there whatever the status.
 
     >>> import numpy as np, qkcore as qk
-    >>> from qkcore.low_rank import LowRank, compression_errors, solve_factored
+    >>> from qkcore.factors import LowRank, compression_errors, solve_factored
     >>> A = np.array([[0.9, 0.1], [0.2, 0.8]])
     >>> half = np.full(2, 0.5)
     >>> b = solve_factored(LowRank(A, np.eye(2)), half, half)

@@ -207,7 +207,7 @@ class Factored(LinearMap):
         :class:`qkcore.Batch` of them, whose fields are arrays.
 
         >>> import numpy as np, qkcore as qk
-        >>> from qkcore.low_rank import LowRank
+        >>> from qkcore.factors import LowRank
         >>> LowRank(np.array([[1.0], [2.0]]), np.array([[3.0, -1.0]])).count_negative()
         NegativeEntries(count=2, fraction=0.5, smallest=-2.0, mass=-3.0)
         """
@@ -257,7 +257,7 @@ class Factored(LinearMap):
         batch, an array over it.
 
         >>> import numpy as np, qkcore as qk
-        >>> from qkcore.low_rank import low_rank
+        >>> from qkcore.factors import low_rank
         >>> low_rank(np.diag([4.0, 3.0]), 1).relative_error(np.diag([4.0, 3.0]))
         0.6
         """
@@ -290,7 +290,7 @@ class LowRank(Factored):
     copied once. :func:`low_rank` makes one from an operator. Factors on a device give a kernel there.
 
     >>> import numpy as np, qkcore as qk
-    >>> from qkcore.low_rank import LowRank
+    >>> from qkcore.factors import LowRank
     >>> G = LowRank(np.array([[1.0], [2.0]]), np.array([[3.0, 0.0, 1.0]]))
     >>> G
     LowRank(shape=(2, 3), rank=1, dtype=float64, given)
@@ -407,7 +407,7 @@ class ProductOfFactors(Factored):
     two experts multiply their ranks likewise; a device takes up to four.
 
     >>> import numpy as np, qkcore as qk
-    >>> from qkcore.low_rank import LowRank, ProductOfFactors
+    >>> from qkcore.factors import LowRank, ProductOfFactors
     >>> G = LowRank(np.array([[1.0], [2.0]]), np.array([[3.0, 0.0, 1.0]]))
     >>> K = ProductOfFactors(G, G)
     >>> K @ np.array([1.0, 1.0, 1.0])

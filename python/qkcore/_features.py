@@ -26,7 +26,7 @@ def nystrom(
     *,
     method: str = "kmeans++",
     rank: int | None = None,
-    seed: int = 0,
+    rng: int | np.random.Generator = 0,
 ) -> LowRank:
     """Nyström's approximation of a symmetric kernel from points (EOT-10).
 
@@ -47,7 +47,7 @@ def nystrom(
     guard of every factored kernel.
 
     >>> import numpy as np, qkcore as qk
-    >>> from qkcore.low_rank import nystrom
+    >>> from qkcore.factors import nystrom
     >>> X = np.random.default_rng(0).normal(size=(300, 2))
     >>> s = qk.scores.distance(X, beta=0.1)
     >>> F = nystrom(s, 40)
@@ -68,7 +68,7 @@ def nystrom(
         raise ValueError(f"rank: wanted an integer from 1 to {count}, the landmarks, got {rank}")
 
     def factors(one: Scores) -> Found:
-        at = _landmarks(one, count, method, np.random.default_rng(seed))
+        at = _landmarks(one, count, method, np.random.default_rng(rng))
         C = _entries(one, None, at)
         W = C[at]
         values, vectors = np.linalg.eigh((W + W.T) / 2)
@@ -92,7 +92,10 @@ def _each(s: Scores, factors: Callable[[Scores], Found], source: object) -> LowR
 
 
 def positive_features(
-    K: Scores | KernelOperator | MarkovOperator, n_features: int, *, seed: int = 0
+    K: Scores | KernelOperator | MarkovOperator,
+    n_features: int,
+    *,
+    rng: int | np.random.Generator = 0,
 ) -> LowRank:
     """Positive random features of an exponential kernel: factors without a negative entry (DAC-10).
 
@@ -105,7 +108,7 @@ def positive_features(
     for :func:`nystrom`.
 
     >>> import numpy as np, qkcore as qk
-    >>> from qkcore.low_rank import positive_features
+    >>> from qkcore.factors import positive_features
     >>> X = 0.3 * np.random.default_rng(0).normal(size=(200, 2))
     >>> s = qk.scores.distance(X)
     >>> G = positive_features(s, 500)
@@ -115,10 +118,10 @@ def positive_features(
     s = _point_logits("K", K)
     m = _checks.count("n_features", n_features)
     source = K if isinstance(K, (KernelOperator, MarkovOperator)) else kernel(s)
-    return _each(s, lambda one: _positive(one, m, seed), source)
+    return _each(s, lambda one: _positive(one, m, rng), source)
 
 
-def _positive(s: Scores, m: int, seed: int) -> Found:
+def _positive(s: Scores, m: int, rng: int | np.random.Generator) -> Found:
     n, k = s.shape
     xs, ys = [], []
     row, col = np.zeros(n), np.zeros(k)
@@ -147,7 +150,7 @@ def _positive(s: Scores, m: int, seed: int) -> Found:
     row += np.sum([r.astype(np.float64) for r in s.terms.row_bias], axis=0)
     col += np.sum([c.astype(np.float64) for c in s.terms.col_bias], axis=0)
     X, Y = np.hstack(xs), np.hstack(ys)
-    w = _orthogonal_gaussian(m, X.shape[1], np.random.default_rng(seed))
+    w = _orthogonal_gaussian(m, X.shape[1], np.random.default_rng(rng))
     left = X @ w.T + (row - np.square(X).sum(axis=1) / 2)[:, None] - math.log(m)
     right = Y @ w.T + (col - np.square(Y).sum(axis=1) / 2)[:, None]
     # A common factor of all entries is put where neither side overflows.

@@ -26,7 +26,7 @@ _PROGRAMME = 3000 * 3000
 def wasserstein(
     X: npt.ArrayLike,
     Y: npt.ArrayLike,
-    weights_x: npt.ArrayLike | None = None,
+    weights: npt.ArrayLike | None = None,
     weights_y: npt.ArrayLike | None = None,
     *,
     p: float = 2.0,
@@ -45,14 +45,14 @@ def wasserstein(
 
     >>> import numpy as np, qkcore as qk
     >>> X = np.array([[0.0, 0.0], [1.0, 0.0]])
-    >>> qk.observables.wasserstein(X, X[::-1] + [0.0, 2.0])
+    >>> qk.wasserstein(X, X[::-1] + [0.0, 2.0])
     2.0
     """
     x, y = (checks.one_cloud(name, a).astype(np.float64) for name, a in (("X", X), ("Y", Y)))
     _checks.same_space("Y", y.shape[1], x.shape[1], "X")
     checks.choice("method", method, METHODS)
     p = _checks.at_least("p", p, 1)
-    mu, nu = mass_of("weights_x", weights_x, len(x)), mass_of("weights_y", weights_y, len(y))
+    mu, nu = mass_of("weights", weights, len(x)), mass_of("weights_y", weights_y, len(y))
     if method == "sinkhorn":
         return _debiased(x, y, mu, nu, p, epsilon)
     if epsilon is not None:
@@ -78,7 +78,7 @@ def wasserstein(
 def conditional_wasserstein(
     X: npt.ArrayLike,
     Y: npt.ArrayLike,
-    positions_x: npt.ArrayLike,
+    positions: npt.ArrayLike,
     positions_y: npt.ArrayLike | None = None,
     *,
     p: float = 2.0,
@@ -97,9 +97,9 @@ def conditional_wasserstein(
     1.0
     """
     x, y = checks.one_cloud("X", X), checks.one_cloud("Y", Y)
-    s_x = checks.positions(positions_x)
+    s_x = checks.positions(positions)
     s_y = s_x if positions_y is None else checks.positions(positions_y)
-    checks.count_matches("positions_x", len(s_x), len(x))
+    checks.count_matches("positions", len(s_x), len(x))
     checks.count_matches("positions_y", len(s_y), len(y))
     mu = mass_of("weights", weights, len(x))
     same = weights_y is None and len(y) == len(x)

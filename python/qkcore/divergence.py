@@ -34,6 +34,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 class Divergence:
     """A lazy matrix of divergences (``similarity`` False) or similarities (True)."""
 

@@ -36,8 +36,12 @@ __all__ = [
     "radius_bound",
     "sinkhorn_energy",
     "stability",
-    "wasserstein",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
 
 _BOUNDED = ("softmax", "l2", "sinkhorn", "sigmoid")
 
@@ -78,11 +82,9 @@ def radius_bound(
     True
     """
     _attention(field)
-    if field.kind not in _BOUNDED:
-        raise ValueError(
-            f"field: no radius bound holds for {field.kind} attention (TPDE 3.1); "
-            f"wanted one of {', '.join(_BOUNDED)}"
-        )
+    _checks.one_of(
+        "field.kind", field.kind, _BOUNDED, "no other kind has a radius bound (TPDE 3.1)"
+    )
     R0 = _checks.positive("R0", R0)
     t0, ends = _checks.number("t0", t0), _checks.doubles("t", t)
     if (ends < t0).any():
@@ -289,8 +291,8 @@ def stability(
     """How far two flows that start close have come apart, relative to how far they were (TPDE-2).
 
     Each trial adds normal noise of standard deviation ``size`` to X0. Under a mask by positions the
-    distance is the conditional one. ``transport``: the ``method`` of :func:`wasserstein`, exact unless it is
-    "sinkhorn". ``flow_options`` go to :func:`qkcore.flow`.
+    distance is the conditional one. ``transport``: the ``method`` of :func:`qkcore.wasserstein`, exact unless
+    it is "sinkhorn". ``flow_options`` go to :func:`qkcore.flow`.
 
     >>> import numpy as np, qkcore as qk
     >>> f = qk.AttentionField("softmax", Q=np.zeros((1, 1)), K=np.eye(1), V=np.eye(1))
@@ -376,7 +378,7 @@ def mean_field_convergence(
     particles drawn apart, whose own error is a floor. The rate is that of :math:`W_p(\mu^n_0,\mu_0)`:
     about :math:`n^{-1/2}` in one dimension, :math:`n^{-1/d}` for d > 2p. Distances are exact, in any
     dimension and for every p >= 1, unless ``transport="sinkhorn"`` asks for the estimate of
-    :func:`wasserstein` (p = 2), which is low by 2 to 9 per cent and lowers the rate by as much.
+    :func:`qkcore.wasserstein` (p = 2), which is low by 2 to 9 per cent and lowers the rate by as much.
     """
     _attention(field)
     generator = np.random.default_rng(rng)

@@ -40,6 +40,10 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 def _bounds(bounds: tuple[float, float]) -> tuple[float, float]:
     low, high = (_checks.positive("bounds", b) for b in bounds)
     if not low < high:
@@ -100,7 +104,7 @@ class EntropySchedule:
     >>> z = np.array([4.0, 0.0, 0.0, 0.0])
     >>> for _ in range(200):
     ...     tau = schedule.update(z)
-    >>> bool(np.isclose(qk.simplex.entropy(qk.simplex.softmax(z, tau)), 1.0))
+    >>> bool(np.isclose(qk.simplex.entropy(qk.simplex.from_logits(z, tau)), 1.0))
     True
     """
 
@@ -193,7 +197,7 @@ def entropy_flow(
     >>> import numpy as np, qkcore as qk
     >>> z = np.array([4.0, 0.0, 0.0])
     >>> flow = qk.schedule.entropy_flow(
-    ...     lambda tau, t: float(qk.simplex.entropy(qk.simplex.softmax(z, tau))), 0.9, (0, 60), rate=2.0)
+    ...     lambda tau, t: float(qk.simplex.entropy(qk.simplex.from_logits(z, tau))), 0.9, (0, 60), rate=2.0)
     >>> bool(np.isclose(flow.smoothed[-1], 0.9))
     True
     """

@@ -1,7 +1,7 @@
 """Score matrices, lazily: what every operator is made from (DAC-1, DAC-2).
 
 A score is a logit: larger means closer. Scores are described, not computed; reductions walk them
-tile by tile, so an N x M matrix exists only when :meth:`Scores.to_numpy` asks for it.
+tile by tile, so an N x M matrix exists only when :meth:`qkcore.Scores.to_numpy` asks for it.
 
 ==================== =====================================================================
 ``dense(Z)``         :math:`s_{ij} = Z_{ij}`
@@ -30,7 +30,11 @@ from ._lazy_scores import Scores
 from ._points import WLike, metric_factor, pair
 from ._terms import Terms
 
-__all__ = ["Scores", "backward", "cosine", "dense", "distance", "dot", "forward", "l1"]
+__all__ = ["backward", "cosine", "dense", "distance", "dot", "forward", "l1"]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)
 
 
 def dense(Z: npt.ArrayLike) -> Scores:

@@ -42,7 +42,7 @@ __all__ = [
 def sinkhorn_divergence(
     X: npt.ArrayLike,
     Y: npt.ArrayLike,
-    weights_x: npt.ArrayLike | None = None,
+    weights: npt.ArrayLike | None = None,
     weights_y: npt.ArrayLike | None = None,
     *,
     epsilon: float,
@@ -81,7 +81,7 @@ def sinkhorn_divergence(
     power = _checks.above("p", p, 0)
     laws = [
         mass_of(name, w, len(z), keep=price is not None)
-        for name, w, z in (("weights_x", weights_x, x), ("weights_y", weights_y, y))
+        for name, w, z in (("weights", weights, x), ("weights_y", weights_y, y))
     ]
 
     def entropic(i: int, j: int) -> float:

@@ -32,10 +32,10 @@ cases_of(
             lambda g: {
                 "rows": g.law(4, g.m),
                 "support": g.keep(np.arange(float(g.m))),
-                "temperature": 1.0,
+                "tau": 1.0,
             },
         ),
-        ("locking", lambda g: {"logits": g.logits(), "temperature": 1.0, "bins": 4}),
+        ("locking", lambda g: {"logits": g.logits(), "tau": 1.0, "bins": 4}),
         ("locking_bound", lambda g: {"tail": 0.1, "change": 0.2, "form": "sharp"}),
         (
             "sinkhorn_w2",
@@ -115,7 +115,7 @@ cases_of(
                 "x0": g.X(),
                 "t_span": (0.0, 1.0),
                 "n_steps": 4,
-                "seed": 0,
+                "rng": 0,
             },
         ),
         (
@@ -126,7 +126,7 @@ cases_of(
                 "x0": g.X(40),
                 "n_steps": (2, 4),
                 "n_blocks": 4,
-                "seed": 0,
+                "rng": 0,
             },
         ),
         (
@@ -142,17 +142,11 @@ cases_of(
 )
 _RUN: Callable[[Draw], dict[str, Any]] = lambda g: {  # noqa: E731
     "logits": g.logits(9, 0.01),
-    "temperature": 1.0,
+    "tau": 1.0,
     "n_pairs": 4,
     "n_resamples": 10,
 }
 case("diagnostics.run", diagnostics.run, _RUN)
-case("diagnostics.report.run", diagnostics.report.run, _RUN)
-case(
-    "diagnostics.report.Thresholds",
-    diagnostics.Thresholds,
-    lambda g: {"variation": 0.2, "adequacy": 0.3},
-)
 case(
     "diagnostics.Thresholds", diagnostics.Thresholds, lambda g: {"variation": 0.2, "rotation": 0.3}
 )
@@ -250,7 +244,6 @@ cases_of(
             },
         ),
         ("project_to_simplex", lambda g: {"y": g.normal(g.n, g.m)}),
-        ("semi_relaxed", lambda g: {"kernel": g.scores(), "mu": g.law(g.n)}),
-        ("softmax", lambda g: {"z": g.normal(g.n, g.m), "tau": 1.0}),
+        ("from_logits", lambda g: {"z": g.normal(g.n, g.m), "tau": 1.0}),
     ],
 )

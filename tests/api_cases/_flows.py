@@ -48,7 +48,7 @@ cases_of(
             lambda g: {
                 "X": g.X(),
                 "Y": g.X(),
-                "positions_x": g.keep(np.linspace(0, 1, g.n)),
+                "positions": g.keep(np.linspace(0, 1, g.n)),
                 "p": 2.0,
             },
         ),
@@ -70,7 +70,6 @@ cases_of(
                 "rng": 0,
             },
         ),
-        ("wasserstein", lambda g: {"X": g.X(), "Y": g.X(), "p": 2.0, "method": "auto"}),
     ],
 )
 case(
@@ -190,10 +189,10 @@ cases_of(
         (
             "gaussian_w2",
             lambda g: {
-                "mean0": g.normal(g.d),
-                "cov0": g.cov(),
-                "mean1": g.normal(g.d),
-                "cov1": g.cov(),
+                "mean_x": g.normal(g.d),
+                "cov_x": g.cov(),
+                "mean_y": g.normal(g.d),
+                "cov_y": g.cov(),
             },
         ),
         ("heat_flow", lambda g: {**_STEP(g), "n_steps": 2, "weights": g.law(g.n)}),

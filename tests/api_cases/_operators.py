@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 import qkcore as qk
-from qkcore.low_rank import solve_factored
+from qkcore.factors import solve_factored
 
 from ._base import CASES, Call, Draw, case, cases_of
 
@@ -92,15 +92,15 @@ cases_of(
         ("directional_experts", lambda g: {"X": g.X(), "W": g.square(), "beta": 0.5}),
         ("total_variation", lambda g: {"A": g.markov(), "B": g.markov()}),
         ("low_rank", lambda g: {"A": g.markov(), "rank": 2, "method": "dense"}),
-        ("nystrom", lambda g: {"K": g.scores(True), "n_landmarks": 3, "seed": 1}),
-        ("positive_features", lambda g: {"K": g.scores(True), "n_features": 6, "seed": 1}),
+        ("nystrom", lambda g: {"K": g.scores(True), "n_landmarks": 3, "rng": 1}),
+        ("positive_features", lambda g: {"K": g.scores(True), "n_features": 6, "rng": 1}),
         ("LowRank", lambda g: {"left": g.normal(g.n, 2), "right": g.normal(2, g.m)}),
         (
             "sinkhorn_divergence",
             lambda g: {
                 "X": g.X(),
                 "Y": g.X(g.m),
-                "weights_x": g.law(g.n),
+                "weights": g.law(g.n),
                 "weights_y": g.law(g.m),
                 "epsilon": 1.0,
                 "p": 2.0,

@@ -115,6 +115,20 @@ def words_and_batches(X: NDArray[np.float32]) -> None:
     assert_type(centre, qk.Barycenter)
 
 
+def factors_and_maps(X: NDArray[np.float32]) -> None:
+    K = qk.kernel(qk.scores.dot(X, beta=0.1), qk.Weight.EXP)
+    assert_type(K, qk.KernelOperator)
+    F = qk.low_rank(qk.softmax(qk.scores.dot(X)), 2, rng=np.random.default_rng(0))
+    assert_type(F, qk.LowRank)
+    assert_type(qk.nystrom(K, 2, rng=1), qk.LowRank)
+    batch = qk.bridge(qk.scores.dot(X[None] * np.ones((2, 1, 1), np.float32)))
+    solved: list[qk.SchrodingerBridge] = [batch[k] for k in range(len(batch))]
+    assert all(b.status is qk.Status.CONVERGED for b in solved)
+    spectral = qk.magnetic.MagneticMap(2, W=np.triu(np.ones((3, 3), np.float32)))
+    assert spectral.fit(X).transform(X).shape == (len(X), 2)
+    assert qk.observables.radius(X) > 0
+
+
 def gaussians(cov: NDArray[np.float64]) -> None:
     sol = qk.gaussian.flow("softmax", None, cov, (0, 1), Q=cov, K=-cov, V=cov, n_steps=3)
     assert_type(sol, qk.gaussian.GaussianFlow)
@@ -144,7 +158,7 @@ def particles(X: NDArray[np.float32]) -> None:
     assert_type(qk.flow(field, X, (0.0, 1.0), "rk4", n_steps=2), qk.ParticleFlow)
     velocity: NDArray[Any] = field(X, 0.5)
     assert velocity.shape == X.shape
-    assert_type(qk.observables.wasserstein(X, X), float)
+    assert_type(qk.wasserstein(X, X), float)
 
 
 def measures(X: NDArray[np.float32]) -> None:
@@ -157,7 +171,7 @@ def measures(X: NDArray[np.float32]) -> None:
 
 
 def simplex(z: NDArray[np.float64]) -> None:
-    p = qk.simplex.softmax(z, tau=0.5)
+    p = qk.simplex.from_logits(z, tau=0.5)
     J = qk.simplex.Mobility(p, 0.5)
     assert_type(qk.simplex.Mobility.from_logits(z), qk.simplex.Mobility)
     assert (J @ z).shape == J.eigenvalues().shape == z.shape
@@ -231,6 +245,7 @@ def main() -> None:
     operators(s, Y, X[:, 0].copy())
     chains(X, np.full(5, 0.2, np.float32))
     words_and_batches(X)
+    factors_and_maps(X)
     gaussians(np.eye(2))
     iterated_bridges(X)
     particles(X)

@@ -324,7 +324,7 @@ def boolean(name: str, value: npt.ArrayLike, core: tuple[int, ...]) -> npt.NDArr
 
 
 Axes = tuple[int | str | EllipsisType, ...]
-"""Axes that an array should have: lengths, names of lengths that are free, ``...`` for any in front."""
+"""Axes that an array should have: lengths, names of lengths that are free, ``...`` for any number of axes."""
 
 
 def shape(
@@ -343,11 +343,13 @@ def shape(
 
 
 def _fits(got: tuple[int, ...], axes: Axes) -> bool:
-    tail = axes[1:] if axes[:1] == (...,) else axes
-    if len(got) < len(tail) or (tail is axes and len(got) != len(axes)):
-        return False
-    ends = got[len(got) - len(tail) :]
-    return all(isinstance(a, str) or a == n for a, n in zip(tail, ends, strict=True))
+    if ... in axes:
+        at = axes.index(...)
+        axes, free = axes[:at] + axes[at + 1 :], len(got) - len(axes) + 1
+        got = got[:at] + got[at + free :] if free >= 0 else ()
+    return len(got) == len(axes) and all(
+        isinstance(a, str) or a == n for a, n in zip(axes, got, strict=True)
+    )
 
 
 def _written(axes: Axes) -> str:

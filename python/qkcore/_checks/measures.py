@@ -29,7 +29,7 @@ def probabilities(name: str, value: npt.ArrayLike) -> Real:
     if smallest < 0:
         raise ValueError(
             f"{name}: wanted probabilities >= 0, got {smallest:.3g}; for logits pass "
-            f"qk.simplex.softmax({name})"
+            f"qk.simplex.from_logits({name})"
         )
     off = np.abs(array.sum(axis=-1, dtype=np.float64) - 1.0)
     if off.max() > _MASS[array.itemsize]:

@@ -11,7 +11,7 @@
 ==============  ==================================================================================
 """
 
-from . import curvature, depth, drift, duality, report, rotation, score
+from . import curvature, depth, drift, duality, rotation, score
 from .report import Check, Report, Thresholds, run
 
 __all__ = [
@@ -22,8 +22,11 @@ __all__ = [
     "depth",
     "drift",
     "duality",
-    "report",
     "rotation",
     "run",
     "score",
 ]
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

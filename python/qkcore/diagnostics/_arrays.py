@@ -111,9 +111,9 @@ def field_values(name: str, value: npt.ArrayLike, shape: tuple[int, ...], t: flo
     return array
 
 
-def generator(seed: int | np.random.Generator | None) -> np.random.Generator:
+def generator(rng: int | np.random.Generator | None) -> np.random.Generator:
     """A generator from a seed; generators pass."""
-    return np.random.default_rng(seed)
+    return np.random.default_rng(rng)
 
 
 def count(name: str, value: object, least: int = 1) -> int:

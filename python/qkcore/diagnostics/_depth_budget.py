@@ -55,7 +55,7 @@ def _iterate(logits: Layers) -> Iterable[npt.ArrayLike]:
         _checks.shape(
             "logits",
             logits.shape,
-            (..., "L + 1", "V"),
+            ("L + 1", ..., "V"),
             what="layers of rows",
             do="stack the layers first",
         )

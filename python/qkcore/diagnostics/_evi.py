@@ -115,7 +115,7 @@ def evi(
     support: npt.ArrayLike,
     *,
     target: npt.ArrayLike | None = None,
-    temperature: float = 1.0,
+    tau: float = 1.0,
     eta: float | None = None,
     epsilon: float | None = None,
     n_threads: int | None = None,
@@ -144,7 +144,7 @@ def evi(
             "rows: wanted probabilities that sum to 1 along the last axis; normalise them"
         )
     goal = P[-1] if target is None else np.broadcast_to(float64("target", target), P.shape[1:])
-    tau = _checks.positive("temperature", temperature)
+    tau = _checks.positive("tau", tau)
     step = 1 / (len(P) - 1) if eta is None else _checks.positive("eta", eta)
     w2 = sinkhorn_w2(P, goal, support, epsilon=epsilon, n_threads=n_threads)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -86,7 +86,7 @@ class LayerStack:
         """largest \\|sum p - 1\\| of the rows as they came, where rounding does not explain it; else 0"""
 
     @classmethod
-    def of_logits(cls, logits: object, temperature: float, instead: str = "") -> LayerStack:
+    def of_logits(cls, logits: object, tau: float, instead: str = "") -> LayerStack:
         """From logits (layers, ..., keys) or a sequence of layers."""
         layers, eps = _layers("logits", logits)
         for k, layer in enumerate(layers):
@@ -98,7 +98,7 @@ class LayerStack:
                 )
         if all(are_probabilities(layer, eps) for layer in layers):
             refuse_probabilities("logits", instead or "np.log(p)")
-        tau = _checks.positive("temperature", temperature)
+        tau = _checks.positive("tau", tau)
         largest = max(
             float(np.abs(x, out=np.zeros_like(x), where=x > -np.inf).max()) for x in layers
         )
@@ -225,7 +225,7 @@ def _layers(name: str, value: object) -> tuple[list[Array], float]:
         layers = [_checks.real_array(f"{name}[{k}]", layer) for k, layer in enumerate(value)]
     else:
         array = _checks.real_array(name, value)  # type: ignore[arg-type]
-        _checks.shape(name, array.shape, (..., "layers", "keys"), what="layers of rows")
+        _checks.shape(name, array.shape, ("layers", ..., "keys"), what="layers of rows")
         layers = list(array)
     _checks.some(name, len(layers), 2, "layers", "the diagnostics follow rows through depth")
     for k, layer in enumerate(layers):

@@ -87,7 +87,7 @@ class Locking:
 
 
 def locking(
-    logits: npt.ArrayLike, *, temperature: float = 1.0, bins: int = 12, least: float = 1e-6
+    logits: npt.ArrayLike, *, tau: float = 1.0, bins: int = 12, least: float = 1e-6
 ) -> Locking:
     """TV between successive layers against tail mass, with the bound (P2, eq 23, figure 7; EOT-13).
 
@@ -101,7 +101,7 @@ def locking(
     >>> curvature.locking(z).exceeding
     0.0
     """
-    stack = LayerStack.of_logits(logits, temperature)
+    stack = LayerStack.of_logits(logits, tau)
     motions = [row_motion(a, b) for a, b in stack.transitions()]
     tail = np.concatenate([m.tail for m in motions])
     change = np.concatenate([m.change for m in motions])

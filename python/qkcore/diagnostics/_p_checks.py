@@ -372,7 +372,7 @@ def alignment(
         H = H @ vectors[:, ::-1][:, :k]
         kept = f"; {k} of {d} components hold {100 * values[-k:].sum() / values.sum():.3g} % of the variance"
     try:
-        found = rotation.path_energy(H, a=diffusion, n_resamples=n_resamples, seed=rng)
+        found = rotation.path_energy(H, a=diffusion, n_resamples=n_resamples, rng=rng)
     except ValueError as problem:
         # About the activations, which are the X of path_energy, or their diffusion tensor.
         text = str(problem)

@@ -54,7 +54,7 @@ def weak_error_slope(
     method: str = "BCa",
     n_resamples: int = 1000,
     confidence: float = 0.95,
-    seed: int | np.random.Generator | None = 0,
+    rng: int | np.random.Generator | None = 0,
 ) -> WeakErrorSlope:
     """The order of a weak error: the slope of log error against log h, least squares (EOT-9, figure 2b).
 
@@ -90,7 +90,7 @@ def weak_error_slope(
     )
     x, y = np.log(step), np.log(size)
     slope = float(_slope(x, y))
-    rng = generator(seed)
+    rng = generator(rng)
     found: tuple[Interval, str] | None = None
     note = ""
     if values.ndim == 2 and values.shape[1] > 2:
@@ -185,7 +185,7 @@ def step_doubling(
     n_steps: Sequence[int] = (4, 8, 16, 32),
     observable: Callable[[Float], npt.ArrayLike] | None = None,
     n_blocks: int = 32,
-    seed: int | np.random.Generator | None = None,
+    rng: int | np.random.Generator | None = None,
 ) -> StepDoubling:
     """Weak error of Euler-Maruyama by step doubling (EOT-9, theorem 4.5).
 
@@ -196,14 +196,14 @@ def step_doubling(
     >>> import numpy as np
     >>> from qkcore.diagnostics import duality
     >>> x0 = np.full((20000, 1), 2.0)
-    >>> doubling = duality.step_doubling(lambda x, t: -x, 0.5, x0, n_steps=(4, 8, 16, 32), seed=1)
+    >>> doubling = duality.step_doubling(lambda x, t: -x, 0.5, x0, n_steps=(4, 8, 16, 32), rng=1)
     >>> 0.8 < doubling.slope().slope < 1.3
     True
     """
     start = points("x0", x0, least=2)
     n, d = start.shape
     A = tensor(a, d)
-    rng = generator(seed)
+    rng = generator(rng)
     blocks = _checks.integer_within(
         "n_blocks", n_blocks, 2, n, "every block needs a sample, and an interval two blocks"
     )

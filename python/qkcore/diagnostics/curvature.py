@@ -40,6 +40,11 @@ __all__ = [
     "w1",
 ]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 Pairs = npt.NDArray[np.int64]
 
 
@@ -138,7 +143,7 @@ def curvature(
     metric: str = "l1",
     n_resamples: int = 200,
     confidence: float = 0.95,
-    seed: int | np.random.Generator | None = 0,
+    rng: int | np.random.Generator | None = 0,
 ) -> Curvature:
     """The curvature :math:`\\kappa(i, i') = 1 - W_1(\\hat P_i, \\hat P_{i'})/d_Q(i, i')` of eq 24 (EOT-12).
 
@@ -160,7 +165,7 @@ def curvature(
     _checks.some("P", len(rows), 2, "rows")
     if (rows < 0).any() or float(np.abs(rows.sum(axis=1) - 1).max()) > 1e-6:
         raise ValueError("P: wanted rows of probabilities that sum to 1; normalise them")
-    rng = generator(seed)
+    rng = generator(rng)
     chosen = _pairs(pairs, len(rows), n_pairs, rng)
     geometry = Geometry(rows.shape, queries, keys, metric)
     value, apart, kept = geometry.measure(rows, chosen)
@@ -278,7 +283,7 @@ def curvature_sweep(
     n_pairs: int = 64,
     metric: str = "l1",
     n_resamples: int = 200,
-    seed: int | np.random.Generator | None = 0,
+    rng: int | np.random.Generator | None = 0,
 ) -> CurvatureSweep:
     """The gap :math:`1 - \\kappa` of the same pairs as a knob is turned (P3, EOT-12).
 
@@ -313,7 +318,7 @@ def curvature_sweep(
     _checks.all_positive(knob, factors, "factors > 0")
     if are_probabilities(z, eps):
         refuse_probabilities("logits", "np.log(p)")
-    rng = generator(seed)
+    rng = generator(rng)
     chosen = _pairs(pairs, len(z), n_pairs, rng)
     geometry = Geometry(z.shape, queries, keys, metric)
     gaps = gaps_at(z.astype(np.float64), chosen, geometry, factors, knob, scale_metric)

@@ -28,6 +28,11 @@ Double = npt.NDArray[np.float64]
 
 __all__ = ["KNNDrift", "RidgeDrift", "transitions"]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 HUBER = 1.345  # times the median absolute deviation (H.1)
 RIDGES = (1e-4, 1e-3, 1e-2)
 _CHUNK = 2**22  # entries of the neighbours' arrays that are held at a time

@@ -54,6 +54,11 @@ __all__ = [
     "weak_error_slope",
 ]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 Flow = Callable[[Float, float], Float]
 
 
@@ -119,7 +124,7 @@ def sample_sde(
     *,
     n_steps: int = 100,
     n_saved: int | None = None,
-    seed: int | np.random.Generator | None = None,
+    rng: int | np.random.Generator | None = None,
 ) -> Path:
     """Euler-Maruyama: :math:`x \\leftarrow x + F h + \\sigma\\sqrt{|h|}\\,\\xi` (EOT-7).
 
@@ -129,14 +134,14 @@ def sample_sde(
 
     >>> import numpy as np
     >>> from qkcore.diagnostics import duality
-    >>> path = duality.sample_sde(lambda x, t: -x, 2.0, np.zeros((4000, 1)), (0, 5), n_steps=500, seed=0)
+    >>> path = duality.sample_sde(lambda x, t: -x, 2.0, np.zeros((4000, 1)), (0, 5), n_steps=500, rng=0)
     >>> bool(abs(path.x[-1].var() - 1) < 0.1)  # the stationary law of dX = -X dt + sqrt(2) dW
     True
     """
     x = points("x0", x0).copy()
     times = time_grid(t_span, count("n_steps", n_steps))
     A = tensor(a, x.shape[1])
-    rng = generator(seed)
+    rng = generator(rng)
     keep = saved_steps(n_steps, n_saved)
     out = [x.copy()]
     for k in range(n_steps):

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 __all__ = ["Check", "Report", "Thresholds", "run"]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 @dataclass(frozen=True)
 class Thresholds:
     """What the verdicts are measured against. EOT gives those of P0; the others are ours, and stated."""
@@ -127,7 +131,7 @@ def run(
     activations: npt.ArrayLike | None = None,
     probabilities: npt.ArrayLike | Sequence[npt.ArrayLike] | None = None,
     unembedding: npt.ArrayLike | None = None,
-    temperature: float = 1.0,
+    tau: float = 1.0,
     queries: npt.ArrayLike | None = None,
     keys: npt.ArrayLike | None = None,
     budget: npt.ArrayLike | None = None,
@@ -139,7 +143,7 @@ def run(
     evi_rows: int = 0,
     n_components: int = 3,
     n_resamples: int = 200,
-    seed: int | np.random.Generator | None = 0,
+    rng: int | np.random.Generator | None = 0,
     progress: bool = False,
 ) -> Report:
     """The diagnostics P0-P4 of a stack of layers: pass, fail or abstain, with numbers and reasons (EOT-13).
@@ -179,7 +183,7 @@ def run(
     to judge P1-P4 all the same, pass thresholds={'variation': 27.0}
     """
     limits = _thresholds(thresholds)
-    rng = generator(seed)
+    rng = generator(rng)
     states = None if activations is None else _states(activations)
     if unembedding is not None:
         logits = _unembedded(states, unembedding, logits)
@@ -189,7 +193,7 @@ def run(
         raise ValueError("logits: wanted logits, probabilities or activations, got none of them")
     stack = None
     if logits is not None:
-        stack = LayerStack.of_logits(logits, temperature, "them as probabilities=")
+        stack = LayerStack.of_logits(logits, tau, "them as probabilities=")
     elif probabilities is not None:
         stack = LayerStack.of_probabilities(probabilities)
     factors = float64("temperatures", temperatures)
@@ -220,7 +224,7 @@ def run(
         checks.append(
             _p_checks.contraction(
                 stack,
-                temperature,
+                tau,
                 queries,
                 keys,
                 factors,

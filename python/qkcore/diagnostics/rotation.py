@@ -45,6 +45,11 @@ __all__ = [
     "simplex_points",
 ]
 
+
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 SpaceField = npt.ArrayLike | Callable[[Float], npt.ArrayLike]
 """Values at the points, or a function of points (n, d)."""
 
@@ -117,7 +122,7 @@ def rotational_energy(
     n_resamples: int = 200,
     confidence: float = 0.95,
     bootstrap: str = "percentile",
-    seed: int | np.random.Generator | None = 0,
+    rng: int | np.random.Generator | None = 0,
 ) -> RotationalEnergy:
     """The rotational energy of a velocity known at samples of its law (EOT-11, corollary 5.3).
 
@@ -194,7 +199,7 @@ def rotational_energy(
     error = float(np.sqrt(((mass * (each - energy)) ** 2).sum() * n / max(n - 1, 1)))
     found = mean_interval(
         each,
-        rng=generator(seed),
+        rng=generator(rng),
         method=one_of("bootstrap", bootstrap, ("percentile", "BCa", "basic")),
         n_resamples=count("n_resamples", n_resamples, 10),
         confidence=confidence,
@@ -366,7 +371,7 @@ def path_energy(
     a: TensorLike | None = None,
     *,
     n_resamples: int = 200,
-    seed: int | np.random.Generator | None = 0,
+    rng: int | np.random.Generator | None = 0,
     **options: object,
 ) -> PathEnergy:
     """Rotational energy of a stack of states (EOT-11): the integral over depth of theorem 5.2.
@@ -390,9 +395,9 @@ def path_energy(
         if u is None
         else same_shape("u", u, (steps, *path.shape[1:]), "X without its last layer")
     )
-    rng = generator(seed)
+    rng = generator(rng)
     layers = tuple(
-        rotational_energy(path[k], drift[k], a, seed=rng, **options)  # type: ignore[arg-type]
+        rotational_energy(path[k], drift[k], a, rng=rng, **options)  # type: ignore[arg-type]
         for k in range(steps)
     )
     energies = np.array([layer.energy for layer in layers])

@@ -29,6 +29,10 @@ from ._arrays import Float, count, float64, points
 __all__ = ["ScoreFit", "available", "fit", "gaussian_score", "mixture_score"]
 
 
+def __dir__() -> list[str]:
+    return list(__all__)
+
+
 def available() -> bool:
     """Whether JAX and optax can be imported."""
     try:
@@ -134,7 +138,7 @@ def fit(
     patience: int = 2,
     curriculum: bool = True,
     preconditioned: bool = False,
-    seed: int = 0,
+    rng: int | np.random.Generator = 0,
     progress: bool = False,
 ) -> ScoreFit:
     """Fit a score network to samples h (n, d) at depths t (EOT-14, M.2).
@@ -168,6 +172,7 @@ def fit(
     scale = float(np.sqrt(((x - centre) ** 2).sum(axis=1).mean()))
     if not scale > 0:
         raise ValueError("h: wanted samples that differ, got copies of one point; it has no score")
+    seed = rng if isinstance(rng, int) else int(rng.integers(2**31))
     order = np.random.default_rng(seed).permutation(n)
     y = ((x - centre) / scale).astype(np.float32)[order]
     when = time.astype(np.float32)[order]
@@ -177,8 +182,8 @@ def fit(
     levels = jnp.asarray(factors, dtype=jnp.float32)
 
     key, check = jax.random.split(jax.random.PRNGKey(seed))
-    rng = np.random.default_rng(seed)
-    parameters = _initial(rng, d, width, depth)
+    draws = np.random.default_rng(seed)
+    parameters = _initial(draws, d, width, depth)
     epoch, validate, prepare = _programs(preconditioned, learning_rate, float(weight_decay))
     state = prepare(parameters)
     kept = jnp.asarray(y[:held]), jnp.asarray(when[:held])
@@ -189,7 +194,7 @@ def fit(
     for k in track(range(epochs), "score", progress):
         used = min(levels.size, 1 + (k * levels.size) // epochs) if curriculum else levels.size
         active = jnp.asarray((np.arange(levels.size) >= levels.size - used).astype(np.float32))
-        chosen = rng.permutation(len(data))[: steps * batch].reshape(steps, batch)
+        chosen = draws.permutation(len(data))[: steps * batch].reshape(steps, batch)
         key, now = jax.random.split(key)
         parameters, state, value = epoch(
             parameters, state, now, data, times, jnp.asarray(chosen), levels, active

@@ -68,13 +68,13 @@ def check(config: Config) -> None:
 
 
 class FlowEnded(ArithmeticError):
-    """A scheme that does not reach the end; the message is the flow's status."""
+    """A scheme that does not reach the end; the message is the flow's."""
 
 
 def states_of(flow: BridgeFlow) -> tuple[Array, BridgeFlow]:
     """The states of a finished flow, (steps + 1, N)."""
     if not flow.converged:
-        raise FlowEnded(flow.status)
+        raise FlowEnded(flow.message)
     return np.asarray(flow.x[:, :, 0], np.float64), flow
 
 

@@ -46,12 +46,12 @@ class Drift:
 
     def layers(self, L: int, *, linear: bool = False) -> tuple[Array, Array]:
         """(logits, probabilities) of L steps of size 1/L: softmax layers, or p ← p + JΔz."""
-        z, p = self.z.copy(), qk.simplex.softmax(self.z)
+        z, p = self.z.copy(), qk.simplex.from_logits(self.z)
         logits, states = [z], [p]
         for k in range(L):
             dz = self(np.asarray(p, np.float64), k / L) / L
             z = z + dz
-            p = p + qk.simplex.Mobility(p) @ dz if linear else qk.simplex.softmax(z)
+            p = p + qk.simplex.Mobility(p) @ dz if linear else qk.simplex.from_logits(z)
             logits.append(z)
             states.append(p)
         return np.stack(logits), np.stack(states)
@@ -105,8 +105,8 @@ def start(config: Config) -> Found:
     rows = []
     for size in config["start_drifts"]:
         b = Drift(config, size)
-        p = qk.simplex.softmax(b.z)
-        other = qk.simplex.softmax(b.z + 0.01 * draw.normal(size=b.z.shape))
+        p = qk.simplex.from_logits(b.z)
+        other = qk.simplex.from_logits(b.z + 0.01 * draw.normal(size=b.z.shape))
         apart = np.abs(p - other).sum(axis=-1)
         times = np.linspace(0, 1, 41)
         first, second = (
@@ -196,7 +196,7 @@ def early_exit(config: Config) -> Found:
     """Layers saved and mass lost: certified, extrapolated, and by H.1's norm of the mobility."""
     z, most = _stack(config)
     L = config["exit_layers"]
-    p = [qk.simplex.softmax(layer) for layer in z]
+    p = [qk.simplex.from_logits(layer) for layer in z]
     norms = np.stack([np.asarray(qk.simplex.Mobility(row).frobenius_norm) for row in p])
     rows = []
     for tol in config["tolerances"]:
@@ -249,13 +249,13 @@ def schedule(config: Config) -> Found:
     """Entropy and mobility of ever larger logits, at τ = 1 and with the entropy held by feedback."""
     draw = np.random.default_rng([config["seed"], 6])
     z = draw.normal(size=(config["n_rows"], config["tokens"]))
-    target = float(np.mean(qk.simplex.entropy(qk.simplex.softmax(z))))
+    target = float(np.mean(qk.simplex.entropy(qk.simplex.from_logits(z))))
     feedback = qk.schedule.EntropySchedule(target, gain=1.0, smoothing=0.3, bounds=(0.05, 50.0))
     rows = []
     for layer in range(config["schedule_layers"]):
         grown = z * (1 + config["schedule_growth"] * layer)
-        held = qk.simplex.softmax(grown, tau=feedback.tau)
-        plain = qk.simplex.softmax(grown)
+        held = qk.simplex.from_logits(grown, tau=feedback.tau)
+        plain = qk.simplex.from_logits(grown)
         rows.append(
             {
                 "layer": layer,

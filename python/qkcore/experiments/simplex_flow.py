@@ -85,7 +85,7 @@ def locking(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     worst = {"operator_norm_over_bound": 0.0, "operator_norm_over_tail_bound": 0.0,
              "speed_over_bound": 0.0, "ode_error": 0.0, "mass_error": 0.0}  # fmt: skip
     for tau in config["temperatures"]:
-        start = qk.simplex.softmax(z, tau=tau)
+        start = qk.simplex.from_logits(z, tau=tau)
         sol = qk.simplex.pf_ode(
             start, lambda p, t: b, (0.0, config["horizon"]), tau=tau, t_eval=times, max_steps=20000
         )
@@ -93,7 +93,7 @@ def locking(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             raise ArithmeticError(f"the flow at temperature {tau:g}: {sol.message}")
         locked_at = np.full(len(z), math.inf)
         for t, p in zip(times, sol.p, strict=True):
-            exact = qk.simplex.softmax(z + t * b, tau=tau)
+            exact = qk.simplex.from_logits(z + t * b, tau=tau)
             J = qk.simplex.Mobility(exact, tau)
             norm, tail = np.asarray(J.operator_norm), np.asarray(J.tail)
             speed = np.linalg.norm(J @ b, axis=1)
@@ -180,7 +180,7 @@ def perturbations(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any]]
     z = draw.normal(size=(n, V))
     top = np.argmax(z, axis=1)
     z[np.arange(n), top] += draw.uniform(0, 16, size=n)  # tails from all to 1e-6
-    p = qk.simplex.softmax(z)
+    p = qk.simplex.from_logits(z)
     tail = np.asarray(qk.simplex.Mobility(p).tail)
     edges = np.geomspace(1e-7, 1, 15)
     rows, found = [], {}
@@ -194,7 +194,7 @@ def perturbations(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any]]
             after = z + dz
             kept = np.argmax(after, axis=1) == top
             size = np.abs(dz).max(axis=1)
-            tv = 0.5 * np.abs(qk.simplex.softmax(after) - p).sum(axis=1)
+            tv = 0.5 * np.abs(qk.simplex.from_logits(after) - p).sum(axis=1)
             sharp = tv / locking_bound(tail, size)
             printed = tv / locking_bound(tail, size, form="printed")
             alpha = 2 * tv / size - np.minimum(1, 2 * tail)

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 import qkcore as qk
 
-from ..low_rank import LowRank
+from ..factors import LowRank
 from ._configs import Config, positive
 from ._errors import ExperimentError
 from ._files import columns

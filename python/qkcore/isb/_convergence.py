@@ -287,7 +287,7 @@ def uniform_rate(
                 log_density=law.log_pdf(x[:, 0]) if method == "surrogate" else None,
             )
         if not flow.converged:
-            raise RuntimeError(f"uniform_rate: at epsilon {epsilon:g} the flow {flow.status}")
+            raise RuntimeError(f"uniform_rate: at epsilon {epsilon:g} the flow {flow.message}")
         worst = 0.0
         for t, state in zip(flow.t[1:], flow.x[1:], strict=True):
             exact = law.heat(t) if target is None else law.ornstein_uhlenbeck(t, variance=target)

@@ -13,6 +13,7 @@ from .. import _checks
 from .._backend import backend_of
 from .._batch import each
 from .._lazy_scores import Real
+from .._words import Status
 from ._barycentric import BarycentricMap, Options, cloud, masses, solve, solver_options, start
 from ._result import BridgeFlow, FlowEnds, Recorder
 from ._steps import Velocity, bridge_of, field_values, moved
@@ -69,7 +70,7 @@ def heat_flow(
     >>> x, w = law.grid(400)
     >>> flow = qk.isb.heat_flow(x, 0.05, T=0.5, weights=w)
     >>> flow.status, float(flow.t[-1])
-    ('completed', 0.5)
+    ('finished', 0.5)
     >>> bool(abs(w @ flow.X[:, 0] ** 2 - 5.5) < 1e-3)  # variance 5 + t
     True
     """
@@ -172,7 +173,9 @@ def kl_flow(
                 x = record.rest(x)
                 continue
             if found.converged and not density.carry(found, now):
-                record.end("the step folds the particles; their density cannot be carried")
+                record.end(
+                    Status.STOPPED, "the step folds the particles; their density cannot be carried"
+                )
                 break
             x = record.step(found, now, new, surrogate.unevenness)
             if record.ended:
@@ -286,7 +289,7 @@ def _together(
                     raise one
                 moved_to = new(clouds[k], one)
             except FlowEnds as end:
-                record.end(str(end))
+                record.end(Status.STOPPED, str(end))
                 continue
             clouds[k] = record.step(one, -1.0, moved_to)
             if not record.ended:

@@ -241,7 +241,7 @@ def _time(t: object) -> float:
 
 
 def gaussian_w2(
-    mean0: npt.ArrayLike, cov0: npt.ArrayLike, mean1: npt.ArrayLike, cov1: npt.ArrayLike
+    mean_x: npt.ArrayLike, cov_x: npt.ArrayLike, mean_y: npt.ArrayLike, cov_y: npt.ArrayLike
 ) -> float:
     """W2 between two normal laws in any dimension; a lower bound for any laws with these moments.
 
@@ -249,15 +249,15 @@ def gaussian_w2(
     >>> qk.isb.gaussian_w2([0.0], [[1.0]], [3.0], [[25.0]])
     5.0
     """
-    m0, m1 = _checks.doubles("mean0", mean0), _checks.doubles("mean1", mean1)
+    m0, m1 = _checks.doubles("mean_x", mean_x), _checks.doubles("mean_y", mean_y)
     c0, c1 = (
         _checks.covariances(name, np.atleast_2d(_checks.doubles(name, c)))
-        for name, c in (("cov0", cov0), ("cov1", cov1))
+        for name, c in (("cov_x", cov_x), ("cov_y", cov_y))
     )
     d = m0.size
     if m0.shape != (d,) or m1.shape != (d,) or c0.shape != (d, d) or c1.shape != (d, d):
         raise ValueError(
-            "mean0: wanted means (d,) and covariances (d, d), got shapes "
+            "mean_x: wanted means (d,) and covariances (d, d), got shapes "
             f"{m0.shape}, {c0.shape}, {m1.shape}, {c1.shape}"
         )
     values, vectors = np.linalg.eigh(c0)

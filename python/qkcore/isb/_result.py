@@ -14,6 +14,7 @@ from .._backend import Backend, backend_of
 from .._host import HOST
 from .._lazy_scores import Real
 from .._progress import Bar
+from .._words import Ended, Status
 from ._barycentric import BarycentricMap, cloud_of
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ class FlowEnds(Exception):
 
 
 @dataclass(frozen=True, eq=False)
-class BridgeFlow:
+class BridgeFlow(Ended):
     """A trajectory of particles and how each of its bridges was solved."""
 
     kind: str
@@ -46,7 +47,10 @@ class BridgeFlow:
     """masses of the particles (N,), the same all along"""
     epsilon: float
     status: str
-    """"completed", or at which step and time the flow ended and why"""
+    """"finished", or why the flow ended before: "no convergence" of a bridge, "blew up", or "stopped"
+    before a step that could not be taken"""
+    message: str
+    """at which step and time the flow ended before its last, and why; empty for one that finished"""
     converged: bool
     """every bridge was solved to its tolerance"""
     n_steps: int
@@ -148,7 +152,7 @@ class Recorder:
         self._theta: list[float] = []
         self._uneven: list[float] = []
         self._map: BarycentricMap | None = None
-        self._status = "completed"
+        self._status, self._message = Status.FINISHED, ""
         self._bar = Bar(kind, progress, n_steps)
 
     def __enter__(self) -> Recorder:
@@ -165,7 +169,7 @@ class Recorder:
             return False
         if self._done == 0:
             raise value.error from None
-        self.end(str(value))
+        self.end(Status.STOPPED, str(value))
         return True
 
     def step(
@@ -173,23 +177,25 @@ class Recorder:
     ) -> Real:
         """Takes a step if its bridge converged and its result is finite; else the flow ends."""
         self._map = found
-        problem = None if found.converged else f"bridge not converged ({found.status})"
-        if problem is None and not (inside := np.isfinite(new).all(axis=1)).all():
+        if not found.converged:
+            self.end(Status.NO_CONVERGENCE, f"bridge not converged ({found.status})")
+            return self._now
+        if not (inside := np.isfinite(new).all(axis=1)).all():
             lost = int((~inside).sum())
             problem = f"{lost} of {len(new)} particles left the range of {new.dtype}"
-        if problem is not None:
-            self.end(problem)
+            self.end(Status.BLEW_UP, problem)
             return self._now
         self._iterations.append(found.n_iter)
         self._errors.append(found.error)
         self._alone.append(found.self_weight)
         return self._advance(theta, new, unevenness)
 
-    def end(self, problem: str) -> None:
+    def end(self, status: Status, problem: str) -> None:
         """Stops the flow before the next step, and says why."""
         self.ended = True
         now = self._done * self._epsilon
-        self._status = f"ended at step {self._done + 1} of {self._n} (t = {now:g}): {problem}"
+        self._status = status
+        self._message = f"ended at step {self._done + 1} of {self._n} (t = {now:g}): {problem}"
 
     def rest(self, x: Real) -> Real:
         """A step that moves nothing."""
@@ -221,6 +227,7 @@ class Recorder:
             weights=self._w,
             epsilon=self._epsilon,
             status=self._status,
+            message=self._message,
             converged=not self.ended,
             n_steps=self._done,
             n_iter=np.array(self._iterations, np.int64),

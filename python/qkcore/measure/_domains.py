@@ -48,7 +48,7 @@ class Domain(Protocol):
     def project(self, X: npt.ArrayLike) -> Vector:
         """The nearest points of the set (n, d)."""
 
-    def sample(self, n: int, rng: np.random.Generator) -> Vector:
+    def sample(self, n: int, rng: int | np.random.Generator) -> Vector:
         """n points (n, d): of the inside and, every other one, of the boundary."""
 
     def holds(self, maps: Sequence[npt.NDArray[Any]], shift: npt.ArrayLike) -> bool:
@@ -139,11 +139,12 @@ class Ball:
         out: Vector = self.centre + offset * np.minimum(1, self.radius / np.maximum(norm, 1e-300))
         return out
 
-    def sample(self, n: int, rng: np.random.Generator) -> Vector:
+    def sample(self, n: int, rng: int | np.random.Generator) -> Vector:
         """n points (n, d): of the inside and, every other one, of the boundary."""
-        z = rng.normal(size=(n, self.dim))
+        draws = np.random.default_rng(rng)
+        z = draws.normal(size=(n, self.dim))
         z /= np.linalg.norm(z, axis=1, keepdims=True)
-        z[::2] *= rng.random((len(z[::2]), 1)) ** (1 / self.dim)
+        z[::2] *= draws.random((len(z[::2]), 1)) ** (1 / self.dim)
         out: Vector = self.centre + self.radius * z
         return out
 
@@ -228,9 +229,9 @@ class Box:
         out: Vector = np.clip(np.asarray(X, dtype=np.float64), self.low, self.high)
         return out
 
-    def sample(self, n: int, rng: np.random.Generator) -> Vector:
+    def sample(self, n: int, rng: int | np.random.Generator) -> Vector:
         """n points (n, d): of the inside and, every other one, corners."""
-        z = rng.random((n, self.dim))
+        z = np.random.default_rng(rng).random((n, self.dim))
         z[::2] = np.round(z[::2])
         out: Vector = self.low + z * (self.high - self.low)
         return out

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._words import Ended
 from ..operators import MarkovOperator, softmax
 from ..scores import dense
 from ._measure import Measure
@@ -29,7 +30,7 @@ class InfeasibleMomentsError(ValueError):
 
 
 @dataclass(frozen=True, eq=False)
-class MaximumEntropy:
+class MaximumEntropy(Ended):
     """The maximisers of :math:`H_\\nu(\\mu) = -KL(\\mu\\|\\nu)` under :math:`\\mu(k(x,\\cdot)) = f(x)`.
 
     :math:`\\mu^*_x = \\Psi_{G(x,\\cdot)}(\\nu)` with :math:`G = e^{\\langle\\lambda(x), k(x, y)\\rangle}`.
@@ -37,7 +38,7 @@ class MaximumEntropy:
 
     lam: Array = field(repr=False)
     """:math:`\\lambda(x)`, (m, l); of least norm where features depend on each other; NaN if infeasible"""
-    status: npt.NDArray[np.str_]
+    status: Any
     """for each x "converged", "infeasible" (outside the convex hull), "boundary" (on it: the maximiser
     lives on fewer points and lambda is at infinity; what is returned comes within tol), "iteration limit"
     """

@@ -11,10 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
+from .._lazy_scores import Scores
 from .._linear_transport import least_cost
+from .._words import Ended
 from ..bridges import bridge
 from ..operators import kernel
-from ..scores import Scores, l1
+from ..scores import l1
 from ._measure import Measure, as_measure
 
 __all__ = ["W1Bracket", "w1", "w1_bracket"]
@@ -80,7 +82,7 @@ def w1(mu: Measure | npt.ArrayLike, nu: Measure | npt.ArrayLike, *, method: str 
 
 
 @dataclass(frozen=True)
-class W1Bracket:
+class W1Bracket(Ended):
     """Certified bounds: ``lower <= W1 <= upper``, by a 1-Lipschitz function and by a transport plan."""
 
     lower: float
@@ -90,7 +92,7 @@ class W1Bracket:
     landmarks: tuple[int, int]
     """points of both sides in that solve: all of them, or landmarks to which the rest was moved"""
     status: str
-    """"converged" (the gap is below rtol) or "round limit" (the bounds hold all the same)"""
+    """"converged" (the gap is below rtol) or "iteration limit" (the bounds hold all the same)"""
 
     @property
     def gap(self) -> float:
@@ -175,7 +177,7 @@ def w1_bracket(
             break
         init = (2 * f, 2 * g)
         epsilon /= 2
-    status = "converged" if upper - lower <= tol * upper else "round limit"
+    status = "converged" if upper - lower <= tol * upper else "iteration limit"
     return W1Bracket(min(lower, upper), upper, epsilon, (len(near_x), len(near_y)), status)
 
 

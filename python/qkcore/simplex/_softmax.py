@@ -43,14 +43,14 @@ def log_sum_exp(z: Real) -> Any:
     return top + np.log(np.exp(z - top).sum(axis=-1, keepdims=True))
 
 
-def softmax(z: npt.ArrayLike, tau: float = 1.0) -> Real:
+def from_logits(z: npt.ArrayLike, tau: float = 1.0) -> Real:
     """Probabilities of logits: :math:`p_i = e^{z_i/\\tau} / \\sum_j e^{z_j/\\tau}` (EOT 2.2).
 
     ``z`` is one vector (V,) or rows (..., V); -inf masks an entry. The result has its shape and dtype.
     It is the minimiser of :math:`\\langle -z, p\\rangle - \\tau H(p)`, see :func:`kl_prox` (EOT-1).
 
     >>> import numpy as np, qkcore as qk
-    >>> qk.simplex.softmax(np.array([0.0, np.log(3.0), -np.inf]))
+    >>> qk.simplex.from_logits(np.array([0.0, np.log(3.0), -np.inf]))
     array([0.25, 0.75, 0.  ])
     """
     return plain_softmax(logits("z", z), _checks.positive("tau", tau))

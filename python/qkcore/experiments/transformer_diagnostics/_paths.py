@@ -185,7 +185,7 @@ def in_key_space(
                 ("key norm", {"key_scales": [1.0, 0.5]}),
             ):
                 found = curvature_sweep(
-                    logits[h], pairs=pairs, n_resamples=10, seed=seed,
+                    logits[h], pairs=pairs, n_resamples=10, rng=seed,
                     **points, **options,  # type: ignore[arg-type]
                 )  # fmt: skip
                 before, after = found.mean

@@ -44,11 +44,11 @@ def energies(states: Array, directions: Array, seed: int | None) -> list[dict[st
     out = []
     for k in range(steps):
         u = (X[k + 1] - X[k]) * steps
-        found = rotation.rotational_energy(X[k], u, seed=0, n_resamples=10)
+        found = rotation.rotational_energy(X[k], u, rng=0, n_resamples=10)
         # Velocities that belong to other tokens: no field explains them, all is rotation but for overfitting.
         chance = float("nan")
         if seed is not None:
-            mixed = rotation.rotational_energy(X[k], rng.permutation(u), seed=0, n_resamples=10)
+            mixed = rotation.rotational_energy(X[k], rng.permutation(u), rng=0, n_resamples=10)
             chance = mixed.normalized
         out.append(
             {

@@ -58,7 +58,7 @@ def low_rank(
     method: str = "auto",
     nonnegative: bool = False,
     keep_pairs: bool = False,
-    seed: int = 0,
+    rng: int | np.random.Generator = 0,
     n_oversamples: int = 10,
     max_iter: int | None = None,
     n_threads: int | None = None,
@@ -72,7 +72,7 @@ def low_rank(
     - "svds": SciPy's svds (ARPACK) through products; singular values below sqrt(eps) s_1 are noise.
     - "randomised": a range finder with ``n_oversamples`` extra directions and subspace iterations
       until the singular values settle (at most ``max_iter``, default 30), through products with
-      many right-hand sides; "auto" for larger operators. O((N + M) r) memory. ``seed`` fixes it.
+      many right-hand sides; "auto" for larger operators. O((N + M) r) memory. ``rng`` fixes it.
 
     Equal singular values: a truncation between them is a free choice, so that figures can depend on
     it (erratum 11). The result says so (``cut_gap``, ``cuts_pair``); ``keep_pairs=True`` lowers the
@@ -88,7 +88,7 @@ def low_rank(
     small matrices on the host.
 
     >>> import numpy as np, qkcore as qk
-    >>> from qkcore.low_rank import low_rank
+    >>> from qkcore.factors import low_rank
     >>> t = np.linspace(0, 2 * np.pi, 100, endpoint=False)
     >>> A = qk.softmax(qk.scores.distance(np.c_[np.cos(t), np.sin(t)]))
     >>> low_rank(A, 7)
@@ -111,7 +111,7 @@ def low_rank(
         _checks.count("max_iter", max_iter)
     extra = _checks.count("n_oversamples", n_oversamples)
     settings = _Settings(
-        r, method, nonnegative, keep_pairs, seed, extra, max_iter, resolve_threads(n_threads)
+        r, method, nonnegative, keep_pairs, rng, extra, max_iter, resolve_threads(n_threads)
     )
     s = A.scores if isinstance(A, (MarkovOperator, KernelOperator)) else A
     b = s.backend if isinstance(s, Scores) else backend_of(A)
@@ -127,7 +127,7 @@ class _Settings(NamedTuple):
     method: str
     nonnegative: bool
     keep_pairs: bool
-    seed: int
+    rng: int | np.random.Generator
     extra: int
     max_iter: int | None
     n_threads: int
@@ -165,7 +165,7 @@ def _one(A: Any, settings: _Settings) -> Found:
         U, s, Vt = _svds(products, k)
     else:
         size = min(r + settings.extra, *shape)
-        start = np.random.default_rng(settings.seed).standard_normal((shape[1], size))
+        start = np.random.default_rng(settings.rng).standard_normal((shape[1], size))
         most = 30 if settings.max_iter is None else settings.max_iter
         U, s, Vt = _randomised(products, start, k, most)
     signs = np.sign(
