@@ -87,7 +87,7 @@ void periodic(Iterate& at) {
     const Run& run = at.run;
     const Vector live = (at.nu.array() > 0).cast<double>().matrix();
     Extrapolation extrapolation(live, run, at.options.memory);
-    Vector step = room_for(at.nu.size()), g, f, lse, columns;
+    Vector step = room_for(at.nu.size()), further, g, f, lse, columns;
     // Sinkhorn's step from the potentials that were visited last.
     const auto find_step = [&] {
         if (!at.columns_vanish()) {
@@ -104,7 +104,7 @@ void periodic(Iterate& at) {
     if (!at.update_columns()) return;
     for (Index k = 1; at.visit(1.0) && find_step(); ++k) {
         double error = at.column_error();
-        const Vector further = extrapolation.next(at.g, step);
+        extrapolation.next(at.g, step, further);
         if (k % at.options.period == 0) {
             set(run, g, at.g);
             set(run, f, at.f);
