@@ -120,7 +120,7 @@ def test_maps_and_divergences_take_both_limits() -> None:
         few: Any = {name: 3}
         B = qk.isb.barycentric(x, 0.01, on_fail="ignore", **few)
         assert B.status == status and B.n_iter == len(B.errors) == B.n_visits == 3
-        assert status in qk.isb.heat_flow(x, 0.01, 2, **few).status
+        assert status in qk.isb.heat_flow(x, 0.01, 2, **few).message
         with pytest.raises(RuntimeError, match=f"raise {name} or tol"):
             qk.isb.step(x, 0.01, **few)
         with pytest.raises(qk.ConvergenceError, match=f"raise {name} or tol"):

@@ -344,7 +344,7 @@ BAD: list[tuple[Any, type[Exception], str]] = [
     (
         lambda: DiffusionMap(bandwidth="local").fit(X10),
         ValueError,
-        r"bandwidth: wanted 'global' or",
+        r"bandwidth: wanted one of 'global', 'self-tuning', 'variable'.*array or a function",
     ),
     (
         lambda: DiffusionMap(bandwidth="self-tuning", beta="median").fit(X10),

@@ -106,7 +106,7 @@ def test_flows_of_a_batch(kind: str, dtype: str) -> None:
 
     many = flow(X, w)
     assert isinstance(many, qk.Batch) and many.shape == (2, 3)
-    assert (many.status == "completed").all() and many.x.shape == (2, 3, 4, 24, 2)
+    assert (many.status == "finished").all() and many.x.shape == (2, 3, 4, 24, 2)
     assert many.n_iter.shape == (2, 3, 5)
     for k in np.ndindex(2, 3):
         one = flow(X[k], w[k])
@@ -126,10 +126,10 @@ def test_one_flow_that_ends_does_not_stop_the_others() -> None:
     X[1] *= 4
     X[2] *= 100
     flows = isb.kl_flow(X, 0.1, 4, score=score)
-    assert flows[0].status == "completed" and flows[0].n_steps == 4
+    assert flows[0].status == "finished" and flows[0].n_steps == 4
     assert flows.converged.tolist() == [True, False, False]
-    assert flows[1].status.startswith("ended at step 2 of 4") and flows[1].n_steps == 1
-    assert flows[2].status.startswith("ended at step 1 of 4") and flows[2].n_steps == 0
+    assert flows[1].message.startswith("ended at step 2 of 4") and flows[1].n_steps == 1
+    assert flows[2].message.startswith("ended at step 1 of 4") and flows[2].n_steps == 0
     np.testing.assert_array_equal(flows[2].X, X[2])
     np.testing.assert_allclose(flows[0].X, isb.kl_flow(X[0], 0.1, 4, score=score).X, atol=1e-7)
 
@@ -137,8 +137,8 @@ def test_one_flow_that_ends_does_not_stop_the_others() -> None:
 def test_scores_that_overflow_for_one_cloud() -> None:
     X = clouds("float64", (2,))
     flows = isb.kl_flow(X, 0.1, 3, score=lambda x: x * (1e160 if x[0, 0] == X[1, 0, 0] else 1.0))
-    assert flows[0].status == "completed"
-    assert "overflows float64" in flows[1].status and flows[1].n_steps == 1
+    assert flows[0].status == "finished"
+    assert "overflows float64" in flows[1].message and flows[1].n_steps == 1
 
 
 # ---- on a device --------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ def test_flows_on_a_device(xp: Library, batch: tuple[int, ...], dtype: str) -> N
     for want, got in cases:
         for k in np.ndindex(batch):
             mine, theirs = (want[k], got[k]) if batch else (want, got)
-            assert theirs.status == "completed" and theirs.map is not None
+            assert theirs.status == "finished" and theirs.map is not None
             size = 20 * near(dtype)
             np.testing.assert_allclose(xp.numpy(theirs.x), mine.x, rtol=0, atol=size)
             np.testing.assert_allclose(xp.numpy(theirs.X), mine.X, rtol=0, atol=size)
@@ -239,7 +239,7 @@ def test_surrogate_flows_on_a_device(xp: Library, kind: str, dtype: str) -> None
         )
 
     mine, theirs = flow(lambda a: a, lambda a: a), flow(d, xp.numpy)
-    assert theirs.status == mine.status == "completed"
+    assert theirs.status == mine.status == "finished"
     # Where there is hardly any mass the potentials, and so the steps, are not determined.
     off = np.abs(xp.numpy(theirs.x) - mine.x)[..., 0] @ (w / w.sum()).astype(np.float64)
     assert off.max() <= 20 * near(dtype)

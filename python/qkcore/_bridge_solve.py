@@ -59,6 +59,10 @@ class Found:
     def converged(self) -> bool:
         return self.status == "converged"
 
+    @property
+    def n_iter(self) -> int:
+        return len(self.errors)
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -81,7 +85,7 @@ class Asked:
             "mu": p.mu,
             "nu": p.nu,
             "converged": found.converged,
-            "n_iter": len(found.errors),
+            "n_iter": found.n_iter,
             "tol": p.tol,
             "penalty": p.penalty,
         }

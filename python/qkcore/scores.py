@@ -215,14 +215,14 @@ def l1(
 
 def _coordinate_weights(W: object, d: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     weights = _checks.converted("W", W, dtype, "the points")  # type: ignore[arg-type]  # checked there
-    if weights.ndim < 1 or weights.shape[-1] != d:
-        raise ValueError(
-            f"W: wanted shape ({d},) or (heads, {d}), a weight for each coordinate, got {weights.shape}; "
-            "a matrix is for distance"
-        )
+    _checks.shape(
+        "W",
+        weights.shape,
+        (..., d),
+        why="with a weight for each coordinate",
+        do="a matrix is for distance",
+    )
     _checks.finite("W", weights)
-    if weights.min() < 0:
-        raise ValueError(
-            f"W: wanted weights >= 0, got {weights.min():.3g}; subtract the scores of those coordinates"
-        )
+    remedy = "subtract the scores of those coordinates"
+    _checks.none_negative("W", weights, "weights >= 0", remedy)
     return weights

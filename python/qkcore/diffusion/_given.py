@@ -23,12 +23,7 @@ def positive_values(name: str, given: object, points: Real) -> Double:
         raise ValueError(
             f"{name}: wanted {what} of shape ({len(points)},), a number for each point, got {values.shape}"
         )
-    if not (values > 0).all():
-        at = int(np.argmin(values))
-        raise ValueError(
-            f"{name}: wanted numbers > 0, got {values[at]:.3g} for point {at}; leave out points that shall "
-            "not count"
-        )
+    _checks.all_positive(name, values, do="leave out points that shall not count")
     return values
 
 

@@ -262,11 +262,9 @@ class DiffusionMap(Transformer):
     def _kernel(self, points: Real, threads: int) -> tuple[Weights, BetaChoice]:
         """The kernel with its scale, and how that was found."""
         bandwidth, n = self.bandwidth, len(points)
-        if isinstance(bandwidth, str) and bandwidth not in BANDWIDTHS:
-            raise ValueError(
-                f"bandwidth: wanted one of {', '.join(map(repr, BANDWIDTHS))}, an array or a function of "
-                f"points, got {bandwidth!r}"
-            )
+        if isinstance(bandwidth, str):
+            other = "or pass an array or a function of points"
+            _checks.one_of("bandwidth", bandwidth, BANDWIDTHS, other)
         if isinstance(bandwidth, str) and bandwidth == "global":
             choice = self._choice(points)
             return GlobalKernel(points, self.W, choice.beta), choice

@@ -100,7 +100,9 @@ class BarycentricMap(Ended, WarnsOnUse):
         parts = {name: getattr(self, name)[index] for name in names}
         if not np.ndim(parts["converged"]):
             parts |= {"status": str(parts["status"]), "method": str(parts["method"])}
-            parts |= {name: parts[name].item() for name in ("converged", "n_iter", "error")}
+            parts |= {
+                name: parts[name].item() for name in ("converged", "n_iter", "n_visits", "error")
+            }
             parts["errors"] = np.atleast_1d(parts["errors"])
         at = index if isinstance(index, tuple) else (index,)
         at = (*at, *(slice(None),) * (np.ndim(self.converged) - len(at)))
@@ -379,7 +381,7 @@ def solve(
         potential=g,
         status=found.status,
         converged=found.converged,
-        n_iter=len(found.errors),
+        n_iter=found.n_iter,
         n_visits=found.n_visits,
         errors=found.errors,
         error=found.error,

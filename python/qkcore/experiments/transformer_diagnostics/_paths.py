@@ -148,7 +148,7 @@ def verdicts(
     logits: Sequence[Array], activations: Array | None, seed: int, checks: Sequence[str] = SHOWN
 ) -> dict[str, Any]:
     """The suite as N.4 prescribes it, and with the gate open."""
-    options: dict[str, Any] = {"activations": activations, "seed": seed}
+    options: dict[str, Any] = {"activations": activations, "rng": seed}
     strict = diagnostics.run(list(logits), **options)
     lifted = diagnostics.run(
         list(logits), **options, thresholds={"variation": OPEN, "continuity": 1.0}
