@@ -113,7 +113,8 @@ std::unique_ptr<Kernel> of_object(const py::object& kernel, Index n_rows, Index 
                                              kernel);
 }
 
-// Calls `visit` with a sweep of exact entries: with a penalty, no entries are stored in single precision.
+// Calls `visit` with a sweep whose entries are exact. A penalty is set to get it, because with penalties no entries are
+// stored in single precision.
 template <class Visit>
 void visited(Kernel& kernel, int n_threads, const Visit& visit) {
     BridgeOptions options;

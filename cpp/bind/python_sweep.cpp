@@ -9,8 +9,8 @@
 namespace qk::bind {
 namespace {
 
-// A kernel is asked for the large ones among so many entries at once: a call costs microseconds, and the kernel may form
-// the strip, 8 MB of doubles.
+// Large entries are asked for in strips of about this many entries. A call costs microseconds, so strips should not be
+// small; a kernel may form a whole strip, so they should not take more than these 8 MB in double precision.
 constexpr Index strip_size = Index{1} << 20;
 
 std::string shape_of(const py::array& a) { return py::str(a.attr("shape")).cast<std::string>(); }
@@ -40,7 +40,8 @@ void take(const py::handle& given, const char* method, const char* what, Index n
     }
 }
 
-// What `entries` gave back for rows [first, end): appended to `out`, if it is in the order of rows, and of columns in each.
+// Appends what `entries` returned for rows [first, end) to `out`. It checks that the entries come row by row, and in the
+// order of the columns in each.
 void take_entries(const py::object& given, Index first, Index end, Index n_cols, SparseRows& out) {
     const std::string name = "kernel.entries: ";
     if (!py::isinstance<py::tuple>(given) || py::len(given) != 3)

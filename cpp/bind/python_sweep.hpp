@@ -1,8 +1,10 @@
 // A kernel of bridges that is given from Python: any object with
 //   rows(g, mass) -> (lse, columns),  columns(f) -> lse,
-// and, which may be missing,  curvature(x, mass) -> out,  scaled(factor) -> the object with all scores times a factor,
-// entries(first, end, least) -> (rows, columns, shares) of the large entries of a strip of rows,
-// on NumPy arrays, one call per visit. qk/sweep.hpp says what they mean.
+// and any of the optional methods
+//   curvature(x, mass) -> out,  scaled(factor) -> the object with all scores times a factor,
+//   entries(first, end, least) -> (rows, columns, shares) of the entries >= least in a strip of rows.
+// Vectors are NumPy arrays. A visit is one call, except that `entries` is called for one strip after the other.
+// qk/sweep.hpp says what the methods mean.
 #pragma once
 
 #include <memory>

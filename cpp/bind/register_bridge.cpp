@@ -36,7 +36,7 @@ std::string in_words(const BridgeState& state) {
     return words;
 }
 
-// (f, g, errors, visits, relaxation, status, what was done in words)
+// Returns (f, g, errors, visits, relaxation, status, methods in words).
 py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doubles& f, const Doubles& g,
                 int method, double tol, Index max_iterations, Index max_visits, double row_penalty,
                 double col_penalty, const py::object& report, int n_threads, Index memory, Index period,
@@ -44,8 +44,8 @@ py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doub
     BridgeOptions options = options_of(method, tol, max_iterations, max_visits, row_penalty, col_penalty);
     options.memory = memory;
     options.period = period;
-    // An exception of the callback, or of a kernel that is given from Python, travels through the solver, which owns
-    // nothing but memory.
+    // An exception from a callback, or from a kernel that is given from Python, travels through the solver. This is safe,
+    // because the solver owns nothing but memory.
     if (!report.is_none())
         options.report = [&](Index visits, double error) {
             const py::gil_scoped_acquire gil;
@@ -72,8 +72,9 @@ py::tuple solve(Kernel& kernel, const Doubles& mu, const Doubles& nu, const Doub
                           static_cast<int>(state.status), in_words(state));
 }
 
-// Many problems, each on one thread: (f, g, last error, iterations, visits, status, what was done in words, whether it was stored),
-// with the batch in front; ragged problems lie one after the other. mu, nu, f, g have the layout of the result.
+// Solves many problems, each on one thread. Returns (f, g, last error, iterations, visits, status, methods in words,
+// whether entries were stored), with the batch in front; ragged problems lie one after the other. mu and nu, and f and g
+// as given, have the layout of the result.
 template <class T>
 py::tuple solve_batch_of(const ScoreTuple& scores, const Doubles& mu, const Doubles& nu, const Doubles& f,
                          const Doubles& g, const BridgeOptions& options, double max_memory, int n_threads) {
@@ -166,7 +167,7 @@ py::tuple coupling_sums_of(const py::array& z, double scale, const Doubles& f, c
     return py::make_tuple(rows, columns);
 }
 
-// (rows, columns) of exp(f_i + scale z_ij + g_j) in double precision, for one matrix of either type, of two axes.
+// (rows, columns) of exp(f_i + scale z_ij + g_j) in double precision; z has two axes and either type.
 py::tuple coupling_sums_in_double(const py::array& z, double scale, const Doubles& f, const Doubles& g,
                                   int n_threads) {
     if (z.ndim() != 2) throw py::value_error("z: wanted a matrix");
@@ -174,7 +175,7 @@ py::tuple coupling_sums_in_double(const py::array& z, double scale, const Double
                          : coupling_sums_of<double>(z, scale, f, g, n_threads);
 }
 
-// (sum of got, sum of wanted, sum of |got - wanted|, largest relative one)
+// (sum of got, sum of wanted, sum of |got - wanted|, largest |got - wanted| / wanted)
 py::tuple deviation_of(const Doubles& got, const Doubles& wanted) {
     if (got.ndim() != 1 || got.size() != wanted.size() || wanted.ndim() != 1)
         throw py::value_error("got, wanted: wanted two vectors of one length");

@@ -64,8 +64,8 @@ py::tuple flow_of(const FieldArguments& field, const py::array& mean, const py::
     return py::make_tuple(means, covs, mean_rates, cov_rates, figures, counts);
 }
 
-// A routine from a capsule of scipy.linalg.cython_blas or cython_lapack, whose name is the routine's signature; null if
-// the signature has other integers than ours.
+// A routine from a capsule of scipy.linalg.cython_blas or cython_lapack. The capsule's name is the routine's signature; the
+// result is null if that has other integers than ours.
 template <class Routine>
 void fetch(const py::dict& routines, const std::string& name, Routine& out) {
     const auto found = routines[name.c_str()].cast<py::capsule>();

@@ -7,7 +7,7 @@ py::array array_at(const py::tuple& t, std::size_t i) { return py::reinterpret_b
 
 constexpr py::ssize_t n_entries = 15;
 
-// body(item) for every item of entry `at` of a description: a tuple, mostly an empty one.
+// Calls body(item) for every item of entry `at` of a description. Such entries are tuples, most of them empty.
 template <class Body>
 void each_item(const py::tuple& spec, py::ssize_t at, const Body& body) {
     PyObject* items = PyTuple_GET_ITEM(spec.ptr(), at);
@@ -98,7 +98,7 @@ Problem<T> ScoreTuple::problem(Index b) const {
         term.scale = static_cast<T>(t[2].cast<double>());
         return term;
     };
-    // How the sum is rounded (python/qkcore/_rounding.py). What is left out is False, or the first stage.
+    // How the sum is rounded (python/qkcore/_rounding.py). Items that a tuple does not list are False, or the first stage.
     const py::handle rounding = spec_[14];
     const auto said = [&](Py_ssize_t what, std::size_t i) {
         if (rounding.is_none()) return 0;

@@ -50,7 +50,8 @@ QK_DEVICE void accumulate(const T* x, const T* y, int depth, T (&part)[Shape::tm
     }
 }
 
-// The same by the step of this kind; signs are the scale's.
+// The same by the step for this kind of term. Only steps of sign 1 are used, because here the sign of a term is that of
+// its scale.
 template <class T, class Shape, class... Step>
 QK_DEVICE void accumulate_kind(Steps<Step...>, FeatureKind kind, const T* x, const T* y, int depth,
                                T (&part)[Shape::tm][Shape::tn]) {

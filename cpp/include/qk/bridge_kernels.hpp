@@ -22,8 +22,9 @@ Index triangle_size(Index n);
 template <class T>
 std::unique_ptr<Sweep> sweep_triangle(const Problem<T>& problem, T* scratch);
 
-// Whether exp(s_ij) is known to be positive semi-definite, because it is a product of Gaussian kernels of points and of
-// exponentials of their inner products, with equal biases on both sides. False means only that it is not known.
+// Whether exp(s_ij) is known to be positive semi-definite, because it is a product of Gaussian and Laplacian kernels of
+// points and of exponentials of their inner products, with equal biases on both sides. False means only that it is not
+// known.
 template <class T>
 bool positive_semidefinite(const Problem<T>& problem);
 
@@ -70,11 +71,12 @@ Storage where_entries_live(const Problem<T>& problem, double max_memory, const s
 template <class T>
 Index triangle_scratch(Index n, double max_memory);
 
-// Whether a device, whose visits go through a problem in strips of rows, keeps the weights of its strips between their two
-// uses in a visit, or computes them twice. `entry_bytes`: of one weight; `max_memory` as above.
+// A visit on a device goes through a problem in strips of rows, and uses the weights of a strip twice. This says whether
+// they are kept in between, because they fit `max_memory` (1 GB if it is negative), or are computed twice. A weight takes
+// `entry_bytes`.
 bool device_keeps_weights(Index n_rows, Index n_cols, Index entry_bytes, double max_memory);
 
-// `scratch`: of a triangle; may be null.
+// `scratch` is the memory for a triangle; it may be null.
 template <class T>
 std::unique_ptr<Sweep> sweep_of(const Problem<T>& problem, Storage storage, T* scratch, const Run& run);
 
@@ -87,7 +89,8 @@ template <class E>
 Status coupling_sums(const MatrixView<E>& z, Index n, Index m, double scale, const double* f, const double* g,
                      double* rows, double* columns, const Run& run);
 
-// Sums of n entries `got` and `wanted`, of |got - wanted|, and the largest |got - wanted| / wanted where wanted > 0.
+// The sums of n entries of `got`, of `wanted` and of |got - wanted| (`off`), and the largest |got - wanted| / wanted
+// where wanted > 0 (`worst`).
 struct Deviation {
     double got = 0, wanted = 0, off = 0, worst = 0;
 };

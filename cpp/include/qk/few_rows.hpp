@@ -7,7 +7,7 @@
 
 namespace qk {
 
-// body(std::integral_constant<int, n>{}), n from 1 to 4
+// Calls body(std::integral_constant<int, n>{}) for n from 1 to 4.
 template <class Body>
 inline void with_few_rows(Index n, const Body& body) {
     switch (n) {

@@ -14,8 +14,8 @@
 namespace qk {
 
 // ---- scores: s_ij = r_i + c_j + sum_k step(x_ik, y_jk) ---------------------------------------
-// Every step says of which kind of term it is. A step of differences x - y subtracts (sign 1) or adds (sign -1) a power of
-// their size, and knows by which factor of the points that power is multiplied by c > 0.
+// Every step names the kind of term that it serves. Steps of differences subtract (sign 1) or add (sign -1) a power of
+// |x - y|. If both points are multiplied by point_factor(c), c > 0, that power is multiplied by c.
 
 // <x, y>: dot products, and with biases the forward and backward divergences (DAC eqs 2-4).
 struct DotStep {
@@ -85,8 +85,8 @@ struct AntiL1Step : L1Step {
 template <class... Step>
 struct Steps {};
 
-// All there are, in the order in which the CPU packs features: differences before dot products, which are added to them.
-// A new kind of term is a kind, its two steps, and their place here.
+// All steps, in the order in which the CPU packs features. Dot products come last, because they are added after the sum of
+// differences has been scaled. A new power of differences needs a FeatureKind, two steps, and their place in this list.
 using FeatureSteps = Steps<DistanceStep, AntiDistanceStep, L1Step, AntiL1Step, DotStep>;
 
 // ---- weights: masked entries arrive as s = -inf and must weigh exactly 0 ----------------------

@@ -37,19 +37,20 @@ enum class BridgeStatus {
 struct BridgeOptions {
     BridgeMethod method = BridgeMethod::alternating;
     double tol = 1e-9;             // L1 error of the column marginal, rows being met, as a share of the mass
-    Index max_iterations = 10000;  // errors that are noted
-    Index max_visits = 10000;      // of all entries
+    Index max_iterations = 10000;  // one error is noted in each
+    Index max_visits = 10000;      // visits of all entries, including those that are no iterations
     // Weights of KL penalties on the marginals; infinite: a constraint.
     double row_penalty = std::numeric_limits<double>::infinity();
     double col_penalty = std::numeric_limits<double>::infinity();
-    // Of the method "symmetric": exp(s_ij) is known to be positive semi-definite, so that momentum can be chosen.
+    // For the method "symmetric": exp(s_ij) is known to be positive semi-definite, so it may use momentum.
     bool positive_semidefinite = false;
-    // Of the method "anderson": how many changes it extrapolates from. With a period above 1 it takes Sinkhorn's own steps,
-    // and after every so many of them visits the extrapolated point too, which it keeps if the error is smaller there.
+    // For the method "anderson": the number of changes from which it extrapolates. With a period above 1 it takes
+    // Sinkhorn's steps. At every period-th one it also visits the extrapolated point, and keeps it if its error is
+    // smaller.
     Index memory = 5, period = 1;
     std::function<void(Index, double)> report;  // after each iteration: visits so far, error
-    // After each iteration over the kernel itself, with its potentials f and g: true ends the solve, which counts as
-    // converged then.
+    // Called with the potentials f and g after each iteration over the kernel itself, but not over easier ones. If it
+    // returns true, the solve ends and counts as converged.
     std::function<bool(const std::vector<double>&, const std::vector<double>&)> observe;
 };
 

@@ -18,14 +18,14 @@ using RowMass = std::function<double(Index, double)>;
 
 class Sweep;
 
-// A kernel whose bridge is easier to find than that of another, and what its potentials tell of those of the next one on
-// the way there.
+// A kernel whose bridge is easier to find than that of another, and how its potentials lead to those of the next harder
+// kernel.
 struct EasierKernel {
-    std::unique_ptr<Sweep> sweep;  // null where there is none
-    // Potentials less the logarithms of the weights, divided by this, are nearly the same from one difficulty to the next,
-    // and in the end those of the other kernel. Penalties are multiplied by it, so that they weigh as much.
+    std::unique_ptr<Sweep> sweep;  // null if there are no easier kernels
+    // If the logarithms of the weights are subtracted from potentials and the rest is divided by this unit, the result is
+    // nearly the same from one difficulty to the next. Penalties are multiplied by the unit, to have the same influence.
     double unit = 1;
-    // They are nearer to a straight line over the difficulty than to being the same.
+    // If true, the result is not nearly the same, but follows nearly a straight line over the difficulty.
     bool drift = false;
 };
 
@@ -74,10 +74,10 @@ public:
 
     // One of a family of kernels that leads to this one: as the difficulty, between 0 and 1, falls to 0, Sinkhorn's
     // iteration finds the bridge in ever fewer steps, and as it rises to 1, the bridge tends to that of this kernel.
-    // Scores are multiplied by the difficulty, and potentials with them, which is their unit. A kernel without scores gets
-    // a positive part added that vanishes as the difficulty rises; its potentials have no unit, and drift as long as mass
-    // goes through that part. A row or column of the easier kernel has a positive entry wherever this kernel has one in
-    // it. The easier kernel reads what this one reads, and may not outlive it.
+    // Scores are multiplied by the difficulty, which is then the unit of the potentials. A kernel without scores gets a
+    // positive part added that vanishes as the difficulty rises; the unit is 1, and potentials drift as long as mass goes
+    // through that part. If a row or column of this kernel has a positive entry, so has that of the easier one. The
+    // easier kernel reads the memory that this one reads, and must not outlive it.
     virtual EasierKernel easier(double difficulty, const Run& run);
 };
 

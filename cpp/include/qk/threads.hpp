@@ -74,8 +74,8 @@ bool in_pieces(const Run& run, int worker, Index n, const Body& body) {
 // work, so results must not depend on the number of threads that were started either.
 void parallel_for(const Run& run, Index n_tasks, const std::function<void(Index, int)>& body);
 
-// The same of any function. A reference to it fits into std::function itself, which for the function and all that it
-// captures would ask for memory: work on small problems would notice.
+// The same for a function of any type. It is passed by reference, because a std::function that holds the function and all
+// that it captures would allocate memory, which takes noticeable time in small problems.
 template <class Body>
 void parallel_for(const Run& run, Index n_tasks, const Body& body) {
     parallel_for(run, n_tasks, std::function<void(Index, int)>(std::cref(body)));

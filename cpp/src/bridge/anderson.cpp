@@ -6,8 +6,8 @@
 namespace qk {
 namespace {
 
-// Whether the rate of the last iterations means that too many more would be needed; products of Newton's method are
-// then a better use of visits.
+// Whether, at the rate of the last iterations, so many more would be needed that Newton's method is a better use of
+// visits.
 bool slow(const std::vector<double>& errors, double tol) {
     constexpr std::size_t window = 5, early = 10;
     constexpr double many = 15;
@@ -22,7 +22,7 @@ bool anderson(Iterate& at, bool may_give_up) {
     using Vector = Iterate::Vector;
     const Run& run = at.run;
     Extrapolation extrapolation(at.nu, run, at.options.memory);
-    Vector best_g, step = room_for(at.nu.size()), plain;  // plain: Sinkhorn's own step from the point before
+    Vector best_g, step = room_for(at.nu.size()), plain;  // plain: where Sinkhorn's last step leads
     set(run, best_g, at.g);
     double dual_before = -infinity<double>(), error_before = infinity<double>();
     auto best = infinity<double>();
@@ -37,8 +37,9 @@ bool anderson(Iterate& at, bool may_give_up) {
         at.note(error);
         if (error <= at.options.tol) return at.end(BridgeStatus::converged);
         if (at.limited()) return false;
-        // A bad extrapolation: go back, and forget what led to it. The error of a plan of far too much mass is 1 whatever
-        // its excess, so it says nothing.
+        // If the error has doubled, the extrapolation was bad: go back to the best point, and forget the steps from which
+        // it was made. With penalties this is done only once the error is below 0.5: a plan of far too much mass has an
+        // error of about 1 whatever its excess, so there the error says nothing.
         if (error > 2 * best && (at.balanced || best < 0.5)) {
             set(run, at.g, best_g);
             extrapolation.forget();
@@ -46,9 +47,9 @@ bool anderson(Iterate& at, bool may_give_up) {
             dual_before = -infinity<double>();
             continue;
         }
-        // So is an extrapolation that lowers the dual, because Sinkhorn's own step never does. It may have led to a
-        // plateau far away, where the error says nothing. Close to the solution rounding hides changes of the dual;
-        // there the error decides.
+        // An extrapolation that lowers the dual was bad too, because Sinkhorn's step never does that. It may have led to
+        // a plateau far away, where the error says nothing. Close to the solution rounding hides changes of the dual, so
+        // an extrapolation that halves the error is kept.
         const double dual_here = at.dual();
         const double rounding = 1e-12 * (1 + std::abs(dual_here));
         if (!(dual_here >= dual_before - rounding) && !(error < 0.5 * error_before)) {

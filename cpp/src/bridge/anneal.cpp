@@ -15,10 +15,11 @@ class Annealing {
 public:
     explicit Annealing(Iterate& at) : at_(at), mu_(to_vector(at.mu)), nu_(to_vector(at.nu)) {}
 
-    // False: there are no easier kernels.
+    // Whether there are easier kernels.
     bool possible() { return at_.sweep.easier(0.5, at_.run).sweep != nullptr; }
 
-    // To the kernel itself, or as near as the stages come. False when the solve has ended.
+    // Solves for harder and harder kernels, until the next one would be the kernel itself; its solver then starts from
+    // their potentials. Returns false if the solve has ended.
     bool run() {
         if (!find_start()) return false;
         if (stage(difficulty_, rough) < 0) return !ended_ && at_.end(BridgeStatus::stagnated);
@@ -28,7 +29,7 @@ public:
             const Stage before = last_, earlier = earlier_;
             const Index steps = stage(next, rough);
             if (ended_) return false;
-            if (steps < 0) {  // too far at once
+            if (steps < 0) {  // the difficulty rose too much at once
                 last_ = before;
                 earlier_ = earlier;
                 pace = std::sqrt(pace);
@@ -46,11 +47,11 @@ public:
 private:
     static constexpr double rough = 1e-2;
     static constexpr int most_failures = 6;
-    // Penalties have the unit of the potentials, but do not become so small that they say nothing: weights times
-    // exp(-potential / penalty) would leave the range of the type.
+    // Penalties are multiplied by the unit of the potentials, but not to less than this (a smaller one stays as it is).
+    // Otherwise weights times exp(-potential / penalty) would leave the range of the type.
     static constexpr double least_penalty = 1.0;
 
-    // What a stage came to: potentials without the weights, in their unit.
+    // The result of a stage: g less the logarithms of the weights, divided by the unit (EasierKernel).
     struct Stage {
         double difficulty = 0;
         Vector potentials;
@@ -62,8 +63,8 @@ private:
         return out;
     }
 
-    // Potentials for a kernel of this difficulty: those of the last stage, or where they drift to from the last two, but
-    // no farther than they came between these.
+    // Sets the potentials from which a kernel of this difficulty starts: those of the last stage or, if they drift, the
+    // continuation of the line through the last two stages, by at most the distance between these.
     void carry(Iterate& to, double difficulty, double unit, bool drift) const {
         Vector start = last_.potentials;
         if (drift && earlier_.potentials.size() > 0) {
@@ -74,8 +75,8 @@ private:
             if (to.nu[j] > 0) to.g[j] = start[j] * unit + at_.log_nu[j];
     }
 
-    // Finds the largest power of 1/16 at which one Sinkhorn step from zero potentials comes near the solution. Smaller
-    // scales would not be easier.
+    // Finds the largest power of 1/16 at which one Sinkhorn step from zero potentials comes near the solution. To start
+    // at a smaller difficulty would gain nothing.
     bool find_start() {
         constexpr double near = 0.3, smallest = 1e-9;
         for (difficulty_ = 1.0 / 16;; difficulty_ /= 16) {
@@ -97,8 +98,8 @@ private:
         }
     }
 
-    // The number of errors noted on the way to `tol` at a difficulty, from the potentials of the last; -1 if it does not
-    // come there.
+    // Solves for the kernel of a difficulty until the error is at most `tol`, starting from the stages before. Returns
+    // the number of iterations, or -1 if the error stays larger.
     Index stage(double difficulty, double tol) {
         const EasierKernel easier = at_.sweep.easier(difficulty, at_.run);
         BridgeState state;
@@ -124,7 +125,7 @@ private:
 
     BridgeOptions options_at(double unit) const {
         BridgeOptions out = at_.options;
-        out.observe = nullptr;  // potentials of easier kernels are not what it is to see
+        out.observe = nullptr;  // the observer sees the potentials of the kernel itself only
         for (double* const penalty : {&out.row_penalty, &out.col_penalty})
             *penalty = std::max(*penalty * unit, std::min(*penalty, least_penalty));
         out.max_visits = at_.options.max_visits - at_.state.n_visits;
@@ -139,8 +140,8 @@ private:
     void count(const BridgeState& state) {
         at_.state.n_visits += state.n_visits;
         at_.state.errors.insert(at_.state.errors.end(), state.errors.begin(), state.errors.end());
-        // An entry of an easier kernel is at least that of the kernel itself, where it can be negative: a sum that is not
-        // positive here is not positive there either.
+        // These verdicts hold for the kernel itself as well. If kernels have negative entries, those of the easier kernel
+        // are at least as large as its own, so a sum that is not positive here is not positive there either.
         for (const auto verdict :
              {BridgeStatus::interrupted, BridgeStatus::infeasible, BridgeStatus::negative_kernel})
             if (state.status == verdict) ended_ = true;

@@ -31,8 +31,8 @@ QK_INLINE Wide widened(const E* z) {
         return load_as_doubles(z);
 }
 
-// The entries of R rows, columns [0, n), n a multiple of `step`: added to `columns`, and their sums to `rows`. `largest`
-// is raised to the largest exponent.
+// Adds the entries of R rows to `columns`, and their sums to `rows`, for columns [0, n), where n is a multiple of `step`.
+// Raises `largest` to the largest exponent.
 template <int R, class E>
 QK_INLINE void add_entries(const E* z, Index ld, double scale, const double* f, const double* g, Index n,
                            double* rows, double* columns, Wide& largest) {

@@ -1,4 +1,4 @@
-// Column sums of the checks in double precision: as good as if they were rounded once, whatever the number of rows.
+// Column sums of the checks in double precision, as accurate as if they were rounded once, whatever the number of rows.
 #pragma once
 
 #include <algorithm>
@@ -8,11 +8,11 @@
 
 namespace qk {
 
-// Adds to sums that may be long, and remembers what rounding takes away.
+// Sums that carry their rounding errors along (Kahan's method).
 class ExactSums {
 public:
-    // Rows may be so long that Ctrl-C has to be heard in between: `run` and `worker` as in in_pieces. What a stopped run
-    // leaves is of no use.
+    // Rows may be so long that Ctrl-C must be checked within them, by `run` and `worker` as in in_pieces. If the run was
+    // stopped, the sums must not be used.
     void start(Index n, const Run& run, int worker) {
         n_ = n;
         sums_.reserve(n);

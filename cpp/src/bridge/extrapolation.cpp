@@ -47,9 +47,10 @@ void Extrapolation::next(const Vector& point, const Vector& step, Vector& to) {
         set(run_, to, to - move_);
 }
 
-// gamma_: the combination of the first m changes nearest to the weighted step, by Gram and Schmidt's method in its modified
-// form with the step as a last column, which is as stable as reflections (Björck), and for a handful of columns much
-// less to do. The longest column goes first; those that hardly add a direction get nothing.
+// Finds gamma_, the coefficients of the combination of the first m changes that is nearest to the weighted step. The
+// modified Gram-Schmidt method with the step as a last column is as stable as Householder's reflections (Björck), and
+// much less work for a handful of columns. The longest of the remaining columns is always the next one. Columns that
+// hardly add a direction get the coefficient 0.
 void Extrapolation::fit(Index m, const Vector& step) {
     constexpr double dependent = 1e-14;
     make_room(rest_, step.size(), m);

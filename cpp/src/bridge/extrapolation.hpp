@@ -31,8 +31,9 @@ private:
 
     const Run& run_;
     Vector weight_, last_point_, last_step_;
-    Eigen::MatrixXd changes_, moves_;  // of the step, weighted; of the point that it leads to
-    // Of fit(), kept from step to step: for short vectors fresh memory takes as long as what is done with it.
+    // Each column holds how much the weighted step, or the point to which the step leads, changed in one iteration.
+    Eigen::MatrixXd changes_, moves_;
+    // Scratch memory of next() and fit(). It is kept, because for short vectors allocating it takes as long as using it.
     Eigen::MatrixXd rest_, triangle_;
     Vector target_, onto_, gamma_, move_;
     Eigen::VectorX<Index> order_;

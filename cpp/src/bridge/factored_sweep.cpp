@@ -10,17 +10,17 @@
 namespace qk {
 namespace {
 
-// A positive matrix a b^T of rank one that no entry of a kernel exceeds in size, without the rows and columns of zeros
-// that the kernel has.
+// A matrix a b^T of rank one whose entries are at least as large as the sizes of the kernel's. It is 0 in rows and
+// columns whose sum in the kernel is exactly 0, as that of rows and columns of zeros is.
 struct Majorant {
     std::vector<double> rows, columns;
 };
 
-// The logarithm of the largest double: the part that is added to the kernel goes through this range on its way to 0,
-// as scalings with a larger one are out of reach.
+// The factor of the majorant falls from 1 to exp(-range). This is nearly the smallest normal double: with a smaller
+// factor, scalings that make up for it would be larger than any double.
 constexpr double range = 700;
 
-// The kernel itself, or with a multiple of its majorant added.
+// A kernel, or the sum of a kernel and a multiple of its majorant.
 class Factored final : public FactoredSweep {
 public:
     Factored(const FactorSide<double>& left, const FactorSide<double>& right, Signs signs,
@@ -99,7 +99,7 @@ public:
         return Status::ok;
     }
 
-    // With a multiple of the majorant added, from all of it down to nothing.
+    // Adds the majorant times a factor that falls from 1 to exp(-range) as the difficulty rises from 0 to 1.
     EasierKernel easier(double difficulty, const Run& run) override {
         if (signs_ == Signs::followed) return {};
         if (!majorant_ && !find_majorant(run)) return {};
@@ -150,7 +150,7 @@ private:
         for (std::size_t i = 0; i < out.size(); ++i) out[i] += by * a[i];
     }
 
-    // |sum_c L_c R_c| <= sum_c |L_c| max_c |R_c|. False when interrupted.
+    // Every expert is bounded by |sum_c L_c R_c| <= (sum_c |L_c|) max_c |R_c|. Returns false if it was interrupted.
     bool find_majorant(const Run& run) {
         Majorant found{std::vector<double>(w_.size(), 1.0), std::vector<double>(z_.size(), 1.0)};
         std::vector<double> rows(w_.size()), columns(z_.size());
@@ -179,10 +179,10 @@ private:
     FactorSide<double> left_, right_;
     Signs signs_;
     std::shared_ptr<const Majorant> majorant_;
-    double share_;                         // of the majorant
+    double share_;                         // the factor of the majorant; 0 for the kernel itself
     std::vector<double> z_, row_sums_;     // v and K v at the last visit, up to one factor
     std::vector<double> w_, column_sums_;  // u and K^T u
-    std::vector<double> live_;             // the potentials of the last visit
+    std::vector<double> live_;             // g at the last visit
     std::vector<double> row_signs_, column_signs_;
 };
 

@@ -28,8 +28,8 @@ public:
     Gathering(Index n_rows, Index most, double work, const Run& run)
         : n_rows_(n_rows), most_(most), run_(scaled_run(run, work)) {}
 
-    // visit(first, end, found, run, worker) calls found(i, j, share) in the order of the rows, and of the columns in
-    // each.
+    // visit(first, end, found, run, worker) must call found(i, j, share) for the large entries of rows [first, end), row
+    // by row, and in the order of the columns in each. If there are more than `most`, `out` stays empty.
     template <class Visit>
     Status operator()(SparseRows& out, const Visit& visit) {
         out = {};

@@ -101,7 +101,8 @@ bool Iterate::visit_once(double relaxation) {
             f[i] = log_of_nothing;
             return 0.0;
         }
-        if (std::isnan(row_lse)) return row_lse;  // a row whose sum is not positive, see FactoredSweep
+        // NaN stands for a row whose sum is not positive; it has mass, which ends the solve (FactoredSweep).
+        if (std::isnan(row_lse)) return row_lse;
         const double target = row_damping * (log_mu[i] - row_lse);
         f[i] = relaxation == 1.0 || f[i] == log_of_nothing ? target : f[i] + relaxation * (target - f[i]);
         return f[i] == log_mu[i] - row_lse && log_scale == 0 ? mu[i] : std::exp(f[i] + row_lse - log_scale);
@@ -157,7 +158,8 @@ bool Iterate::recover_columns() {
     each(run, nu.size(), [&](Index j) {
         if (nu[j] > 0) top = std::max(top, g[j] + exact[j]);
     });
-    // No entry at all: the empty plan. Or entries that were seen are out of reach by potentials that ran away.
+    // If no visit has found an entry, the solution is the empty plan. Otherwise the potentials have moved so far that all
+    // entries are out of range.
     if (top == log_of_nothing)
         return end(columns_have_entries ? BridgeStatus::overflow : BridgeStatus::converged);
     if (!balanced) log_scale = top;
@@ -212,7 +214,7 @@ bool Iterate::cross_plateau(double error) {
         const double promised = 2 * length * slope;
         if (columns_vanish() || !(dual() - before > 0.5 * promised)) break;
     }
-    if (length < 16) {  // no plateau: return to where it was, and to the rows that belong to it
+    if (length < 16) {  // no plateau: go back, and visit the old point again for the f that belongs to it
         set(run, g, from);
         return visit(1.0) && end(BridgeStatus::stagnated);
     }
@@ -256,7 +258,7 @@ void Iterate::charge(double visits) {
 // ---- measures -------------------------------------------------------------------------------------------
 
 bool Iterate::columns_vanish() const {
-    // Weights next to the smallest number of the type underflow at any potentials.
+    // Columns of weights near the smallest number of the type underflow whatever the potentials, so they do not count.
     const double least = !balanced ? 0.0 : sweep.epsilon() > 1e-10 ? 1e-34 : 1e-300;
     bool found = false;
     each(run, nu.size(), [&](Index j) { found = found || (nu[j] > least && !(columns[j] > 0)); });

@@ -29,31 +29,32 @@ public:
     // Visits the kernel at g: f follows from a row update with the given relaxation, and the columns from f. If the
     // uncertainty of a sweep that rounds is too large for the present error, the sweep is refined and visited again.
     bool visit(double relaxation);
-    // update_columns() as an iteration, for columns whose mass underflows in visits.
+    // update_columns() as an iteration, whose error is noted and judged; for columns whose mass underflows in visits.
     bool recover_columns();
-    // Column updates from exact log-sum-exps. Leaves g not visited.
+    // Updates g by exact log-sum-exps of the columns. The new g has not been visited.
     bool update_columns();
-    // recover_columns() and visits until no column vanishes, or weights are too small for that; leaves g visited.
+    // Repeats recover_columns() and a visit until no column vanishes, or until more rounds would not help. The final g has
+    // been visited.
     bool settle_columns();
-    // Takes Sinkhorn steps from the g that was visited last, and leaves g visited.
+    // Takes Sinkhorn steps from the g that was visited last. The final g has been visited too.
     bool plain_steps(int count);
     // Decides whether a standstill of the error is a plateau, and crosses it. Where blocks of rows and columns have
     // tiny weights for each other, the error stays the same while the potentials of whole blocks move by the same small
     // step at every visit, until the missing mass can pass between them. On the way the dual rises in proportion, so
-    // the step is doubled as long as the dual does. Leaves g moved and not visited; ends as "stagnated" if the dual
-    // does not rise.
+    // the step is doubled as long as the dual does. The new g has not been visited. If the dual does not rise, the solve
+    // ends as "stagnated".
     bool cross_plateau(double error);
     Index iterations() const { return static_cast<Index>(state.errors.size()); }
-    // No iteration may follow: there have been as many as there may be, or the observer has ended the solve.
+    // Whether no iteration may follow, because of their number or because the observer has ended the solve.
     bool out_of_iterations() const { return stopped_ || iterations() >= options.max_iterations; }
     bool out_of_budget() const { return out_of_iterations() || state.n_visits >= options.max_visits; }
-    // Whether the solve is at its end for one of these reasons; the status then says which.
+    // The same as out_of_budget(), and sets the status that says which limit was met.
     bool limited();
-    // Sets the status; always false.
+    // Sets the status. Always returns false, so that a method can return what this returns.
     bool end(BridgeStatus status);
     // Returns whether a sweep succeeded; if not, sets the status that says why.
     bool went_through(Status status);
-    // Counts other work than visits, as the share of a visit that takes as long.
+    // Counts work that is not a visit, in units of a visit's work.
     void charge(double visits);
 
     // ---- measures of the last visit ---------------------------------------------------------------------
@@ -96,8 +97,8 @@ public:
     Vector columns;  // column sums of the plan, times exp(-log_scale)
     double log_scale = 0;
     Index plateaus_left = 20;
-    // Whether every row (column) with weight was seen to have an entry. If one has none later, only the potentials are
-    // out of range.
+    // Whether some visit found entries in every row (column) with weight. If a later one does not, the potentials are out
+    // of range, and the problem is not infeasible.
     bool rows_have_entries = false, columns_have_entries = false;
 
     // The logarithm of what column j should be: nu_j, or nu_j exp(-g_j / w) with a KL penalty of weight w.
@@ -112,7 +113,7 @@ private:
     void each_column_step(const Step& step) const;
     double mass_shift(const Vector& at_g) const;
 
-    double charged_ = 0;    // less than a visit
+    double charged_ = 0;    // what charge() has not yet counted, less than a visit
     bool stopped_ = false;  // by the observer
 };
 
@@ -125,11 +126,11 @@ void alternate(Iterate& at, bool may_relax);
 bool anderson(Iterate& at, bool may_give_up);
 // Sinkhorn's iteration with a trial of the extrapolated point at every period-th step (BridgeOptions::period).
 void periodic(Iterate& at);
-// Newton's method on the dual in g, damped where the dual is not like its quadratic model. With `may_give_up`, true
-// says that it makes little progress here.
+// Newton's method on the dual in g, damped where the dual is not like its quadratic model. With `may_give_up` it returns
+// true if it makes little progress.
 bool newton(Iterate& at, bool may_give_up);
-// From an easy kernel to this one: each stage starts from the potentials of the one before, in its own unit
-// (Sweep::easier). True says that there are no easier kernels.
+// Solves for an easy kernel, then for harder ones, and at last for this one (Sweep::easier). Each starts from the
+// potentials of those before. Returns true if there are no easier kernels.
 bool anneal(Iterate& at);
 // Tries the methods in turn, each as long as it makes progress.
 void automatic(Iterate& at);

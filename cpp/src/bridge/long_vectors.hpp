@@ -29,7 +29,7 @@ inline void make_room(Eigen::MatrixXd& m, Index rows, Index cols) {
 }
 template <class Part>
 void make_room([[maybe_unused]] const Part& column,
-               [[maybe_unused]] Index n) {  // part of a matrix, which has room
+               [[maybe_unused]] Index n) {  // a column of a matrix: it has room
     assert(column.size() == n);
 }
 inline Eigen::VectorXd room_for(Index n) {

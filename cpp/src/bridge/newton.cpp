@@ -99,7 +99,7 @@ bool newton(Iterate& at, bool may_give_up) {
             if (!at.visit(1.0)) return false;
             best_dual = -infinity<double>();
         }
-        // Sinkhorn steps in between may have been the last.
+        // The last iterations may have been Sinkhorn steps after the last step of Newton's method.
         if (at.out_of_iterations() && at.limited()) return false;
         const double error = at.column_error(), before = at.dual();
         at.note(error);

@@ -34,7 +34,7 @@ bool NewtonSystem::refresh() {
     } else if (!has_entries() && error < gather_below_) {
         if (!gather(std::clamp(1e-3 * error, 1e-12, 1e-5), std::min(most_entries, n * m / sparse)))
             return false;
-        if (!has_entries()) gather_below_ = error / 30;  // there were too many
+        if (!has_entries()) gather_below_ = error / 30;  // there were too many large entries
     }
     if (has_entries()) sum_entries();
     return true;
@@ -42,7 +42,7 @@ bool NewtonSystem::refresh() {
 
 bool NewtonSystem::gather(double least, Index most) {
     if (!at_.went_through(at_.sweep.gather(least, most, rows_, at_.run))) return false;
-    if (!has_entries()) return true;  // too many, as a few rows have shown
+    if (!has_entries()) return true;  // there are too many, which a few rows show at little cost
     at_.charge(1);
     set(at_.run, gathered_g_, at_.g);
     set(at_.run, gathered_lse_, at_.lse);

@@ -1,7 +1,7 @@
 // The linear system of Newton's method on the dual in g, at the point that an Iterate has visited last:
 //     (diag(columns) - rho P^T diag(masses) P + diag(extra)) x = r,
-// where P is the row softmax, and rho = a / (1 + a) for a penalty a on the rows, 1 without. It is a Laplacian plus a diagonal:
-// the Laplacian of the graph in which two columns are connected if they share rows.
+// where P is the row softmax, and rho = a / (1 + a) for a penalty a on the rows, 1 without. It is a Laplacian plus a
+// diagonal: the Laplacian of the graph in which two columns are connected if they share rows.
 #pragma once
 
 #include <Eigen/Core>
@@ -43,8 +43,9 @@ private:
     SparseRows rows_;
     Vector gathered_g_, gathered_lse_, last_g_, last_lse_;
     Vector masses_;  // rho times the masses of the rows
-    Vector laplacian_,
-        diagonal_;  // the diagonal of the Laplacian, with and without the part that cancels; from the gathered entries
+    // From the gathered entries: the row sums of P^T diag(masses) P, and these sums without the entry on the diagonal,
+    // which is the diagonal of the Laplacian.
+    Vector laplacian_, diagonal_;
     Eigen::MatrixXd factor_;
     bool direct_;                               // whether the system is factored from now on
     bool has_all_ = true;                       // whether enough entries can be gathered for that

@@ -9,7 +9,8 @@
 namespace qk {
 namespace {
 
-// The weights p_ij at the log-sum-exps of the last visit, times the mass of their row and its sum of p_ij x_j.
+// The reducer of curvature(): makes the weights p_ij at the log-sum-exps of the last visit, and adds row i to the columns
+// m_i sum_k p_ik x_k times.
 template <class T>
 class Curvature : public SweepReducer<T> {
     using Base = SweepReducer<T>;

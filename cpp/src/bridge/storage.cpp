@@ -8,13 +8,12 @@ namespace qk {
 namespace {
 
 constexpr double default_bytes = 256.0 * 1024 * 1024;
-// A device has more memory than that to spare for scratch, and needs no more than this for its strips with a million
-// columns in single precision.
+// A device can spare more scratch memory than that. Its strips need this much at 38 000 columns in single precision.
 constexpr double default_device_bytes = 1024.0 * 1024 * 1024;
 // A visit on a device is made by 216 blocks, each with a strip of 32 rows (cuda/src/sweep.hpp).
 constexpr Index device_strips = 216, device_strip_rows = 32;
 
-// Whether this many entries of T may be stored; dense scores take as many already.
+// Whether this many entries of T may be stored. Without a limit dense scores always are: they take as much memory already.
 template <class T>
 bool fits(double entries, bool dense, double max_memory) {
     const double bytes = entries * sizeof(T);

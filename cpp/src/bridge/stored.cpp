@@ -99,7 +99,7 @@ public:
         if (wants_full_ && !full_) store_in_full(run);
         if (full_) return full_->rows(g, mass, lse, columns, run);
         if (!taken_ || too_far(g, run) || (refine_ && columns != nullptr)) {
-            // Where T has all digits of g the entries are taken at g itself, and this is the visit as well.
+            // If T has all digits of g, the entries are computed at g itself, and storing them is the visit as well.
             const bool at_once = columns != nullptr && (sizeof(T) == sizeof(double) || representable(g, run));
             const bool asked = refine_;
             const Status status = take(g, mass, lse, at_once ? columns : nullptr, run);
@@ -119,7 +119,7 @@ public:
         const auto weigh = [&](Index first, int n, const double* found, double* factors) {
             double dots[stored_rows] = {}, logs[stored_rows];
             for (int r = 0; r < n; ++r) dots[r] = rounded ? found[r] * corrections_.row(first + r) : found[r];
-            log_array<double>(dots, stored_rows, logs);  // of whole packs
+            log_array<double>(dots, stored_rows, logs);  // of all, because whole packs are faster
             for (int r = 0; r < n; ++r) {
                 const Index i = first + r;
                 const auto at = static_cast<std::size_t>(i);
@@ -219,8 +219,9 @@ private:
         entries_ = Buffer<E>();
     }
 
-    // After an exact visit. What the stored entries say at the same potentials is measured at once where it was asked for,
-    // and otherwise at the next visit, if that is near: a first step from far away would leave nothing of it.
+    // Keeps the column sums of an exact visit, to compare them with those of the stored entries at the same potentials. If
+    // this was asked for, it is done at once, and otherwise at the next visit if its potentials are near: after a long
+    // first step the comparison would say nothing about them.
     Status keep_exact(const double* columns, bool asked, const Run& run) {
         exact_columns_.clear();
         const bool done = in_pieces(run, 0, problem().n_cols, [&](Index from, Index to) {
@@ -339,7 +340,7 @@ private:
         return found;
     }
 
-    // Takes the entries exp(s_ij + g_j - max_k (s_ik + g_k)) anew; with `columns`, as a visit.
+    // Computes and stores the entries exp(s_ij + g_j - max_k (s_ik + g_k)). If `columns` is not null, this is a visit too.
     Status take(const double* g, const RowMass& mass, double* lse, double* columns, const Run& run) {
         taken_ = halved_ = refine_ = false;
         corrections_.forget();
@@ -398,8 +399,8 @@ private:
         };
     }
 
-    // Each row dotted with z, weighed, and added to the columns; in the arithmetic of z. weigh(first, n, dots, factors) is
-    // called with up to stored_rows rows at once, and gives their weights.
+    // Computes the product of each row with z, and adds the row times its weight to the columns, in the arithmetic of z.
+    // weigh(first, n, dots, factors) gets the products of up to stored_rows rows at once, and returns their weights.
     template <class F, class A, class Weigh>
     Status visit(const Buffer<F>& entries, Index ld, const A* z, double* columns, const Run& run,
                  const Weigh& weigh) {
@@ -407,8 +408,9 @@ private:
         // Checking whether to stop reads the clock, so it is done only after many entries.
         const Index poll =
             std::clamp<Index>(tuning::poll_entries / std::max<Index>(1, ld), 1, tuning::poll_rows);
-        // Rows are read a second time where they are added: from the L1 cache, where as many fit, or four at least. Of longer
-        // ones more go together, as long as the L2 cache has room for them and for those that follow, which are asked for.
+        // Each row is read twice: for its product, and when it is added. Eight rows (stored_rows) go together if the L1
+        // cache holds them in between, and four if only four fit. Longer rows wait in the L2 cache: eight go together if
+        // half of it holds them, and four otherwise. The other half is for the next rows, which are prefetched.
         const Index row = ld * static_cast<Index>(sizeof(F));
         const bool in_l1 = 4 * row <= tuning::l1_bytes;
         const Index room = in_l1 ? tuning::l1_bytes : tuning::l2_bytes / 2;
@@ -450,7 +452,7 @@ private:
     std::vector<T> scaled_;  // exp(g - at_g), zeros beyond the columns
     Buffer<float> single_;
     bool halved_ = false;
-    std::vector<double> at_g_, tops_, sums_;  // tops: the logarithms by which the rows were divided
+    std::vector<double> at_g_, tops_, sums_;  // tops: what was subtracted from the exponents of each row
     bool taken_ = false;
 
     // Of rounded entries alone.

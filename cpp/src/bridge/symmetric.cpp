@@ -53,7 +53,8 @@ void symmetric(Iterate& at) {
             return;
         }
         Pace pace = cautious || error > near ? averaged : heavy_ball;
-        if (came_from_afar) pace.momentum = 0;  // the last step was long and not a step of the linear problem
+        // A step that began far from the solution says nothing about the nearly linear problem.
+        if (came_from_afar) pace.momentum = 0;
         came_from_afar = error > near;
         for (Index i = 0; i < at.mu.size(); ++i) {
             if (at.mu[i] == 0) continue;

@@ -191,7 +191,7 @@ public:
 
 private:
     struct Carrier {
-        Index row, flow;  // flow: the number of its amount in the list of amounts
+        Index row, flow;  // flow: the index of the amount that the entry carries
     };
 
     // Computes distances from the rows with mass left to the nearest columns with room; returns false if there are

@@ -19,7 +19,7 @@ Index padded(Index n) {
     return round_up(n, 2 * SimdTraits<T>::width);
 }
 
-// dots_r = sum_j w_rj z_j and sums_j += sum_r c_r w_rj, in one read of the rows.
+// Computes dots_r = sum_j w_rj z_j and adds sum_r c_r w_rj to sums_j, in one read of the rows.
 template <class T, int R>
 QK_INLINE void both_ways(const T* w, Index ld, const T* z, const T* c, Index n, T* sums, double* dots) {
     constexpr int width = SimdTraits<T>::width;

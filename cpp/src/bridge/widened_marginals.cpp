@@ -1,5 +1,5 @@
-// Row and column sums in double precision of scores whose dense terms are in single precision. The terms are converted
-// a few rows at a time, in the cache.
+// Row and column sums in double precision of exp(s_ij), for scores whose dense terms are in single precision. The terms
+// are converted a few rows at a time, in the cache.
 #include <algorithm>
 #include <atomic>
 #include <cmath>

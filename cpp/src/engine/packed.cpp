@@ -15,9 +15,9 @@ struct FeatureRun {
     T row_factor, col_factor;
 };
 
-// The term's features that the step is for. Distance terms share one scale, applied after the sum of differences; a
-// further term brings its own by a factor of its points (exactly 1 when the scales agree), and where its scale has the
-// other sign, its positive directions go where the negative ones of the others are.
+// The features of a term that a step sums. Distance terms share the scale of the first one, which is applied after the
+// sum of differences. Further terms multiply their points by a factor that makes up for their own scale (exactly 1 if
+// the scales agree). If the scale has the other sign, their positive directions are summed as negative ones.
 template <class Step, class T>
 FeatureRun<T> run_of(const Problem<T>& problem, const FeatureTerm<T>& term) {
     if constexpr (Step::kind == FeatureKind::dot) {

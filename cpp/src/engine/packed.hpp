@@ -53,8 +53,8 @@ struct RowBlock {
     Buffer<T> features;
     Buffer<T> bias, reference, late;  // as in PackedColumns
     Buffer<T> scores;
-    Buffer<T> tops;           // the largest score of every row of the tile,
-    bool tops_known = false;  // if score_block has found it
+    Buffer<T> tops;           // the largest score of every row of the tile; only if tops_known,
+    bool tops_known = false;  // which says whether score_block has found them
     Ahead<T> ahead;
     Index first_row = 0;
     Index n_rows = 0;

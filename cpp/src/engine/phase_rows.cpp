@@ -90,7 +90,7 @@ Status apply_phases(const std::vector<PhaseTask<T>>& tasks, Index n_values, cons
     for (const auto& task : tasks) work += 4 * operations(task.problem, n_values);
     const Run scaled = scaled_run(run, work);
     const auto n = static_cast<Index>(tasks.size());
-    // The layout for many right-hand sides, whatever their number, because sines and cosines take most of the time.
+    // The layout is that for many right-hand sides whatever their number, because sines and cosines take most of the time.
     const auto problems = prepare_each<T>(n, scaled, [&](std::size_t at, const Run& inner) {
         const PhaseTask<T>& task = tasks[at];
         Walked<T> w =

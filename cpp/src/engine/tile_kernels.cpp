@@ -21,7 +21,7 @@ QK_INLINE void accumulate(Pack<T> (&acc)[R][MicroTile<T>::packs], const T* x, In
     }
 }
 
-// The features of one step, which are `at` in the packed order; then `at` is behind them.
+// Adds the features of one step of differences, which start at `at` in the packed order, and moves `at` to their end.
 template <class Step, class T, int R>
 QK_INLINE void accumulate_step(Pack<T> (&acc)[R][MicroTile<T>::packs], const T* x, Index ldx, const T* panel,
                                Index count, Index& at) {
@@ -31,7 +31,7 @@ QK_INLINE void accumulate_step(Pack<T> (&acc)[R][MicroTile<T>::packs], const T* 
     }
 }
 
-// All differences; returns how many features they are.
+// Adds the features of all steps of differences, and returns their number.
 template <class T, int R, class... Step>
 QK_INLINE Index accumulate_differences(Steps<Step...>, Pack<T> (&acc)[R][MicroTile<T>::packs], const T* x,
                                        Index ldx, const T* panel, const FeatureDims& dims) {

@@ -99,8 +99,8 @@ inline constexpr Index output_l2_bytes = Index{256} << 10;
 
 // The rows that share one pass over the column sums: with four, the sums cost an eighth of the reads. sweep_dense.
 inline constexpr int sweep_rows = 4;
-// The same for stored rows: memory delivers eight at a time faster than four, and the logarithms of their sums are one
-// pack, but they need 32 registers. sweep_stored, and bench/gate.py, 500 bridges.
+// The same for stored rows. Memory delivers eight at a time faster than four, and one pack takes the logarithms of eight
+// sums, but eight rows need 32 registers. sweep_stored, and bench/gate.py, 500 bridges.
 inline constexpr int stored_rows = QK_SIMD_BYTES == 64 ? 8 : 4;
 // Sums over more columns, and column sums over more rows, continue in double: float32 keeps its digits at any size.
 inline constexpr Index sweep_chunk = 1024;
@@ -113,28 +113,29 @@ inline constexpr Index share_rows = 12;
 inline constexpr Index poll_rows = 64;
 inline constexpr Index poll_entries = Index{1} << 21;
 
-// Stored entries are computed and stored again once a potential has moved this far: entries times exp of it must have
-// exact sums.
+// Stored entries are computed and stored again once a potential has moved farther than this. Entries times the
+// exponential of a longer way would leave the range in which sums are accurate.
 template <class Entry, class T>
 inline constexpr double stored_reach = sizeof(Entry) < sizeof(T) ? 20.0
                                        : sizeof(T) == 4          ? 8.0
                                                                  : 60.0;
 
-// What rounding the entries does to the sums is measured, by a visit, at potentials from which the next ones differ by at
-// most this much: further on it would be another error. bench/gate.py, bridge dense N=2000 float64.
+// A visit that measures what the rounding of stored entries does to the sums is made only if the next potentials differ
+// by at most this much, up to a constant, from those at which it is measured: farther away the effect is a different
+// one. bench/gate.py, bridge dense N=2000 float64.
 inline constexpr double measured_reach = 0.1;
 
-// The final check of dense scores adds so many rows, and so many columns, in double precision before their sums are added to
-// sums of their own: what rounding does to either stays below what the check allows for (rounding_slack in
-// python/qkcore/_bridge_check.py). Shorter runs cost time. bench/gate.py, bridge dense.
+// The final check of dense scores adds entries in runs of this many rows (for column sums) or columns (for row sums), and
+// then adds up the sums of the runs. The rounding errors stay below what the check allows for (rounding_slack in
+// python/qkcore/_bridge_check.py). Shorter runs take longer. bench/gate.py, bridge dense.
 inline constexpr Index checked_rows = 64;
 inline constexpr Index checked_columns = 512;
 
 // ---- Newton's method for bridges (bridge/newton_system.cpp) ------------------------------------------------------
 
 // Conjugate gradients are used as long as they converge before they have cost as much as a factorisation. Otherwise the
-// factorisation is used from then on, because systems get harder towards the solution. Up to so many columns.
-// bench/run.py hard.
+// factorisation is used from then on, because systems get harder towards the solution, unless there are more columns
+// than this. bench/run.py hard.
 inline constexpr Index most_factored = 1024;
 // With so few columns the factorisation is always used. bench/run.py bridges, many problems.
 inline constexpr Index always_factored = 64;
@@ -144,15 +145,16 @@ inline constexpr Index most_entries = Index{1} << 22;
 // Kept entries must be this rare to be faster than products with the kernel, because they are in no order, and one
 // thread multiplies with them. bench/run.py bridges, eps=0.001.
 inline constexpr Index sparse = 24;
-// They are counted in so many rows first, and in one of gather_rows at most: what is kept of too many is lost work. After
-// as many rows that were kept it is asked again. bench/gate.py, bridge dense eps=0.005.
+// Before entries are kept, they are counted in about gather_sample rows, but at most in one of gather_rows rows: if there
+// are too many, keeping the first of them is wasted work. While they are kept, their number is checked after every
+// gather_rows rows. bench/gate.py, bridge dense eps=0.005.
 inline constexpr Index gather_sample = 128, gather_rows = 16;
 // Multiplications of a factorisation that take as long as an entry of a visit: of one computed on the fly, by which work
 // is counted, and of one that is stored or kept, by which methods are chosen. bench/run.py hard.
 inline constexpr double per_computed_entry = 16, per_stored_entry = 1.5, per_kept_entry = 3;
 // The distance by which potentials may move before entries that were too small to be kept can matter.
 inline constexpr double reach = 3;
-// Relative to the row; entries below it do not matter even for the weakest connection.
+// Entries below this share of their row do not matter even for the weakest connection.
 inline constexpr double least_direct = 1e-18;
 
 // ---- particles ---------------------------------------------------------------------------------------------------

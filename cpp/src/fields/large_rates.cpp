@@ -181,8 +181,8 @@ private:
             for (int r = 0; r < d_; ++r) two_[c * d_ + r] = inverse * inverse * ratio * one_[c * d_ + r];
         }
         product('N', 'T', one_.data(), two_.data(), three_.data());  // Cov(y | x) / epsilon^2
-        product('N', 'N', three_.data(), V, one_.data());            // of V Cov
-        product('N', 'N', A, one_.data(), two_.data());              // of V Cov A
+        product('N', 'N', three_.data(), V, one_.data());            // V Cov, stored by rows
+        product('N', 'N', A, one_.data(), two_.data());              // V Cov A, stored by rows
         times(V, mean, inverse, T(1), b);
         times(two_.data(), mean, T(-1), T(1), b);
         for (Index e = 0; e < at_.square(); ++e) matrix_[e] += two_[e];

@@ -370,8 +370,9 @@ void gather(const FactorSide<T>& side, const T* z, Index k, Index n_a, Index n_b
     }
 }
 
-// One expert is a matrix, and its product with a vector two of a matrix and a vector. Points go through in runs of one
-// length, whose sums are added in their order.
+// With one expert the kernel is a product of two matrices, so multiplying it by a vector takes two products of a matrix
+// and a vector. Points are taken in runs of a fixed length, and the sums of the runs are added in their order, so the
+// result does not depend on the number of threads.
 void plain_product(const FactorSide<double>& left, const FactorSide<double>& right, const double* z,
                    double* out, const Run& run) {
     using Rows = Eigen::Map<const Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>, 0,

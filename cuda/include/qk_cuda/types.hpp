@@ -51,7 +51,8 @@ constexpr int max_biases = max_terms + 2;  // two more, for potentials
 
 // dot:      scale * <x_i, y_j>
 // distance: -scale * |x_i - y_j|^2 from the differences; a negative scale gives the negative directions of an
-//           indefinite metric. l1: the same of sums of |x_ik - y_jk|.
+//           indefinite metric.
+// l1:       -scale * sum_k |x_ik - y_jk|, likewise.
 using qk::FeatureKind;
 
 template <class In, class T>
