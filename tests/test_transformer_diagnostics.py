@@ -71,7 +71,7 @@ COLUMNS = {
     "suite": {"model", "passage", "reading", "check", "gated", "open", "value"},
     "passages": {"model", "passage", "topic", "variation", "window_length", "residual"},
     "losses": {"model", "passage", "topic", "surprise", "rotation"},
-    "rotation": {"model", "components", "layer", "energy", "kinetic", "share", "chance", "converged"},
+    "rotation": {"model", "components", "layer", "share", "error", "explained", "kinetic"},
 }  # fmt: skip
 PARTS = {
     "about", "gate", "adequacy", "locking", "contraction", "evi", "rotation", "suite", "regimes",
@@ -348,11 +348,10 @@ def test_rotation_of_known_flows() -> None:
         turning.append(turning[-1] + turning[-1] @ turn)
         shrinking.append(0.9 * shrinking[-1])
     for path, share in ((turning, 1.0), (shrinking, 0.0)):
-        rows = _rotation.energies(np.stack(path), np.eye(2), 0)
-        found = _rotation.over_depth(rows, 10, 0)
-        assert found["layers"] == 4
+        found = _rotation.measured(np.stack(path), 2, 10, 0, control=True)
+        assert found["layers"] == 4 and len(found["rows"]) == 4
         assert found["share"] == pytest.approx(share, abs=0.03)
-        assert found["chance"] > 0.8
+        assert found["explained"] == pytest.approx(1, abs=1e-6) and found["control"] < 0.01
     assert _states.central(29, 10) == slice(9, 19) and _states.central(3, 10) == slice(0, 3)
 
 

@@ -152,7 +152,7 @@ def _judged(found: Skill, drift: str, limits: Thresholds, details: dict[str, Any
     )
     if not found.finished:
         text += "; the fitted flow does not reach the last layer"
-    if found.informative > 0:
+    if found.informative >= 0.5:
         text += f"; l1 error {found.bound_error:.2g}, bound {found.bound:.2g}"
     if low >= limits.skill:
         if found.time_only >= found.skill - 0.02:

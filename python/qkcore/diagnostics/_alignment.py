@@ -153,7 +153,7 @@ def _judged(
         states[:, chosen], velocities[:, chosen], found.n_components, _CONTROLS, rng
     )
     known = control[np.isfinite(control)]
-    worst = float(known.max()) if known.size else float("nan")
+    worst = max(float(known.max()), 0.0) if known.size else float("nan")
     details["control"] = control
     energy = (
         f"R = {found.energy:.4g} [{found.energy_interval[0]:.3g}, {found.energy_interval[1]:.3g}]"

@@ -21,6 +21,8 @@ class Gate:
     """the same of every head"""
     by_layer: Float = field(repr=False)
     """mean square change of a logit at every transition, over all heads"""
+    worst_by_layer: Float = field(repr=False)
+    """the same of the worst head, whose sum is S_bar"""
     jeffreys: float
     """the change in Fisher's metric: Jeffreys' divergence :math:`\\langle\\Delta p, \\Delta z\\rangle` of
     successive rows, summed over depth, averaged over the rows of a head, of the worst head"""
@@ -56,7 +58,8 @@ def measure(stack: LayerStack) -> Gate:
     by_head = np.sum(squares, axis=0)
     by_layer = np.mean(squares, axis=1)
     jeffreys = float(np.sum(divergences, axis=0).max())
-    return Gate(float(by_head.max()), by_head, by_layer, jeffreys, residual, mask_changes)
+    worst = np.array([square[int(by_head.argmax())] for square in squares])
+    return Gate(float(by_head.max()), by_head, by_layer, worst, jeffreys, residual, mask_changes)
 
 
 def _jeffreys(before: Rows, after: Rows, change: RowChange) -> Float:
@@ -83,4 +86,4 @@ def measure_states(H: Float) -> Gate:
     steps = np.diff(unit, axis=0)
     by_layer = (steps * steps).mean(axis=(1, 2)) / scale
     variation = float(by_layer.sum())
-    return Gate(variation, np.array([variation]), by_layer, float("nan"), 0.0)
+    return Gate(variation, np.array([variation]), by_layer, by_layer, float("nan"), 0.0)

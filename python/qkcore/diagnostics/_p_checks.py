@@ -71,6 +71,7 @@ def gate_check(gate: Gate, limits: Thresholds, what: str) -> Check:
         residual=gate.residual,
         by_layer=gate.by_layer,
         by_head=gate.by_head,
+        worst_by_layer=gate.worst_by_layer,
         jeffreys=gate.jeffreys,
         spikes=gate.spikes,
         limit=limits.variation,

@@ -49,14 +49,20 @@ def _limit(ax: Axes, check: Check, label: str) -> None:
 
 
 def _logarithmic(ax: Axes, axis: str, *series: Any) -> None:
-    """A logarithmic scale where something is positive, with at most one label per decade."""
+    """A logarithmic scale where something is positive: few labels, which do not overlap."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    if not any((np.asarray(values) > 0).any() for values in series):
+    every = np.concatenate([np.ravel(values) for values in series])
+    every = every[np.isfinite(every) & (every > 0)]
+    if not every.size:
         return
     getattr(ax, f"set_{axis}scale")("log")
     which = ax.xaxis if axis == "x" else ax.yaxis
-    which.set_major_locator(LogLocator(10, numticks=6))
+    if every.max() < 100 * every.min():
+        which.set_major_locator(LogLocator(10, subs=(1, 2, 5)))
+        which.set_major_formatter("{x:g}")
+    else:
+        which.set_major_locator(LogLocator(10, numticks=6))
     which.set_minor_formatter(NullFormatter())
 
 
@@ -64,13 +70,14 @@ def _gate(ax: Axes, check: Check) -> None:
     d = check.details
     y = np.asarray(d["by_layer"])
     ax.plot(y, color=BLUE, marker="o", ms=3, label="a transition, mean of heads")
-    ax.plot(np.cumsum(y), color=BLUE, ls=":", label="summed over depth")
-    last = len(y) - 1
-    ax.plot([last], [d["S_bar"]], color=ORANGE, marker="D", ls="", ms=5,
-            label=f"judged: worst head, {d['S_bar']:.3g}")  # fmt: skip
+    summed = np.cumsum(d["worst_by_layer"])
+    ax.plot(summed, color=ORANGE, ls=":", label="worst head, summed over depth")
+    judged = f"judged: {d['S_bar']:.3g}"
+    ax.plot(len(y) - 1, d["S_bar"], color=ORANGE, marker="D", ls="", ms=5, label=judged)
     _limit(ax, check, "gate")
     ax.set(xlabel="transition", ylabel="squared change of a logit")
-    _logarithmic(ax, "y", y)
+    _logarithmic(ax, "y", y, [check.threshold])
+    ax.set_ylim(top=20 * max(check.threshold, d["S_bar"]))  # room for the legend
     _whole(ax)
 
 
