@@ -381,6 +381,31 @@ def test_the_share_is_unbiased_at_every_number_of_samples() -> None:
         assert abs(np.nanmean(found) - truth) < 3.5 * error + 0.01, n
 
 
+def test_a_contraction_hides_no_rotation() -> None:
+    """u = -x + Rx/5 has little rotation beside its contraction: no pass, with the reason."""
+
+    def make(rng: np.random.Generator) -> dict[str, Any]:
+        x = rng.normal(size=(120, 2))
+        step = np.eye(2) + 0.05 * (-np.eye(2) + 0.2 * np.array([[0.0, 1.0], [-1.0, 0.0]]))
+        return {
+            "activations": np.stack([x @ np.linalg.matrix_power(step, k) for k in range(5)]),
+            "thresholds": OPEN,
+        }
+
+    assert verdicts("P4", make) == {"abstain": SEEDS}
+    check = diagnostics.run(**make(np.random.default_rng(0)))["P4"]
+    assert (
+        check.details["beyond"] == pytest.approx(1, abs=0.05)
+        and "multiple of the state" in check.reason
+    )
+    # A contraction alone has nothing beyond.
+    x = np.random.default_rng(0).normal(size=(120, 3))
+    alone = diagnostics.run(activations=np.stack([x * 0.9**k for k in range(4)]), thresholds=OPEN)[
+        "P4"
+    ]
+    assert alone.verdict == "pass" and alone.details["scaling"] == pytest.approx(1)
+
+
 def test_gradient_fields_stand_beside() -> None:
     check = diagnostics.run(activations=rotation_flow(np.random.default_rng(0), d=4))["P4"]
     assert len(check.details["control"]) == 5 and np.nanmax(check.details["control"]) < 0.1

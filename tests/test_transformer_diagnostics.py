@@ -461,6 +461,19 @@ def test_settings_that_cannot_be_run(
     assert message in capsys.readouterr().err
 
 
+def test_a_model_needs_its_own_reader_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EOT-16: without onnx the models of other formats are there all the same."""
+    there = {"tokenizers", "safetensors"}
+    monkeypatch.setattr(
+        _weights.importlib.util, "find_spec", lambda name: object() if name in there else None
+    )
+    assert _weights.missing_readers(_models.get("minilm").weights) == []
+    assert _weights.missing_readers(_models.get("smollm2").weights) == ["gguf"]
+    assert _weights.missing_readers(_models.get("paraphrase").weights) == ["onnx"]
+    there.clear()
+    assert _weights.missing_readers(_models.get("albert").weights) == ["tokenizers"]
+
+
 def test_short_texts_are_refused() -> None:
     model = _models.Model("m", _random.tiny_encoder(0), _models._bytes, closing=3)
     assert list(model.ids("abcdef", 4)) == [97 % 97, 98 % 97, 99 % 97, 3]

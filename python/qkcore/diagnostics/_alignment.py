@@ -16,6 +16,9 @@ from ._verdict import ABSTAIN, FAIL, PASS, Check, Thresholds, abstain, check
 _FEWEST = 20  # samples
 _CONTROLS = 5  # gradient fields at the same states
 _CONTROL_SAMPLES = 500
+_NOTHING = (
+    1e-4  # a mean flow that is a multiple of the state but for this share has no rest to judge
+)
 _SMALLEST = 1e-70  # activations from here to its inverse: their fourth powers are numbers
 
 
@@ -133,6 +136,9 @@ def _judged(
         "interval": found.energy_interval,
         "share_interval": found.interval,
         "explained": found.explained,
+        "scaling": found.scaling,
+        "beyond": found.beyond,
+        "beyond_interval": found.beyond_interval,
         "by_layer": found.by_layer,
         "error_by_layer": found.error_by_layer,
         "explained_by_layer": found.explained_by_layer,
@@ -167,7 +173,14 @@ def _judged(
         f"rotation is {found.share:.3g} [{low:.3g}, {high:.3g}] of the mean flow (gradient fields at these "
         f"states read up to {worst:.2g}); {explained}; {energy}"
     )
-    if high <= limits.rotation:
+    bottom = found.beyond_interval[0]
+    hidden = 1 - found.scaling > _NOTHING and np.isfinite(bottom) and bottom > limits.rotation
+    if hidden:
+        text += (
+            f"; {100 * found.scaling:.3g} % of the mean flow is a multiple of the state, and rotation is "
+            f"{found.beyond:.3g} of the rest"
+        )
+    if high <= limits.rotation and not hidden:
         return check("P4", limits, PASS, found.share, text, **details)
     if low > max(limits.rotation, worst if known.size else limits.rotation):
         return check("P4", limits, FAIL, found.share, text, **details)

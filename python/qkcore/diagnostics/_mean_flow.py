@@ -13,6 +13,9 @@ no rotation, so it is not counted as such. The mean flow is split in the metric 
 For a linear gradient flow u = Sx in any number of dimensions M = S Sigma, so R is exactly 0 in any number of
 its leading principal components. Noise of finite samples makes R and the explained energy look larger; the
 jackknife over groups of samples removes that and gives their errors.
+
+Where states revert to their mean, most of the mean flow is a multiple -cx of the state, beside which any
+rotation is small. So the share of the rotation in what is beyond that multiple stands beside.
 """
 
 from __future__ import annotations
@@ -46,6 +49,11 @@ class MeanFlow:
     """rotational part over the energy of the mean flow"""
     interval: Interval
     """95 % of the share, by the jackknife over samples"""
+    scaling: float
+    """share of the mean flow that is a multiple of the state, u = cx: a contraction or an expansion"""
+    beyond: float
+    """rotational part over the energy of the mean flow without that multiple, which would hide it"""
+    beyond_interval: Interval
     by_layer: Float = field(repr=False)
     """the share at each layer"""
     error_by_layer: Float = field(repr=False)
@@ -94,15 +102,17 @@ def measure(
 
 
 def _summary(found: Float, q: int, held: float) -> MeanFlow:
-    """From (layers, 1 + groups, 3): rotation, mean flow and kinetic energy, whole and without each group."""
+    """From (layers, 1 + groups, 4): energies of rotation, mean flow, motion, scaling, without each group."""
     from scipy.stats import t as student
 
     G = found.shape[1] - 1
     wide = float(student.ppf(0.975, G - 1))
-    pseudo = G * found[:, :1] - (G - 1) * found[:, 1:]  # (layers, groups, 3)
+    pseudo = G * found[:, :1] - (G - 1) * found[:, 1:]  # (layers, groups, 4)
     share, error = _ratio(pseudo[..., 0], pseudo[..., 1])
     total = pseudo.mean(axis=0)
     whole, spread = (float(v) for v in _ratio(total[:, 0], total[:, 1]))
+    scaled, _ = _ratio(total[:, 3], total[:, 1])
+    beyond, around_beyond = (float(v) for v in _ratio(total[:, 0], total[:, 1] - total[:, 3]))
     energy = float(total[:, 0].mean())
     around = float(total[:, 0].std(ddof=1)) / np.sqrt(G)
     means = pseudo.mean(axis=1)
@@ -115,6 +125,9 @@ def _summary(found: Float, q: int, held: float) -> MeanFlow:
         explained=float(means[:, 1].sum() / kinetic) if kinetic > 0 else 0.0,
         share=whole,
         interval=(whole - wide * spread, whole + wide * spread),
+        scaling=float(scaled),
+        beyond=beyond,
+        beyond_interval=(beyond - wide * around_beyond, beyond + wide * around_beyond),
         by_layer=share,
         error_by_layer=error,
         kinetic_by_layer=means[:, 2],
@@ -135,7 +148,7 @@ def _ratio(top: Float, bottom: Float) -> tuple[Float, Float]:
 
 
 def _replicates(x: Float, u: Float, A: DiffusionTensor, group: Groups) -> Float:
-    """(1 + groups, 3): energies of all samples, then without each group."""
+    """(1 + groups, 4): energies of all samples, then without each group."""
     if not A.constant:
         return _varying(x, u, A, group)
     a = A.at(x, 0.0)
@@ -163,6 +176,9 @@ def _constant(x: Float, u: Float, group: Groups) -> Float:
     kinetic = _without(group, np.einsum("nk,nk->n", u, u)) / n - (mean_u**2).sum(axis=1)
     second -= mean_x[:, :, None] * mean_x[:, None, :]
     cross -= mean_u[:, :, None] * mean_x[:, None, :]
+    extent = np.trace(second, axis1=1, axis2=2)
+    outwards = np.trace(cross, axis1=1, axis2=2) ** 2
+    scaling = np.divide(outwards, extent, out=np.zeros_like(extent), where=extent > 0)
     values, vectors = np.linalg.eigh(second)
     M = np.einsum("gki,gkl,glj->gij", vectors, cross, vectors)
     top = values[:, -1:]
@@ -176,7 +192,7 @@ def _constant(x: Float, u: Float, group: Groups) -> Float:
     both = ~(flat[:, :, None] | flat[:, None, :])
     # A field along x_j into a direction without extent is a gradient as well: the other way costs nothing.
     curl = np.where(both, (li * M - lj * M.transpose(0, 2, 1)) ** 2 / (li * lj * (li + lj)), 0.0)
-    return np.stack([0.5 * curl.sum(axis=(1, 2)), mean_flow, kinetic], axis=1)
+    return np.stack([0.5 * curl.sum(axis=(1, 2)), mean_flow, kinetic, scaling], axis=1)
 
 
 def _varying(x: Float, u: Float, A: DiffusionTensor, group: Groups) -> Float:
@@ -197,11 +213,13 @@ def _varying(x: Float, u: Float, A: DiffusionTensor, group: Groups) -> Float:
     i, j = np.triu_indices(q)
     symmetric = np.zeros((q * q, i.size))
     symmetric[i * q + j, np.arange(i.size)] = symmetric[j * q + i, np.arange(i.size)] = 1.0
-    energies = np.zeros((len(n), 3))
+    identity = np.eye(q).reshape(-1, 1)
+    energies = np.zeros((len(n), 4))
     for k in range(len(n)):
         whole = _explained(gram[k], load[k])
         even = _explained(symmetric.T @ gram[k] @ symmetric, symmetric.T @ load[k])
-        energies[k] = max(whole - even, 0.0), whole, kinetic[k]
+        scaling = _explained(identity.T @ gram[k] @ identity, identity.T @ load[k])
+        energies[k] = max(whole - even, 0.0), whole, kinetic[k], scaling
     return energies
 
 

@@ -218,18 +218,25 @@ def _turning(r: Row) -> str:
     low, high = r["share_interval"]
     return (
         f"{percent(r['share'])} [{percent(low, 2)}, {percent(high, 2)}] of a mean flow that explains "
-        f"{percent(r['explained'], 2)} of the motion"
+        f"{percent(r['explained'], 2)} of the motion; {percent(r['scaling'], 2)} of it is a multiple of the "
+        f"state, {percent(r['beyond'], 2)} of the rest rotation"
     )
 
 
-def _gradient(r: Row) -> bool | None:
-    """Whether the mean flow is a gradient flow within 10 %; None where that is not decided."""
-    low, high = r["share_interval"]
+def _gradient(r: Row) -> list[bool]:
+    """Whether the mean flow is a gradient flow within 10 %, with the multiple of the state and without it.
+
+    Nothing where it is not decided.
+    """
     if r["share"] is None or r["explained"] < 0.1:
-        return None
-    if high <= 0.1:
-        return True
-    return False if low > max(0.1, r["control"] or 0.0) else None
+        return []
+    out = []
+    for low, high in (r["share_interval"], r["beyond_interval"]):
+        if high is not None and high <= 0.1:
+            out.append(True)
+        elif low is not None and low > max(0.1, r["control"] or 0.0):
+            out.append(False)
+    return out
 
 
 def _rotation(models: dict[str, Row], metrics: Row) -> Claim:
@@ -247,7 +254,7 @@ def _rotation(models: dict[str, Row], metrics: Row) -> Claim:
             ),
         )
         + ". R has the units of the states: only the share can be compared",
-        _verdict(passed for passed in found if passed is not None),
+        _verdict(passed for each in found for passed in each),
     )
 
 
@@ -267,18 +274,19 @@ def _checkpoints(models: dict[str, Row], metrics: Row) -> Claim:
         "decreases",
         text or "no control was run",
         _verdict(
-            a["share"] < b["share"]
+            a[which] < b[which]
             for a, b in pairs.values()
-            if _apart(a, b) and min(a["explained"], b["explained"]) >= 0.1
+            for which in ("share", "beyond")
+            if _apart(a, b, which) and min(a["explained"], b["explained"]) >= 0.1
         ),
     )
 
 
-def _apart(a: Row, b: Row) -> bool:
+def _apart(a: Row, b: Row, which: str) -> bool:
     """Whether the intervals of two shares do not meet: where they do nothing is decided."""
-    if a["share"] is None or b["share"] is None:
+    if a[which] is None or b[which] is None:
         return False
-    (low, high), (bottom, top) = a["share_interval"], b["share_interval"]
+    (low, high), (bottom, top) = a[f"{which}_interval"], b[f"{which}_interval"]
     return bool(high < bottom or top < low)
 
 

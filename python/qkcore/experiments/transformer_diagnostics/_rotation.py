@@ -56,6 +56,9 @@ def measured(
         "share": part.share,
         "share_interval": list(part.interval),
         "explained": part.explained,
+        "scaling": part.scaling,
+        "beyond": part.beyond,
+        "beyond_interval": list(part.beyond_interval),
         "control": max(float(known.max()), 0.0) if known.size else float("nan"),
         "rows": [
             {
