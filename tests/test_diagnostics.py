@@ -304,7 +304,7 @@ def test_logits_that_underflow_when_they_are_cold() -> None:
 
 def degenerate(rng: np.random.Generator) -> dict[str, Any]:
     """Arguments of run: finite, and as odd as they come."""
-    L, n, V = rng.integers(2, 5), rng.choice([1, 2, 3, 8]), rng.choice([1, 2, 3, 8])
+    L, n, V = rng.integers(2, 7), rng.choice([1, 2, 3, 8, 30]), rng.choice([1, 2, 3, 8])
     shape = (*rng.choice([1, 2], size=rng.integers(0, 2)), n, V)
     scale = 10.0 ** rng.choice([-300, -20, -3, 0, 1, 3, 6, 100, 155, 250, 306])
     base = rng.normal(size=shape)
@@ -330,6 +330,8 @@ def degenerate(rng: np.random.Generator) -> dict[str, Any]:
         out["probabilities"] = softmax(z).astype(rng.choice(["float32", "float64"]))
     if rng.random() < 0.5:
         out["thresholds"] = {"variation": 1e308}
+    if rng.random() < 0.3:
+        out["keys"] = rng.normal(size=V) * scale
     if rng.random() < 0.6:
         m, d = rng.choice([1, 2, 19, 20, 30]), rng.choice([1, 2, 5])
         x = rng.normal(size=(L, m, d))
@@ -342,6 +344,12 @@ def degenerate(rng: np.random.Generator) -> dict[str, Any]:
             x[:, :1] + 0 * x + np.arange(L)[:, None, None],
         ]
         out["activations"] = odd[rng.integers(len(odd))]
+        if rng.random() < 0.2:
+            out["layer_map"] = [np.tanh, lambda y: y, lambda y: 0.5 * y, lambda y: 0 * y][
+                rng.integers(4)
+            ]
+        if rng.random() < 0.2:
+            out["diffusion"] = lambda y: 1 + np.minimum(y[:, 0] ** 2, 1.0)
     return out
 
 

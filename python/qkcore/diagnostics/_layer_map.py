@@ -138,16 +138,20 @@ def _less_identity(product: Product) -> _Applied:
 
 def _differences(f: Callable[[Float], npt.ArrayLike]) -> _Applied:
     def product(x: Float, v: Float) -> Float:
-        size = float(np.sqrt((v * v).mean()))
+        size, scale = _root_mean_square(v), _root_mean_square(x) or 1.0
         if size == 0:
             return np.zeros_like(x)
-        scale = float(np.sqrt((x * x).mean())) or 1.0
         eps = _values(f(x), x)[1]
-        step = eps ** (1 / 3) * scale / size
-        ahead, behind = (_values(f(x + sign * step * v), x)[0] for sign in (1, -1))
-        return np.asarray((ahead - behind) / (2 * step) - v)
+        step, direction = eps ** (1 / 3) * scale, v / size
+        ahead, behind = (_values(f(x + sign * step * direction), x)[0] for sign in (1, -1))
+        return np.asarray((ahead - behind) / (2 * step) * size - v)
 
     return product
+
+
+def _root_mean_square(x: Float) -> float:
+    largest = float(np.abs(x).max())
+    return largest * float(np.sqrt(np.square(x / largest).mean())) if largest > 0 else 0.0
 
 
 def _values(out: npt.ArrayLike, x: Float) -> tuple[Float, float]:

@@ -81,7 +81,7 @@ class Report:
                 c.name: {
                     "title": c.title,
                     "verdict": c.verdict,
-                    "value": c.value,
+                    "value": _plain(c.value),
                     "threshold": c.threshold,
                     "sense": c.sense,
                     "reason": c.reason,
