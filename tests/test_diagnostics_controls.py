@@ -463,7 +463,14 @@ def test_the_multiple_of_the_identity_is_taken_off() -> None:
         assert turn.share == pytest.approx(1, abs=1e-6)
         potential = rotation.jacobian_asymmetry(lambda y, c=c: (1 + c) * y + 0.1 * np.tanh(y), x)
         assert potential.share < 1e-12
-    assert np.isnan(rotation.jacobian_asymmetry(lambda y: 2 * y, x).share)
+    for size in (x, np.random.default_rng(1).normal(size=(20, 5))):  # formed, and probed
+        for multiple in (0.0, 0.5, 1.0, 2.0):
+            nothing = rotation.jacobian_asymmetry(lambda y, c=multiple: c * y, size)
+            assert np.isnan(nothing.share)
+            single = rotation.jacobian_asymmetry(
+                lambda y, c=multiple: (c * y).astype(np.float32), size
+            )
+            assert np.isnan(single.share)
     single = rotation.jacobian_asymmetry(lambda y: (y + 0.1 * y @ R).astype(np.float32), x)
     assert single.share == pytest.approx(1, abs=0.01)
 

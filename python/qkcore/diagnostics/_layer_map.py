@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -67,55 +66,46 @@ def jacobian_asymmetry(
     >>> abs(rotation.jacobian_asymmetry(lambda x: x - 0.1 * np.tanh(x), x).share) < 1e-12
     True
     """
+    from scipy.stats import t as student
+
     x = float64("X", X)
     _checks.shape("X", x.shape, ("n", "d"), what="states")
     m = count("n_probes", n_probes, 4)
-    forward, backward = _products(layer_map)
+    forward, backward, rounding = _products(layer_map, x)
     if x.size <= m:
         J = np.stack([forward(x, e.reshape(x.shape)).ravel() for e in np.eye(x.size)], axis=1)
         off = J - np.trace(J) / x.size * np.eye(x.size)
-        below = float((off**2).sum())
-        share = float((((J - J.T) / 2) ** 2).sum()) / below if below > _noise(J) else float("nan")
+        energy = float((off**2).sum())
+        floor = _noise(float((J**2).sum()), x.size, rounding)
+        share = float((((J - J.T) / 2) ** 2).sum()) / energy if energy > floor else float("nan")
         return Asymmetry(share, (share, share), x.size, True)
-    rng = generator(seed)
-    square, twice, trace = np.empty(m), np.empty(m), np.empty(m)
-    for k in range(m):
-        v = rng.choice([-1.0, 1.0], size=x.shape)
-        Jv = forward(x, v)
-        # tr(J J) = E <J^T v, J v>; without products of the transpose <v, J (J v)> is the same.
-        twice[k] = (backward(x, v) * Jv).sum() if backward else (v * forward(x, Jv)).sum()
-        square[k], trace[k] = (Jv * Jv).sum(), (v * Jv).sum()
-    return _from_probes(square, twice, trace, x.size)
-
-
-def _from_probes(square: Float, twice: Float, trace: Float, size: int) -> Asymmetry:
-    """The share and its jackknife error; the square of the trace is unbiased."""
-    from scipy.stats import t as student
-
-    m = len(square)
-
-    def energies(keep: npt.NDArray[Any]) -> tuple[float, float]:
-        s, w, c = square[keep], twice[keep], trace[keep]
-        centre = (c.sum() ** 2 - (c**2).sum()) / (len(c) * (len(c) - 1)) / size
-        return 0.5 * float(s.mean() - w.mean()), float(s.mean() - centre)
-
-    every = np.arange(m)
-    top, below = energies(every)
-    if not below > 1e-12 * float(square.mean()):
+    signs = generator(seed).choice([-1.0, 1.0], size=(m, *x.shape))
+    moved = [forward(x, v) for v in signs]
+    square = float(np.mean([(Jv * Jv).sum() for Jv in moved]))
+    c = float(np.mean([(v * Jv).sum() for v, Jv in zip(signs, moved, strict=True)])) / x.size
+    top, below = np.empty(m), np.empty(m)
+    for k, (v, Jv) in enumerate(zip(signs, moved, strict=True)):
+        w = Jv - c * v  # B v with B = J - cI
+        below[k] = (w * w).sum()
+        if backward:
+            top[k] = 0.25 * ((Jv - backward(x, v)) ** 2).sum()
+        else:  # |B v|^2 - <v, B (B v)> over 2
+            top[k] = 0.5 * (below[k] - (v * (forward(x, w) - c * w)).sum())
+    if not below.mean() > _noise(square, x.size, rounding):
         return Asymmetry(float("nan"), (float("nan"), float("nan")), m, False)
-    left_out = np.array([a / b for a, b in (energies(np.delete(every, k)) for k in range(m))])
-    error = float(np.sqrt((m - 1) / m * ((left_out - left_out.mean()) ** 2).sum()))
-    share, wide = top / below, float(student.ppf(0.975, m - 1))
-    return Asymmetry(share, (share - wide * error, share + wide * error), m, False)
+    share = float(top.mean() / below.mean())
+    error = float((top - share * below).std(ddof=1) / np.sqrt(m) / below.mean())
+    wide = float(student.ppf(0.975, m - 1)) * error
+    return Asymmetry(share, (share - wide, share + wide), m, False)
 
 
-def _noise(J: Float) -> float:
-    """Of a Jacobian that is a multiple of the identity: the rounding of differences."""
-    return 1e-16 * float((J**2).sum())
+def _noise(square: float, size: int, rounding: float) -> float:
+    """The square of a Jacobian (of f(x) - x) that is a multiple of the identity but for rounding."""
+    return (30 * rounding) ** 2 * (size + square)
 
 
-def _products(layer_map: LayerMap) -> tuple[_Applied, _Applied | None]:
-    """Products of the Jacobian of f(x) - x and of its transpose with a vector."""
+def _products(layer_map: LayerMap, x: Float) -> tuple[_Applied, _Applied | None, float]:
+    """Products of the Jacobian of f(x) - x and of its transpose with a vector, and their rounding."""
     if isinstance(layer_map, tuple):
         if len(layer_map) != 2:
             raise ValueError(
@@ -124,9 +114,11 @@ def _products(layer_map: LayerMap) -> tuple[_Applied, _Applied | None]:
         jvp, vjp = layer_map
         _checks.function("layer_map[0]", jvp, "(x, v)")
         _checks.function("layer_map[1]", vjp, "(x, v)")
-        return _less_identity(jvp), _less_identity(vjp)
+        eps = _values(jvp(x, np.ones_like(x)), x)[1]
+        return _less_identity(jvp), _less_identity(vjp), eps
     _checks.function("layer_map", layer_map, "the states")
-    return _differences(layer_map), None
+    eps = _values(layer_map(x), x)[1]
+    return _differences(layer_map, eps), None, eps ** (2 / 3)
 
 
 def _less_identity(product: Product) -> _Applied:
@@ -136,12 +128,13 @@ def _less_identity(product: Product) -> _Applied:
     return moved
 
 
-def _differences(f: Callable[[Float], npt.ArrayLike]) -> _Applied:
+def _differences(f: Callable[[Float], npt.ArrayLike], eps: float) -> _Applied:
+    """Central differences with the step that balances their rounding, of f's own precision."""
+
     def product(x: Float, v: Float) -> Float:
         size, scale = _root_mean_square(v), _root_mean_square(x) or 1.0
         if size == 0:
             return np.zeros_like(x)
-        eps = _values(f(x), x)[1]
         step, direction = eps ** (1 / 3) * scale, v / size
         ahead, behind = (_values(f(x + sign * step * direction), x)[0] for sign in (1, -1))
         return np.asarray((ahead - behind) / (2 * step) * size - v)
