@@ -44,6 +44,36 @@ def causal(z: Array) -> Array:
     return np.where(np.arange(V) <= np.arange(n)[:, None], z, -np.inf)
 
 
+# ---- what changes nothing ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_no_verdict_depends_on_what_the_softmax_ignores(masked: bool) -> None:
+    """Constants of rows, the order of the keys and single precision, in P0 to P3."""
+    rng = np.random.default_rng(0)
+    z = 3 * rng.normal(size=(2, 60, 6))
+    z -= z.mean(axis=-1, keepdims=True)
+    A = 0.01 * rng.normal(size=(6, 6))
+    z = np.stack([z @ np.linalg.matrix_power(np.eye(6) + A, k) for k in range(5)])
+    z = causal(z) if masked else z
+    keys, order = rng.normal(size=6), rng.permutation(6)
+    wanted = diagnostics.run(z, keys=keys)
+    assert wanted["P0"].verdict == "pass" and "abstain" not in (
+        wanted["P1"].verdict,
+        wanted["P2"].verdict,
+    )
+    # Differences of single precision are off by 1e-3 of themselves, which moves rows between bins of P2.
+    for slack, same in (
+        (1e-3, diagnostics.run(z + 20 * rng.normal(size=(5, 2, 60, 1)), keys=keys)),
+        (1e-3, diagnostics.run(z[..., order], keys=keys[order])),
+        (5e-2, diagnostics.run(z.astype(np.float32), keys=keys)),
+        (1e-3, diagnostics.run(probabilities=softmax(z), keys=keys) if not masked else wanted),
+    ):
+        assert same.verdicts == wanted.verdicts
+        for name in ("P0", "P1", "P2", "P3"):
+            assert same[name].value == pytest.approx(wanted[name].value, abs=slack), name
+
+
 # ---- P0 -------------------------------------------------------------------------------------------
 
 

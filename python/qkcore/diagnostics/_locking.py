@@ -158,6 +158,7 @@ class Comparison:
 
 
 _BINS = 8  # of the half-range, at most
+_EDGE = 1e-4  # of the first and the last edge of the bins
 _FEWEST = 5  # rows of either kind in a bin
 _BAND_ROWS = 1000  # rows that the band is bootstrapped from
 
@@ -182,11 +183,14 @@ def compare(
     if not locked.any():
         return nothing
     wanted = min(_BINS, max(1, int(locked.sum()) // (2 * _FEWEST)))
-    edges = np.unique(np.quantile(change[locked], np.linspace(0, 1, wanted + 1)))
+    ordered = np.sort(change[locked])
+    splits = np.linspace(0, len(ordered), wanted + 1).astype(int)[1:-1]
+    # Edges lie between values, so that rounding moves no row to another bin.
+    inner = (ordered[splits - 1] + ordered[splits]) / 2
+    edges = np.concatenate([[ordered[0] * (1 - _EDGE)], inner, [ordered[-1] * (1 + _EDGE)]])
     at = np.searchsorted(edges, change, side="right") - 1
-    at[change == edges[-1]] = max(len(edges) - 2, 0)
-    bins = max(len(edges) - 1, 1)
-    inside = moving & (change >= edges[0]) & (change <= edges[-1])
+    bins = wanted
+    inside = moving & (at >= 0) & (at < bins)
     sensitivity = np.divide(tv, change, out=np.zeros_like(tv), where=moving)
 
     def ratio(columns: npt.NDArray[np.int64]) -> tuple[float, int]:
