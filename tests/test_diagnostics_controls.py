@@ -115,6 +115,59 @@ def test_keys_without_mass_do_not_count_in_fishers_metric() -> None:
     assert "keys without mass" in check.reason
 
 
+def test_the_gate_of_activations_alone() -> None:
+    """Their motion against each other: a drift common to all and a shift do not count, a jump does."""
+    rng = np.random.default_rng(0)
+    for _ in range(SEEDS):
+        H = rng.normal(size=(30, 4)) + 0.02 * np.cumsum(rng.normal(size=(5, 30, 4)), axis=0)
+        plain = diagnostics.run(activations=H)["P0"]
+        drifting = diagnostics.run(activations=H + 100 + 5 * rng.normal(size=(5, 1, 4)))["P0"]
+        assert plain.verdict == drifting.verdict == "pass"
+        assert drifting.value == pytest.approx(plain.value, rel=1e-9)
+        H[3:] += rng.normal(size=(30, 4))
+        jump = diagnostics.run(activations=H)["P0"]
+        assert jump.verdict == "fail" and "transition 2 -> 3" in jump.reason
+
+
+STILL: dict[str, Any] = {
+    "constant": np.zeros((4, 1, 30, 8)),
+    "locked": np.zeros((4, 30, 30)) + 1000 * np.eye(30),
+    "nearly still": np.zeros((4, 30, 30))
+    + 1000 * np.eye(30)
+    + 1e-3 * np.random.default_rng(0).normal(size=(4, 30, 30)),
+    "one key": np.random.default_rng(0).normal(size=(4, 30, 1)),
+    "one row": np.random.default_rng(0).normal(size=(1, 1, 8)) * np.ones((4, 1, 1)),
+    "huge": np.full((4, 30, 8), 1e300),
+    "no motion": np.random.default_rng(0).normal(size=(1, 30, 8)) * np.ones((4, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", STILL)
+def test_what_does_not_move_is_not_judged(name: str) -> None:
+    """Abstention with a reason, never an exception, in logits and activations."""
+    z = STILL[name]
+    x = z.reshape(len(z), -1, z.shape[-1])
+    report = diagnostics.run(z, activations=x, keys=np.arange(float(z.shape[-1])))
+    assert report["P0"].verdict == "pass"
+    moving = name in ("nearly still", "one key")  # the activations do, and a line has no rotation
+    for check in ("P1", "P2") if moving else ("P1", "P2", "P4"):
+        assert report[check].verdict == "abstain" and report[check].reason, check
+        assert report[check].value is None
+
+
+def test_nan_is_refused_by_name() -> None:
+    bad = np.full((3, 4, 4), np.nan)
+    for name in ("logits", "probabilities", "activations"):
+        with pytest.raises(ValueError, match=rf"{name}.*NaN"):
+            diagnostics.run(**{name: bad})
+    z = np.zeros((3, 4, 4))
+    for name in ("keys", "queries"):
+        with pytest.raises(ValueError, match=rf"{name}.*NaN"):
+            diagnostics.run(z, **{name: bad[0]})
+        with pytest.raises(ValueError, match=rf"{name}: wanted shape"):
+            diagnostics.run(z, **{name: np.zeros((7, 2))})
+
+
 # ---- P1 -------------------------------------------------------------------------------------------
 
 
