@@ -15,7 +15,7 @@ import pytest
 from scipy.linalg import expm
 
 from qkcore import diagnostics
-from qkcore.diagnostics import rotation
+from qkcore.diagnostics import rotation, score
 
 from .reference_diagnostics import Array, softmax
 
@@ -270,6 +270,13 @@ def test_drifts_by_neighbours() -> None:
     assert check.details["drift"] == "knn" and check.value is not None and check.value > 0.5
     with pytest.raises(ValueError, match="drift: wanted"):
         diagnostics.run(z, drift="spline")
+
+
+@pytest.mark.skipif(not score.available(), reason="JAX and optax are not installed")
+def test_drifts_by_a_network() -> None:
+    z = field_of_rows(np.random.default_rng(3))[::2, :, :, :]
+    check = diagnostics.run(z, drift="mlp", n_resamples=40, thresholds=OPEN)["P1"]
+    assert check.details["drift"] == "mlp" and check.value is not None and check.value > 0.5
 
 
 # ---- P2 -------------------------------------------------------------------------------------------

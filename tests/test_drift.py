@@ -12,7 +12,7 @@ import pytest
 from scipy.optimize import minimize
 
 import qkcore as qk
-from qkcore.diagnostics import drift, score
+from qkcore.diagnostics import _drift_network, drift, score
 from qkcore.diagnostics.drift import HUBER, KNNDrift, MLPDrift, RidgeDrift, huber_loss, transitions
 from tests import reference_simplex as ref
 
@@ -340,6 +340,7 @@ def test_a_network_bends_where_a_ridge_cannot() -> None:
 
 def test_a_network_without_jax_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optax", None)
+    _drift_network._program.cache_clear()
     with pytest.raises(ImportError, match=r"pip install 'qkcore\[train\]'"):
         MLPDrift(width=8).fit(X2, np.zeros(4))
     with pytest.raises(ValueError, match="depth: wanted"):

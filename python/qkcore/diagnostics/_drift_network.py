@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
@@ -97,6 +98,16 @@ def _train(
     rate: float,
 ) -> tuple[int, list[tuple[Double, Double]]]:
     """The step of least error on what was left out, and the weights there; none where it is the start."""
+    program = _program(n_steps, rate)
+    single = [(W.astype(np.float32), b.astype(np.float32)) for W, b in start]
+    best, at = program(single, *(x.astype(np.float32) for x in (*data, *left_out)))
+    kept = [(np.asarray(W, np.float64), np.asarray(b, np.float64)) for W, b in best]
+    return int(at), kept if int(at) else []
+
+
+@lru_cache(maxsize=8)
+def _program(n_steps: int, rate: float) -> Any:
+    """All steps, compiled once for all fits of one shape: a drift is fitted at every layer."""
     try:
         jax, optax = importlib.import_module("jax"), importlib.import_module("optax")
     except ImportError as problem:
@@ -104,6 +115,7 @@ def _train(
             f"a drift by a network needs JAX and optax ({problem}): pip install 'qkcore[train]'"
         ) from None
     jnp = jax.numpy
+    optimizer = optax.adam(rate)
 
     def loss(weights: Any, x: Any, y: Any) -> Any:
         h = x
@@ -112,25 +124,19 @@ def _train(
         W, b = weights[-1]
         return jnp.mean((h @ W + b - y) ** 2)
 
-    optimizer = optax.adam(rate)
+    def train(weights: Any, x: Any, y: Any, new_x: Any, new_y: Any) -> Any:
+        def step(carry: Any, now: Any) -> Any:
+            weights, state, best, least, at = carry
+            update, state = optimizer.update(jax.grad(loss)(weights, x, y), state, weights)
+            weights = optax.apply_updates(weights, update)
+            error = loss(weights, new_x, new_y)
+            better = error < least
+            best = jax.tree.map(lambda new, old: jnp.where(better, new, old), weights, best)
+            least, at = jnp.where(better, error, least), jnp.where(better, now, at)
+            return (weights, state, best, least, at), None
 
-    def step(carry: Any, _: Any) -> Any:
-        weights, state, best, least, at, now = carry
-        slope = jax.grad(loss)(weights, *data)
-        update, state = optimizer.update(slope, state, weights)
-        weights = optax.apply_updates(weights, update)
-        error = loss(weights, *left_out)
-        better = error < least
-        best = jax.tree.map(lambda new, old: jnp.where(better, new, old), weights, best)
-        return (
-            weights, state, best, jnp.where(better, error, least), jnp.where(better, now + 1, at), now + 1,
-        ), None  # fmt: skip
+        begin = (weights, optimizer.init(weights), weights, loss(weights, new_x, new_y), 0)
+        (_, _, best, _, at), _ = jax.lax.scan(step, begin, jnp.arange(1, n_steps + 1))
+        return best, at
 
-    weights = jax.tree.map(lambda w: jnp.asarray(w, jnp.float32), start)
-    data, left_out = (tuple(jnp.asarray(v, jnp.float32) for v in pair) for pair in (data, left_out))
-    begin = (weights, optimizer.init(weights), weights, loss(weights, *left_out), 0, 0)
-    (_, _, best, _, at, _), _ = jax.jit(
-        lambda carry: jax.lax.scan(step, carry, None, length=n_steps)
-    )(begin)
-    kept = [(np.asarray(W, np.float64), np.asarray(b, np.float64)) for W, b in best]
-    return int(at), kept if int(at) else []
+    return jax.jit(train)
