@@ -456,6 +456,22 @@ def test_a_drift_changes_nothing() -> None:
     assert b.value == pytest.approx(a.value, rel=1e-9) and a.verdict == b.verdict
 
 
+def test_what_the_normalised_energy_reads() -> None:
+    """Erratum 42: the share of the kinetic energy falls with a drift and rises in a projection; not P4."""
+    H = rotation_flow(np.random.default_rng(1), n=400)
+    still, drifting = (
+        rotation.path_energy(H + drift * np.arange(5)[:, None, None], n_resamples=10)
+        for drift in (0.0, 0.2)
+    )
+    assert still.normalized > 0.95 and drifting.normalized < 0.1
+    assert drifting.energy == pytest.approx(still.energy, rel=1e-6)
+    H = gradient_flow(np.random.default_rng(4))
+    flat = (H - H.mean(axis=(0, 1))).reshape(-1, 8)
+    leading = np.linalg.eigh(flat.T @ flat)[1][:, -3:]
+    assert rotation.path_energy(H @ leading, n_resamples=10).normalized > 0.2
+    assert abs(diagnostics.run(activations=H, thresholds=OPEN)["P4"].value or 1.0) < 0.01
+
+
 def test_the_share_is_unbiased_at_every_number_of_samples() -> None:
     """u = Cx + noise, x normal: the share is that of C, at 59 samples as at 60 and 400."""
     C = np.random.default_rng(5).normal(size=(3, 3))
