@@ -29,17 +29,16 @@ def suite(options: Options, layers: int, heads: int, n: int) -> Call:
 
 
 def by_numpy(z: Array) -> Call:
-    """P0-P2 in one go on the whole array in double precision, as a first attempt would have it."""
+    """P0 and the motion of P1 on the whole array in double precision, as a first attempt would have it."""
 
     def call() -> tuple[float, float]:
         wide = z.astype(np.float64)
         p = np.exp(wide - wide.max(axis=-1, keepdims=True))
         p /= p.sum(axis=-1, keepdims=True)
         dz, dp = np.diff(wide, axis=0), np.diff(p, axis=0)
+        dz -= dz.mean(axis=-1, keepdims=True)
         variation = float((dz**2).sum(axis=0).mean(axis=(1, 2)).max())
-        tv = 0.5 * np.abs(dp).sum(axis=-1)
-        euler = p[:-1] * (dz - (p[:-1] * dz).sum(axis=-1, keepdims=True))
-        return variation, float(0.5 * np.abs(dp - euler).sum() / tv.sum())
+        return variation, float(0.5 * np.abs(dp).sum(axis=-1).mean())
 
     return call
 
@@ -49,7 +48,7 @@ def run(options: Options) -> Group:
         "diagnostics",
         "Diagnostics P0-P3",
         "`qk.diagnostics.run(logits)` on a stack in single precision, computed in double. The NumPy "
-        "contender does P0 to P2 only, on whole arrays.",
+        "contender does P0 and the motion of the rows only, on whole arrays.",
     )
     layers, heads, n = (6, 2, 128) if options.quick else (30, 9, 512)
     compare(group, stack(layers, 2, n))
@@ -61,15 +60,18 @@ def run(options: Options) -> Group:
 def compare(group: Group, z: Array) -> None:
     """The numbers of P0 and P1 against whole-array NumPy, and the time of both."""
     report = diagnostics.run(z)
-    wanted = dict(zip(("P0", "P1"), by_numpy(z)(), strict=True))
+    variation, motion = by_numpy(z)()
+    found: dict[str, tuple[Any, float]] = {
+        "P0": (report["P0"].value, variation),
+        "motion": (np.mean(report["P1"].details["realised"]), motion),
+    }
     error = 0.0
-    for name, value in wanted.items():
-        found: Any = report[name].value
-        group.check(f"{name} against NumPy", abs(found / value - 1), 1e-9)
-        error = max(error, abs(found / value - 1))
+    for name, (ours, value) in found.items():
+        group.check(f"{name} against NumPy", abs(ours / value - 1), 1e-9)
+        error = max(error, abs(ours / value - 1))
     calls: dict[str, Call] = {
         "qkcore, P0-P3": lambda: diagnostics.run(z),
-        "NumPy, P0-P2": by_numpy(z),
+        "NumPy, P0 and motion": by_numpy(z),
     }
     timings = interleave(calls, rounds=3, budget=10, sample=0.05)
     mine = timings["qkcore, P0-P3"].minimum

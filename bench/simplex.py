@@ -53,7 +53,7 @@ def stack(options: Options) -> Array:
 
 def diagnose(z: Array) -> tuple[depth.DepthBudget, depth.BVDetector, float]:
     """Budget, jumps, and the norms of every row's mobility."""
-    budget = depth.budget(z, centered=True)
+    budget = depth.budget(z)
     detector = depth.detect(z)
     largest = 0.0
     for layer in z:

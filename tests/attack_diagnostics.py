@@ -42,13 +42,30 @@ def depths(rng: Rng) -> Iterator[Found]:
     if rng.random() < 0.3 and V > 1:
         z[:, 0] = -np.inf
     constants = depth.Constants(L_b=float(rng.uniform(0, 1)), M_b=float(rng.uniform(0, 1)), tau=tau)
-    got = depth.budget(z, tau=tau, constants=constants)
     with np.errstate(invalid="ignore"):
         dz = np.diff(z.astype(Long), axis=0)
     dz = np.where(np.isnan(dz), 0, dz)
+    few = (V + L + 16) * E
+    seen = np.isfinite(z[0])
+    if seen.any():
+        off = np.where(seen, dz - dz[:, seen].mean(axis=1, keepdims=True), 0)
+        rows = depth.budget(z, tau=tau, constants=constants)
+        half = (dz[:, seen].max(axis=1) - dz[:, seen].min(axis=1)) / 2
+        # A mean is taken off numbers up to |dz|, whose squares are what the error is a share of.
+        yield (
+            "depth.budget, S_bar",
+            worst(
+                abs(rows.S_bar - np.square(off).sum() / seen.sum()),
+                4 * few * np.square(dz).sum() / seen.sum(),
+            ),
+        )
+        yield (
+            "depth.budget, C_BV up to constants",
+            worst(abs(rows.C_BV - half.mean()), few * abs(dz).max()),
+        )
+    got = depth.budget(z, tau=tau, constants=constants, centered=False)
     sup, squares = abs(dz).max(axis=1), np.square(dz).sum(axis=1)
     # Differences are taken in double, of numbers up to |z|.
-    few = (V + L + 16) * E
     yield "depth.budget, C_BV", worst(abs(got.C_BV - sup.mean()), few * sup.mean())
     yield "depth.budget, S_L", worst(abs(got.S_L - squares.sum()), 2 * few * squares.sum())
     lipschitz, growth = 1 / Long(tau), constants.L_b / Long(tau)
@@ -76,8 +93,9 @@ def depths(rng: Rng) -> Iterator[Found]:
     direction = rng.normal(size=(L, V))
     stack = np.concatenate([np.zeros((1, V)), np.cumsum(direction * norms[:, None], axis=0)])
     violations = depth.detect(stack, threshold=1e-3, window=1).violations
-    squares = np.square(np.diff(stack, axis=0)).sum(axis=1)
-    wanted = [int(k) for k in np.flatnonzero(squares > 1e-3)]
+    moves = np.diff(stack, axis=0)
+    moves -= moves.mean(axis=1, keepdims=True)
+    wanted = [int(k) for k in np.flatnonzero(np.square(moves).sum(axis=1) > 1e-3)]
     yield "depth.detect", 0.0 if violations == wanted else np.inf
 
 

@@ -74,7 +74,8 @@ Fields of what a function returns, judged with it: CurrentNorms, FactoredBridge,
     diagnostics.depth.FiniteDepth, diagnostics.depth.Interface, diagnostics.depth.Segment,
     diagnostics.depth.Segmentation, diagnostics.duality.Parity, diagnostics.duality.Path,
     diagnostics.duality.PooledParity, diagnostics.duality.StepDoubling,
-    diagnostics.duality.WeakErrorSlope, diagnostics.rotation.PathEnergy,
+    diagnostics.duality.WeakErrorSlope, diagnostics.rotation.Asymmetry,
+    diagnostics.rotation.PathEnergy,
     diagnostics.rotation.RotationalEnergy, diagnostics.score.ScoreFit, diffusion.BetaChoice,
     gaussian.AffineVelocity, gaussian.EntropicPlan, gaussian.GaussianFlow, gaussian.Quadratic,
     gaussian.RankOne, gaussian.Stationarity, isb.BridgeFlow, isb.Rate, isb.Step, measure.Bound,
@@ -99,6 +100,7 @@ Random by themselves, tested for their rate in tests/test_observables.py: observ
     observables.mean_field_convergence
 A random approximation of the kernel, tested for its law in tests/test_features.py: positive_features
 A network trained by stochastic gradients, tested in tests/test_score.py: diagnostics.score.fit
+A network trained by gradients, tested in tests/test_drift.py: diagnostics.drift.MLPDrift
 Reports put together from functions above, tested in tests/test_diagnostics.py: diagnostics.run
 Maps with the spectra of operators above, tested in tests/test_magnetic_map.py: magnetic.MagneticMap
 Formulas compared with references of their own in tests/test_curvature.py:
@@ -110,6 +112,8 @@ Formulas compared with references of their own in tests/test_drift.py: diagnosti
 Formulas compared with references of their own in tests/test_duality.py:
     diagnostics.duality.DiffusionTensor, diagnostics.duality.reverse_drift,
     diagnostics.duality.sample_ode, diagnostics.duality.velocity
+Formulas compared with references of their own in tests/test_diagnostics_controls.py:
+    diagnostics.rotation.jacobian_asymmetry
 Formulas compared with references of their own in tests/test_rotation.py: diagnostics.rotation.on_grid,
     diagnostics.rotation.path_energy
 Formulas compared with references of their own in tests/test_gaussian_forms.py: gaussian.rank_one,

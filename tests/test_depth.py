@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from qkcore.diagnostics import depth
+from qkcore.diagnostics import depth, run
 from qkcore.diagnostics.drift import RidgeDrift
 from tests import reference_simplex as ref
 
@@ -33,12 +33,11 @@ def test_budgets_by_hand(dtype: str) -> None:
     z = stack().astype(dtype)
     dz = np.diff(z.astype(np.float64), axis=0)
     c = depth.Constants(L_b=0.5, M_b=0.25)
-    got = depth.budget(z, constants=c)
+    got = depth.budget(z, constants=c, centered=False)
     sup = np.abs(dz).max(axis=-1)
     np.testing.assert_allclose(got.C_BV, sup.mean(axis=0), rtol=1e-14)
     np.testing.assert_allclose(got.S_L, (dz**2).sum(axis=(0, 2)), rtol=1e-14)
-    np.testing.assert_allclose(got.S_bar, got.S_L / 12, rtol=1e-14)
-    np.testing.assert_allclose(got.S_bar_entry, got.S_L / 12 / 7, rtol=1e-14)
+    np.testing.assert_allclose(got.S_bar, got.S_L / 7, rtol=1e-14)
     np.testing.assert_allclose(
         got.total_variation, np.linalg.norm(dz, axis=-1).sum(axis=0), rtol=1e-14
     )
@@ -62,7 +61,7 @@ def test_s_l_is_summed_in_float64() -> None:
     z[1:, 0] = 4096.0
     z[1:, 1] = np.arange(3000) % 2 * np.float32(0.03125)
     want = 4096.0**2 + 2999 * 0.03125**2
-    assert want == depth.budget(z, constants=depth.Constants()).S_L
+    assert want == depth.budget(z, constants=depth.Constants(), centered=False).S_L
     running = np.float32(0)
     for step in np.diff(z, axis=0):
         running += np.float32((step**2).sum())
@@ -77,7 +76,7 @@ def test_layers_may_stream_and_rows_may_be_masked() -> None:
         whole = depth.budget(z, centered=centered)
         lazy = depth.budget((layer for layer in z), centered=centered)
         bare = depth.budget(kept, centered=centered)
-        for name in ("C_BV", "S_L", "S_bar_entry", "largest_step", "xi"):
+        for name in ("C_BV", "S_L", "S_bar", "largest_step", "xi"):
             np.testing.assert_allclose(getattr(whole, name), getattr(bare, name), rtol=1e-12)
             np.testing.assert_array_equal(getattr(whole, name), getattr(lazy, name))
 
@@ -85,10 +84,37 @@ def test_layers_may_stream_and_rows_may_be_masked() -> None:
 def test_centering_removes_what_the_softmax_does_not_see() -> None:
     z = stack(2)
     shifted = z + np.random.default_rng(0).normal(size=(*z.shape[:-1], 1)) * 5
-    a, b = (depth.budget(x, centered=True) for x in (z, shifted))
+    a, b = (depth.budget(x) for x in (z, shifted))
     np.testing.assert_allclose(a.C_BV, b.C_BV, atol=1e-12)
     np.testing.assert_allclose(a.S_L, b.S_L, atol=1e-12)
-    assert (a.C_BV <= depth.budget(shifted).C_BV).all()
+    assert (a.C_BV <= depth.budget(shifted, centered=False).C_BV).all()
+
+
+def test_constants_of_rows_move_no_boundary() -> None:
+    """EOT-4: detection and segmentation see what the softmax sees, with masks too."""
+    z = jumping(V=6)
+    z[:, 4] = -np.inf
+    shifted = z + 30 * np.random.default_rng(1).normal(size=(len(z), 1))
+    a, b = depth.segment(z), depth.segment(shifted)
+    assert a.boundaries == b.boundaries == (19,)
+    assert a.detector.violations == b.detector.violations
+    for one, two in zip(a.segments, b.segments, strict=True):
+        np.testing.assert_allclose(one.drift[0], two.drift[0], atol=1e-9)
+        assert one.variation == pytest.approx(two.variation)
+    step = np.array([3.0, -1.0, 1.0])
+    norms = [depth.BVDetector().update(step + c).norm for c in (0.0, 100.0)]
+    assert norms[0] == pytest.approx(norms[1]) and norms[0] == pytest.approx(np.sqrt(8.0))
+
+
+def test_one_definition_of_the_variation() -> None:
+    """N.4: P0's number is the mean S_bar of the rows of the worst head, and its reason names it."""
+    z = 0.05 * np.cumsum(np.random.default_rng(2).normal(size=(6, 3, 5, 7)), axis=0)
+    gate = run(z)["P0"]
+    rows = depth.budget(z).S_bar
+    assert gate.value == pytest.approx(rows.mean(axis=1).max(), rel=1e-12)
+    assert gate.details["S_bar"] == gate.value and "S̄_L" in gate.reason
+    failing = run(z, thresholds={"variation": gate.value / 2})["P0"]
+    assert f"S̄_L {gate.value:.3g} > " in failing.reason
 
 
 def test_the_softmax_norms_of_the_bound() -> None:
@@ -328,7 +354,7 @@ def test_the_printed_algorithm(norms: list[float], window: int, tau0: float) -> 
     for k, (norm, (flag, severity)) in enumerate(
         zip(norms, algorithm_1(norms, window, tau0), strict=True)
     ):
-        step = detector.update(np.array([norm, 0.0]))
+        step = detector.update(np.array([norm, -norm]) / np.sqrt(2))
         assert step.layer == k
         assert step.severity == pytest.approx(severity, rel=1e-9)
         if abs(severity - 1) > 1e-9:
@@ -434,6 +460,7 @@ def test_segments_of_a_jump() -> None:
     assert "cut at [19]" in str(found)
     for s in found.segments:
         steps = np.diff(z[s.start : s.stop + 1], axis=0)
+        steps -= steps.mean(axis=1, keepdims=True)
         assert s.variation == pytest.approx(np.linalg.norm(steps, axis=1).sum())
         assert s.n_layers == len(steps)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,8 @@ import pytest
 from scipy.optimize import minimize
 
 import qkcore as qk
-from qkcore.diagnostics import drift
-from qkcore.diagnostics.drift import HUBER, KNNDrift, RidgeDrift, huber_loss, transitions
+from qkcore.diagnostics import _drift_network, drift, score
+from qkcore.diagnostics.drift import HUBER, KNNDrift, MLPDrift, RidgeDrift, huber_loss, transitions
 from tests import reference_simplex as ref
 
 
@@ -309,6 +310,41 @@ BAD: list[tuple[Callable[[], Any], type[Exception], str]] = [
     ),
     (lambda: transitions(np.array([[0, -np.inf]] * 3)), ValueError, r"logits: wanted finite"),
 ]
+
+
+needs_jax = pytest.mark.skipif(not score.available(), reason="JAX and optax are not installed")
+
+
+@needs_jax
+def test_a_network_bends_where_a_ridge_cannot() -> None:
+    """EOT-6, H.1: a curved drift on states that were not fitted; the same seed, the same bits."""
+    rng = np.random.default_rng(0)
+
+    def curved(x: ref.Array) -> ref.Array:
+        return np.stack([np.sin(2 * x[:, 0]), x[:, 1] ** 2, x[:, 2]], axis=1)
+
+    X, new = rng.normal(size=(300, 3)), rng.normal(size=(100, 3))
+    model = MLPDrift(width=64, n_steps=300).fit(X, curved(X))
+    assert (
+        model.score(new, curved(new))
+        > 0.9
+        > 0.6
+        > RidgeDrift().fit(X, curved(X)).score(new, curved(new))
+    )
+    again = MLPDrift(width=64, n_steps=300).fit(X, curved(X))
+    np.testing.assert_array_equal(model.predict(new), again.predict(new))
+    flat = MLPDrift(width=8, n_steps=5).fit(X, X @ np.array([1.0, -2.0, 0.5]))
+    assert flat.predict(new).shape == (100,)
+    np.testing.assert_allclose(flat.predict(new), new @ np.array([1.0, -2.0, 0.5]), atol=1e-2)
+
+
+def test_a_network_without_jax_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optax", None)
+    _drift_network._program.cache_clear()
+    with pytest.raises(ImportError, match=r"pip install 'qkcore\[train\]'"):
+        MLPDrift(width=8).fit(X2, np.zeros(4))
+    with pytest.raises(ValueError, match="depth: wanted"):
+        MLPDrift(depth=0).fit(X2, np.zeros(4))
 
 
 @pytest.mark.parametrize("index", range(len(BAD)))

@@ -190,8 +190,6 @@ FAMILIES = {
 # Particular in truth: shapes that depend on more than lengths (or have an alternative that is a word), and
 # a mask where a number is meant.
 PARTICULAR = {
-    "_device/_factored.py": {"shape"},
-    "_factors.py": {"shape"},
     "_host.py": {"shape"},
     "diagnostics/_layers.py": {"none_negative"},
     "diagnostics/report.py": {"shape"},

@@ -71,7 +71,7 @@ COLUMNS = {
     "suite": {"model", "passage", "reading", "check", "gated", "open", "value"},
     "passages": {"model", "passage", "topic", "variation", "window_length", "residual"},
     "losses": {"model", "passage", "topic", "surprise", "rotation"},
-    "rotation": {"model", "components", "layer", "energy", "kinetic", "share", "chance", "converged"},
+    "rotation": {"model", "components", "layer", "share", "error", "explained", "kinetic"},
 }  # fmt: skip
 PARTS = {
     "about", "gate", "adequacy", "locking", "contraction", "evi", "rotation", "suite", "regimes",
@@ -348,11 +348,10 @@ def test_rotation_of_known_flows() -> None:
         turning.append(turning[-1] + turning[-1] @ turn)
         shrinking.append(0.9 * shrinking[-1])
     for path, share in ((turning, 1.0), (shrinking, 0.0)):
-        rows = _rotation.energies(np.stack(path), np.eye(2), 0)
-        found = _rotation.over_depth(rows, 10, 0)
-        assert found["layers"] == 4
+        found = _rotation.measured(np.stack(path), 2, 10, 0, control=True)
+        assert found["layers"] == 4 and len(found["rows"]) == 4
         assert found["share"] == pytest.approx(share, abs=0.03)
-        assert found["chance"] > 0.8
+        assert found["explained"] == pytest.approx(1, abs=1e-6) and found["control"] < 0.01
     assert _states.central(29, 10) == slice(9, 19) and _states.central(3, 10) == slice(0, 3)
 
 
@@ -460,6 +459,19 @@ def test_settings_that_cannot_be_run(
 ) -> None:
     assert cli.main(["run", NAME, "--out", str(tmp_path), "--set", setting]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_model_needs_its_own_reader_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """EOT-16: without onnx the models of other formats are there all the same."""
+    there = {"tokenizers", "safetensors"}
+    monkeypatch.setattr(
+        _weights.importlib.util, "find_spec", lambda name: object() if name in there else None
+    )
+    assert _weights.missing_readers(_models.get("minilm").weights) == []
+    assert _weights.missing_readers(_models.get("smollm2").weights) == ["gguf"]
+    assert _weights.missing_readers(_models.get("paraphrase").weights) == ["onnx"]
+    there.clear()
+    assert _weights.missing_readers(_models.get("albert").weights) == ["tokenizers"]
 
 
 def test_short_texts_are_refused() -> None:

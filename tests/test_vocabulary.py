@@ -52,6 +52,7 @@ INSTEAD = {
 # array element's own epsilon, as every other library calls it.
 MAY = {
     ("qkcore.diagnostics.drift.RidgeDrift", "random_state"),
+    ("qkcore.diagnostics.drift.MLPDrift", "random_state"),
     ("qkcore.observables.angles", "tolerance"),
     ("qkcore.observables.AngleStatistics", "tolerance"),
     ("qkcore.measure.LayerNorm", "eps"),

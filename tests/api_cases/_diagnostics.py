@@ -156,6 +156,14 @@ cases_of(
     [
         ("on_grid", lambda g: {"u": g.double(5, 4, 2), "spacing": 0.2}),
         ("on_simplex", lambda g: {"u": lambda p: -p, "n": 4}),
+        (
+            "jacobian_asymmetry",
+            lambda g: {
+                "layer_map": lambda x: 0.9 * x + 0.1 * np.tanh(x),
+                "X": g.normal(4, 3),
+                "n_probes": 8,
+            },
+        ),
         ("path_energy", lambda g: {"X": g.normal(3, 40, 2), "n_resamples": 10}),
         (
             "rotational_energy",

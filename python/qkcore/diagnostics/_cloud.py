@@ -16,7 +16,7 @@ from ._tensor import DiffusionTensor
 from ._whitney import Index, solve_grounded
 
 _MOST_TERMS = 600
-_MOST_QUADRATIC = 1000  # degree two is worth more: without it no contraction is a gradient
+MOST_QUADRATIC = 1000  # degree two is worth more: without it no contraction is a gradient
 _CHUNK = 4_000_000  # numbers of one block of gradients
 
 
@@ -37,7 +37,7 @@ def terms(d: int, degree: int) -> int:
 
 def best_degree(n: int, d: int) -> int:
     """The largest degree up to 6 whose terms are few against the n d numbers that they explain."""
-    if terms(d, 2) > min(_MOST_QUADRATIC, n * d // 20):
+    if terms(d, 2) > min(MOST_QUADRATIC, n * d // 20):
         return 1
     degree = 2
     while degree < 6 and terms(d, degree + 1) <= min(_MOST_TERMS, n * d // 80):

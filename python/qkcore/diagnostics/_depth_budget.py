@@ -84,9 +84,15 @@ def sizes(z: Real, dz: Double, centered: bool) -> tuple[Double, Double]:
     kept = ~np.isneginf(z)
     high = np.where(kept, dz, -np.inf).max(axis=-1)
     low = np.where(kept, dz, np.inf).min(axis=-1)
-    mean = dz.sum(axis=-1) / kept.sum(axis=-1)
-    off = np.where(kept, dz - mean[..., None], 0.0)
+    off = without_mean(z, dz)
     return np.asarray((high - low) / 2), np.asarray(np.einsum("...i,...i->...", off, off))
+
+
+def without_mean(z: Real, dz: Double) -> Double:
+    """An increment without its mean over the entries that z does not mask; 0 at those."""
+    kept = ~np.isneginf(z)
+    mean = dz.sum(axis=-1) / kept.sum(axis=-1)
+    return np.asarray(np.where(kept, dz - mean[..., None], 0.0))
 
 
 @dataclass(frozen=True)
@@ -163,7 +169,7 @@ class DepthBudget:
     n_layers: int  #: L, the number of increments
     sup_steps: Double  #: :math:`\\|\\Delta z^{(\\ell)}\\|_\\infty`, (L, ...)
     l2_steps: Double  #: :math:`\\|\\Delta z^{(\\ell)}\\|_2`, (L, ...)
-    n_entries: Double  #: entries of a row that are not masked
+    n_entries: Double  #: V: entries of a row that are not masked
     continuity: float  #: largest :math:`|\\sum_i (p^{(\\ell+1)} - p^{(\\ell)})_i|`
     constants: Constants
     centered: bool
@@ -180,13 +186,12 @@ class DepthBudget:
 
     @property
     def S_bar(self) -> Any:
-        """:math:`S_L/L`, the mean square of a step. The text gates on an S-bar that it does not define."""
-        return _value((self.l2_steps**2).mean(axis=0))
+        """:math:`\\bar S_L = S_L/V`: the squares of the steps of an entry, summed over depth, on average.
 
-    @property
-    def S_bar_entry(self) -> Any:
-        """:math:`S_L/(LV)`: the mean square of one logit's step, comparable across V."""
-        return _value((self.l2_steps**2).mean(axis=0) / self.n_entries)
+        The text gates on an S-bar that it does not define. This is the number of P0: the mean over the rows
+        of the worst head.
+        """
+        return _value((self.l2_steps**2).sum(axis=0) / self.n_entries)
 
     @property
     def total_variation(self) -> Any:
@@ -215,7 +220,7 @@ class DepthBudget:
             f"DepthBudget: L = {self.n_layers} steps, {np.size(self.C_BV)} rows"
             + (", constants of rows removed" if self.centered else ""),
             f"  C_BV {_range(self.C_BV)}, largest step {_range(self.largest_step)}",
-            f"  S_L {_range(self.S_L)}, S_L/L {_range(self.S_bar)}, per entry {_range(self.S_bar_entry)}",
+            f"  S_L {_range(self.S_L)}, of an entry (S_bar) {_range(self.S_bar)}",
             f"  Xi_L {_range(self.xi)} from {kind} constants; {100 * vacuous:.0f} % of rows at 2 or more,"
             " where it says nothing",
             f"  continuity residual {self.continuity:.1e}",
@@ -228,7 +233,7 @@ def budget(
     *,
     tau: float = 1.0,
     constants: Constants | None = None,
-    centered: bool = False,
+    centered: bool = True,
 ) -> DepthBudget:
     """Whether a stack of layers moves slowly enough to be read as a flow: C_BV, S_L, Ξ_L (EOT-3).
 
@@ -236,16 +241,19 @@ def budget(
     an entry, in all layers alike. All sums are taken in float64.
 
     ``constants`` gives α₁ and α₂ of eq 2; by default they are estimated from the layers
-    (:func:`estimate_constants`) and marked so. ``centered=True`` removes from each increment what the
-    softmax does not see: (max + min)/2 for the sup norm, the mean for the Euclidean one. Budgets get
-    smaller and the bounds hold.
+    (:func:`estimate_constants`) and marked so. What the softmax does not see is removed from each increment:
+    (max + min)/2 for the sup norm, the mean for the Euclidean one, both over the entries that are not
+    masked. The budgets get smaller and the bounds hold. ``centered=False`` takes the norms as printed, which
+    a constant added to a row changes.
 
     >>> import numpy as np
     >>> from qkcore.diagnostics import depth
     >>> z = np.array([[0.0, 0.0], [0.1, 0.0], [0.1, 0.3]])
     >>> b = depth.budget(z, constants=depth.Constants())
     >>> round(b.C_BV, 12), round(b.S_L, 12), round(b.largest_step, 12)
-    (0.2, 0.1, 0.3)
+    (0.1, 0.05, 0.15)
+    >>> round(depth.budget(z, constants=depth.Constants(), centered=False).S_L, 12)
+    0.1
     """
     tau = _checks.positive("tau", tau)
     sup: list[Double] = []
@@ -460,7 +468,7 @@ def finite_depth(
             f"the PF-ODE did not reach the last layer: {sol.message} (t = {sol.t_reached:g})"
         )
     error, at_layers = _measured(p, sol, L)
-    out = budget(z, tau=tau, constants=constants, centered=True)
+    out = budget(z, tau=tau, constants=constants)
     misfit = _misfits(z, p, steps, pieces_of(drift, p[0].shape, 0.0, 1.0))
     c = constants
     amplified = c.Lambda_J * _exp(c.growth)

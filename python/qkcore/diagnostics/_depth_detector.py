@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks
-from ._depth_budget import Layers, increments
+from ._depth_budget import Layers, increments, sizes
 
 Double = npt.NDArray[np.float64]
 
@@ -68,7 +68,8 @@ class BVDetector:
     >>> import numpy as np
     >>> from qkcore.diagnostics.depth import BVDetector
     >>> detector = BVDetector(threshold=1.0, window=4)
-    >>> steps = [detector.update(np.full(4, size)) for size in (0.1, 0.1, 3.0, 0.1)]
+    >>> turn = np.array([1.0, 1.0, -1.0, -1.0])
+    >>> steps = [detector.update(size * turn) for size in (0.1, 0.1, 3.0, 0.1)]
     >>> [step.action for step in steps], detector.violations
     (['none', 'none', 'segment', 'segment'], [2, 3])
     """
@@ -97,7 +98,7 @@ class BVDetector:
         _checks.not_empty("dz", array)
         _checks.finite("dz", array)
         wide = array.astype(np.float64)
-        return self.update_norm(np.sqrt(np.einsum("...i,...i->...", wide, wide)))
+        return self.update_norm(np.sqrt(sizes(wide, wide, True)[1]))
 
     def update_norm(self, norm: npt.ArrayLike) -> BVStep:
         """Take the norm of the next increment, or the norms of its rows."""
@@ -145,10 +146,13 @@ class BVDetector:
 
 
 def detect(logits: Layers, *, threshold: float | None = None, window: int = 8) -> BVDetector:
-    """Algorithm 1 over a stack (L + 1, ..., V) or any iterable of layers; masks do not count (EOT-4)."""
+    """Algorithm 1 over a stack (L + 1, ..., V) or any iterable of layers (EOT-4).
+
+    Masked entries and constants of rows do not count.
+    """
     detector = BVDetector(threshold=threshold, window=window)
-    for _, dz in increments(logits):
-        detector.update(dz)
+    for z, dz in increments(logits):
+        detector.update_norm(np.sqrt(sizes(z, dz, True)[1]))
     return detector
 
 

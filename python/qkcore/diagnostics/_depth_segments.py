@@ -12,7 +12,7 @@ from .. import _checks
 from ..simplex._mobility import mobility_product
 from ..simplex._softmax import logits as check_logits
 from ..simplex._softmax import plain_softmax
-from ._depth_budget import Constants, DepthBudget, budget, increments
+from ._depth_budget import Constants, DepthBudget, budget, increments, sizes, without_mean
 from ._depth_detector import BVDetector
 
 Double = npt.NDArray[np.float64]
@@ -129,8 +129,9 @@ def segment(
        whether the velocity's jump is in the range of J (no net mass, none off the support).
     5. The assembled path, its mass and the distance it travels, jumps included.
 
-    logits: (L + 1, ..., V). over_rows: a batch is cut as one, by the root mean square of its rows' increments
-    ("mean") or the largest ("max"). keep_path=False does without the assembled path, the size of the logits.
+    logits: (L + 1, ..., V); constants of rows do not count. over_rows: a batch is cut as
+    one, by the root mean square of its rows' increments ("mean") or the largest ("max"). keep_path=False does
+    without the assembled path, which has the size of the logits.
 
     >>> import numpy as np
     >>> from qkcore.diagnostics import depth
@@ -142,7 +143,7 @@ def segment(
     tau = _checks.positive("tau", tau)
     _checks.one_of("over_rows", over_rows, ("mean", "max"))
     z = check_logits("logits", logits)
-    squares = [np.einsum("...i,...i->...", dz, dz).ravel() for _, dz in increments(z)]
+    squares = [sizes(layer, dz, True)[1].ravel() for layer, dz in increments(z)]
     L = len(squares)
     most = max(2, L // 10)
     if max_segments is not None:
@@ -233,7 +234,7 @@ class _Block:
     """Steps 3 to 5 for some rows: z (L + 1, rows, V), cut at the inner ``ends``."""
 
     def __init__(self, z: Double, ends: list[int], tau: float, keep_path: bool) -> None:
-        steps = np.stack([dz for _, dz in increments(z)])
+        steps = np.stack([without_mean(layer, dz) for layer, dz in increments(z)])
         L = len(steps)
         p = plain_softmax(z, tau)
         path = p.copy()

@@ -13,6 +13,10 @@ from ._arrays import Float, float64, points
 
 __all__ = ["EVI", "evi", "sinkhorn_w2"]
 
+_MOST_STEPS = (
+    100_000  # laws that lie far apart on a line, as those of sinks, take some ten thousand
+)
+
 
 def sinkhorn_w2(
     p: npt.ArrayLike,
@@ -62,7 +66,7 @@ def sinkhorn_w2(
             m, n = mu[k][i], nu[k][j]
             s = kernel if i.all() and j.all() else scores.distance(x[i], x[j], beta=1 / eps)
             m, n = m / m.sum(), n / n.sum()
-            found = bridge(s, m, n, tol=tol, n_threads=n_threads)
+            found = bridge(s, m, n, tol=tol, max_iter=_MOST_STEPS, n_threads=n_threads)
             if not found.converged:
                 raise ArithmeticError(
                     f"Sinkhorn did not converge ({found.status}, error {found.error:.2e}); "

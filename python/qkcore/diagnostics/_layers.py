@@ -52,6 +52,27 @@ class Rows:
 
 
 @dataclass(frozen=True, eq=False)
+class RowChange:
+    """How the logits of every row change between two layers, up to what the softmax ignores."""
+
+    dz: Float
+    """change of each visible logit, less their mean over the row; 0 where both layers mask"""
+    half_range: Float
+    """half of largest less smallest change over the visible keys: the sup norm up to a shift of the row"""
+    seen: Float
+    """visible keys of each row"""
+    remasked: npt.NDArray[np.bool_]
+    """rows that mask other keys than before; ``dz`` is 0 at those keys"""
+
+    @property
+    def square(self) -> Float:
+        """\\|dz\\|^2 of each row; infinite where the mask changes."""
+        out = np.einsum("rk,rk->r", self.dz, self.dz)
+        out[self.remasked] = np.inf
+        return np.asarray(out)
+
+
+@dataclass(frozen=True, eq=False)
 class RowMotion:
     """What happens to every row between two layers."""
 
@@ -63,12 +84,10 @@ class RowMotion:
     """1 - max p before"""
     bound: Float
     """the most that the row can move in TV when its logits move by ``change`` (eq 23, sharp)"""
-    defect: Float
-    """half the L1 distance to one Euler step of the probability flow, p + J dz"""
+    seen: Float
+    """visible keys"""
     square: Float
-    """\\|dz\\|^2 of the row (inf where the mask changes)"""
-    mass: float
-    """largest \\|sum of dp\\|"""
+    """\\|dz\\|^2 of the row without its mean (inf where the mask changes)"""
 
 
 class LayerStack:
@@ -141,9 +160,21 @@ class LayerStack:
         """Rows come in heads: everything between the layer axis and (rows, keys)."""
         return int(np.prod(self.shape[:-2], dtype=np.int64)) if len(self.shape) > 2 else 1
 
+    @property
+    def n_heads_proper(self) -> int:
+        """The axis before (rows, keys) alone; those before it are passages."""
+        return self.shape[-3] if len(self.shape) > 2 else 1
+
+    def of_head(self, k: int, head: int) -> Float:
+        """Logits of one head at layer k over temperature, (passages x rows, keys)."""
+        given = self._layers[k].reshape(-1, self.n_heads_proper, *self.shape[-2:])[:, head]
+        return self._logits(given.reshape(-1, self.shape[-1])).z
+
     def layer(self, k: int) -> Rows:
         """Layer k as (rows, keys) in double precision, probabilities normalised there."""
-        given = self._layers[k].reshape(-1, self.shape[-1])
+        return self._logits(self._layers[k].reshape(-1, self.shape[-1]))
+
+    def _logits(self, given: Array) -> Rows:
         if self._given == "probabilities":
             p = given.astype(np.float64)
             p /= p.sum(axis=-1, keepdims=True)
@@ -171,41 +202,34 @@ def softmax(z: Float) -> Float:
     return p
 
 
-def logit_change(before: Rows, after: Rows) -> tuple[Float, npt.NDArray[np.bool_] | None]:
-    """dz with 0 where both layers mask, and which rows change their mask (None: no masks at all)."""
+def row_change(before: Rows, after: Rows) -> RowChange:
+    """The change of the logits of every row, centred over its visible keys."""
     with np.errstate(invalid="ignore"):
         dz = after.z - before.z
-    if np.isfinite(dz).all():
-        return dz, None
-    both = np.isneginf(before.z) & np.isneginf(after.z)
-    dz[both] = 0.0
-    return dz, np.asarray(~np.isfinite(dz).all(axis=-1))
+    visible = np.isfinite(dz)
+    if visible.all():
+        seen = np.full(len(dz), float(dz.shape[1]))
+        half_range = dz.max(axis=1) / 2 - dz.min(axis=1) / 2
+        dz -= (dz / dz.shape[1]).sum(axis=1)[:, None]
+        return RowChange(dz, half_range, seen, np.zeros(len(dz), dtype=bool))
+    remasked = (np.isneginf(before.z) != np.isneginf(after.z)).any(axis=1)
+    seen = visible.sum(axis=1).astype(np.float64)
+    dz = np.where(visible, dz, 0.0)
+    high = np.where(visible, dz, -np.inf).max(axis=1)
+    low = np.where(visible, dz, np.inf).min(axis=1)
+    some = seen > 0
+    half_range = np.where(some, high, 0.0) / 2 - np.where(some, low, 0.0) / 2
+    share = np.maximum(seen, 1.0)[:, None]
+    dz = np.where(visible, dz - (dz / share).sum(axis=1)[:, None], 0.0)
+    return RowChange(dz, half_range, seen, remasked)
 
 
 def row_motion(before: Rows, after: Rows) -> RowMotion:
-    """Everything that P0-P2 need of one transition."""
-    dz, broken = logit_change(before, after)
-    if broken is not None and broken.any():
-        dz[broken] = np.where(np.isfinite(dz[broken]), dz[broken], 0.0)
-    square = np.einsum("rk,rk->r", dz, dz)
-    if broken is not None:
-        square[broken] = np.inf
-        used = np.isfinite(before.z)
-        change = 0.5 * (
-            np.where(used, dz, -np.inf).max(axis=1) - np.where(used, dz, np.inf).min(axis=1)
-        )
-    else:
-        change = 0.5 * (dz.max(axis=1) - dz.min(axis=1))
-    step = after.p - before.p
-    tv = 0.5 * np.abs(step).sum(axis=1)
-    mass = float(np.abs(step.sum(axis=1)).max())
-    mean = np.einsum("rk,rk->r", before.p, dz)
-    dz -= mean[:, None]
-    dz *= before.p
-    step -= dz
-    defect = 0.5 * np.abs(step, out=step).sum(axis=1)
-    bound = locked_motion(log_tail(before.z), change)
-    return RowMotion(tv, change, tail_mass(before.p), bound, defect, square, mass)
+    """Everything that P0 to P2 need of one transition."""
+    change = row_change(before, after)
+    tv = 0.5 * np.abs(after.p - before.p).sum(axis=1)
+    bound = locked_motion(log_tail(before.z), change.half_range)
+    return RowMotion(tv, change.half_range, tail_mass(before.p), bound, change.seen, change.square)
 
 
 def tail_mass(p: Float) -> Float:

@@ -91,8 +91,8 @@ def locking(
 ) -> Locking:
     """TV between successive layers against tail mass, with the bound (P2, eq 23, figure 7; EOT-13).
 
-    ``logits`` (layers, ..., keys), at least two layers; -inf masks. Bins of tail mass are geometric from
-    ``least`` to 1.
+    ``logits`` (layers, ..., keys), at least two layers; -inf masks. Rows that see fewer than two keys have no
+    tail and are left out. Bins of tail mass are geometric from ``least`` to 1.
 
     >>> import numpy as np
     >>> from qkcore.diagnostics import curvature
@@ -103,10 +103,15 @@ def locking(
     """
     stack = LayerStack.of_logits(logits, tau)
     motions = [row_motion(a, b) for a, b in stack.transitions()]
-    tail = np.concatenate([m.tail for m in motions])
-    change = np.concatenate([m.change for m in motions])
-    tv = np.concatenate([m.tv for m in motions])
-    bound = np.concatenate([m.bound for m in motions])
+    several = np.concatenate([m.seen > 1 for m in motions])
+    if not several.any():
+        raise ValueError(
+            "logits: wanted rows that see at least two keys, got none; a row with one key cannot move"
+        )
+    tail, change, tv, bound = (
+        np.concatenate([getattr(m, name) for m in motions])[several]
+        for name in ("tail", "change", "tv", "bound")
+    )
     return summarize(tail, change, tv, bound, bins=count("bins", bins), least=least)
 
 
@@ -138,3 +143,80 @@ def summarize(
         float(printed.mean()),
         float(max(ratio.max(), 0.0)) if ratio.size else 0.0,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """How far locked rows move beside others whose logits change as much."""
+
+    ratio: float | None
+    """median TV over half-range, of locked rows over that of the others; None: nothing to compare"""
+    interval: tuple[float, float]
+    """percentile bootstrap over rows, all transitions of a row together"""
+    n_locked: int
+    """locked rows that have others to compare with"""
+
+
+_BINS = 8  # of the half-range, at most
+_EDGE = 1e-4  # of the first and the last edge of the bins
+_FEWEST = 5  # rows of either kind in a bin
+_BAND_ROWS = 1000  # rows that the band is bootstrapped from
+
+
+def compare(
+    tail: Float,
+    change: Float,
+    tv: Float,
+    used: npt.NDArray[np.bool_],
+    locked_tail: float,
+    n_resamples: int,
+    rng: np.random.Generator,
+) -> Comparison:
+    """Locked against unlocked rows in bins of the half-range of their logits' change.
+
+    All arrays are (transitions, rows).
+    Within a bin the TV is divided by the half-range, so that small differences inside the bin cancel.
+    """
+    moving = used & (change > 0)
+    locked = moving & (tail <= locked_tail)
+    nothing = Comparison(None, (float("nan"), float("nan")), 0)
+    if not locked.any():
+        return nothing
+    wanted = min(_BINS, max(1, int(locked.sum()) // (2 * _FEWEST)))
+    ordered = np.sort(change[locked])
+    splits = np.linspace(0, len(ordered), wanted + 1).astype(int)[1:-1]
+    # Edges lie between values, so that rounding moves no row to another bin.
+    inner = (ordered[splits - 1] + ordered[splits]) / 2
+    edges = np.concatenate([[ordered[0] * (1 - _EDGE)], inner, [ordered[-1] * (1 + _EDGE)]])
+    at = np.searchsorted(edges, change, side="right") - 1
+    bins = wanted
+    inside = moving & (at >= 0) & (at < bins)
+    sensitivity = np.divide(tv, change, out=np.zeros_like(tv), where=moving)
+
+    def ratio(columns: npt.NDArray[np.int64]) -> tuple[float, int]:
+        index, value = at[:, columns], sensitivity[:, columns]
+        still, here = locked[:, columns], inside[:, columns]
+        above = below = 0.0
+        count = 0
+        for k in range(bins):
+            of_bin = here & (index == k)
+            a, b = value[of_bin & still], value[of_bin & ~still]
+            if len(a) < _FEWEST or len(b) < _FEWEST:
+                continue
+            above += len(a) * float(np.median(a))
+            below += len(a) * float(np.median(b))
+            count += len(a)
+        return (above / below if below > 0 else float("nan")), count
+
+    every = np.arange(tv.shape[1])
+    whole, count = ratio(every)
+    if not np.isfinite(whole):
+        return nothing
+    if len(every) > _BAND_ROWS:
+        every = rng.choice(every, size=_BAND_ROWS, replace=False)
+    draws = [ratio(rng.choice(every, size=len(every)))[0] for _ in range(n_resamples)]
+    known = np.array(draws)[np.isfinite(draws)]
+    if known.size < n_resamples // 2:
+        return nothing
+    low, high = np.quantile(known, [0.025, 0.975])
+    return Comparison(whole, (float(low), float(high)), count)

@@ -163,3 +163,19 @@ def tensor(
         _checks.same_space("a", a.d, d, "the points")
         return a
     return DiffusionTensor(a, d, divergence=divergence)
+
+
+def without_time(a: TensorLike | DiffusionTensor) -> TensorLike | DiffusionTensor:
+    """Tensors of space alone are functions of x here; those of (x, t) are asked at t = 0."""
+    if not callable(a) or isinstance(a, DiffusionTensor):
+        return a
+    from inspect import signature
+
+    try:
+        wanted = len(signature(a).parameters)
+    except (TypeError, ValueError):  # builtins may hide their signature
+        wanted = 2
+    if wanted >= 2:
+        return a
+    alone = a
+    return lambda x, t: alone(x)  # type: ignore[call-arg]

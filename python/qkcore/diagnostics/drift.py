@@ -1,12 +1,13 @@
-"""Drifts fitted to transitions: k nearest neighbours with Huber's loss, ridge regression (EOT-6; EOT 6, H.1).
+"""Drifts fitted to transitions: k nearest neighbours with Huber's loss, ridge, a network (EOT-6; EOT 6, H.1).
 
 ========================== =====================================================================
 ``transitions(logits)``    states and drifts :math:`L\\,\\Delta z` of a stack, as a regression problem
 ``KNNDrift``               local constant or linear fits, robust, k by leave-one-out
 ``RidgeDrift``             linear (or any features), the ridge by 5-fold cross-validation
+``MLPDrift``               a small network on top of the ridge (needs the extra ``train``)
 ========================== =====================================================================
 
-Both are scikit-learn-style regressors, and drifts that :func:`qkcore.simplex.pf_ode` takes as they are.
+All are scikit-learn-style regressors, and drifts that :func:`qkcore.simplex.pf_ode` takes as they are.
 """
 
 from __future__ import annotations
@@ -18,15 +19,16 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import _checks, _config
-from .._estimator import Estimator
 from ..simplex._softmax import logits as check_logits
 from ..simplex._softmax import plain_softmax
 from ._depth_budget import increments
+from ._drift_network import MLPDrift
+from ._regressor import Regressor
 
 Real = npt.NDArray[np.floating[Any]]
 Double = npt.NDArray[np.float64]
 
-__all__ = ["KNNDrift", "RidgeDrift", "transitions"]
+__all__ = ["KNNDrift", "MLPDrift", "RidgeDrift", "transitions"]
 
 
 def __dir__() -> list[str]:
@@ -71,80 +73,7 @@ def transitions(
     return X, y.reshape(-1, V)
 
 
-class _Regressor(Estimator):
-    """What both regressors share: checks, R², scikit-learn's tags."""
-
-    _flat: bool
-
-    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Any:
-        raise NotImplementedError
-
-    def predict(self, X: npt.ArrayLike) -> Real:
-        raise NotImplementedError
-
-    def score(self, X: npt.ArrayLike, y: npt.ArrayLike) -> float:
-        """The coefficient of determination, R², mean over outputs."""
-        target = np.asarray(y, dtype=np.float64)
-        residual = ((target - self.predict(X)) ** 2).sum(axis=0)
-        total = ((target - target.mean(axis=0)) ** 2).sum(axis=0)
-        return float(np.mean(1 - residual / np.where(total > 0, total, 1.0)))
-
-    def __sklearn_tags__(self) -> Any:
-        from sklearn.utils import (  # type: ignore[import-untyped,unused-ignore]
-            InputTags,
-            RegressorTags,
-            Tags,
-            TargetTags,
-        )
-
-        return Tags(
-            estimator_type="regressor",
-            target_tags=TargetTags(required=True, multi_output=True),
-            regressor_tags=RegressorTags(),
-            input_tags=InputTags(),
-        )
-
-    def _data(self, X: npt.ArrayLike, y: npt.ArrayLike | None) -> tuple[Real, Double]:
-        points = self._points(X)
-        _checks.some("X", len(points), 2, "states", "1 sample fits no transition: fit more")
-        if y is None:
-            raise ValueError(
-                "y: wanted targets, got None; it requires y to be passed, but the target y is None"
-            )
-        target = np.asarray(y)
-        if target.dtype.kind not in "fiubO":
-            raise TypeError(f"y: wanted numbers, got {target.dtype}; pass y.astype(np.float64)")
-        try:
-            target = target.astype(np.float64)
-        except (TypeError, ValueError) as error:
-            raise ValueError(
-                f"y: wanted numbers, got objects ({error}). Unknown label type"
-            ) from None
-        _checks.shape(
-            "y",
-            target.shape,
-            (len(points),),
-            (len(points), "m"),
-            why="for these X",
-            do="one row per state",
-        )
-        _checks.finite("y", target)
-        self._learn_features(X, points)
-        self._flat = target.ndim == 1
-        return points, target.reshape(len(points), -1)
-
-    def _queries(self, X: npt.ArrayLike) -> Real:
-        self._require_fitted("n_features_in_")
-        points = self._points(X)
-        self._same_features(X, points)
-        return points
-
-    def _shaped(self, out: Double, like: Real) -> Real:
-        result = out.astype(like.dtype)
-        return result[:, 0] if self._flat else result
-
-
-class KNNDrift(_Regressor):
+class KNNDrift(Regressor):
     """Local regression on the k nearest states, with Huber's loss against outliers (EOT-6, H.1).
 
     At a state x the neighbours' drifts are fitted by a constant (``degree=0``) or a linear function
@@ -304,7 +233,7 @@ def _weighted_fit(values: Double, offsets: Double | None, weights: Double) -> tu
     return mean - np.einsum("nd,ndm->nm", middle, slope), fitted
 
 
-class RidgeDrift(_Regressor):
+class RidgeDrift(Regressor):
     """Ridge regression of drifts, with the ridge chosen by cross-validation (EOT-6; EOT 6).
 
     Minimises :math:`\\|y - \\phi(X) w - c\\|^2 + \\alpha\\|w\\|^2` (no 1/n, intercept unpenalised) for

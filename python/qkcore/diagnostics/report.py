@@ -11,10 +11,11 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._progress import track
-from . import _gate, _p_checks
+from . import _adequacy, _alignment, _gate, _p_checks
 from ._arrays import Float, count, float64, generator
+from ._layer_map import LayerMap
 from ._layers import LayerStack
-from ._p_checks import FAIL, PASS, Check
+from ._verdict import FAIL, PASS, Check, Thresholds, abstain
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,30 +25,6 @@ __all__ = ["Check", "Report", "Thresholds", "run"]
 
 def __dir__() -> list[str]:
     return list(__all__)
-
-
-@dataclass(frozen=True)
-class Thresholds:
-    """What the verdicts are measured against. EOT gives those of P0; the others are ours, and stated."""
-
-    variation: float = 0.15
-    """P0: largest :math:`\\bar S_L` (N.4)"""
-    continuity: float = 1e-14
-    """P0: the continuity residual must stay below this (N.4)"""
-    adequacy: float = 0.25
-    """P1: largest share of the motion that one Euler step of the probability flow may miss"""
-    locked_tail: float = 0.1
-    """P2: rows of at most this tail mass count as locked"""
-    locked_motion: float = 0.05
-    """P2: largest median TV of locked rows"""
-    reduction: float = 0.0
-    """P3: the curvature gap must fall by more than this share"""
-    rotation: float = 0.1
-    """P4: largest share of rotation in the kinetic energy"""
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            _checks.number(name, value)
 
 
 @dataclass(frozen=True, eq=False)
@@ -108,7 +85,7 @@ class Report:
                 c.name: {
                     "title": c.title,
                     "verdict": c.verdict,
-                    "value": c.value,
+                    "value": _plain(c.value),
                     "threshold": c.threshold,
                     "sense": c.sense,
                     "reason": c.reason,
@@ -135,7 +112,9 @@ def run(
     queries: npt.ArrayLike | None = None,
     keys: npt.ArrayLike | None = None,
     budget: npt.ArrayLike | None = None,
+    drift: str = "ridge",
     diffusion: Any = None,
+    layer_map: LayerMap | Sequence[LayerMap] | None = None,
     reference_energy: float | None = None,
     thresholds: Thresholds | Mapping[str, float] | None = None,
     temperatures: Sequence[float] = (1.0, 1.25, 1.5, 2.0),
@@ -154,39 +133,50 @@ def run(
     accumulated in double precision, two layers at a time.
 
     - **P0**, the gate: :math:`\\bar S_L` (the summed squared changes of a logit through depth, averaged
-      over rows and keys, of the worst head) at most 0.15, and no row gains or loses mass (below 1e-14).
-      If it fails, P1-P4 abstain. Probabilities may come in any precision: rows whose sum is off by no more
-      than the rounding of their dtype are normalised first.
-    - **P1**, adequacy of the probability flow: no layer moves by more TV than its drift budget and a
-      band (eq 22), and an Euler step :math:`p + J\\Delta z` of the flow misses at most a quarter of the
-      motion. The budget is :math:`\\frac12\\|\\Delta z\\|_\\infty`, the sharp constant for logits; with
-      ``budget`` (layers - 1,) or (layers - 1, rows) it is yours, e.g. from component sensitivities.
-    - **P2**, locking: no row above the bound of eq 23 (its sharp form), and locked rows hardly move.
-    - **P3**, contraction: the curvature gap falls as ``temperatures`` rise. Distances are those of
-      ``queries`` (n, d) and ``keys`` (m, d), or positions in the sequence.
-      ``evi_rows``: so many rows are followed to the last layer in Sinkhorn W2 as well (eq 25).
-    - **P4**, alignment with a Schrödinger bridge: rotation is a small part of the kinetic energy, in the
-      ``n_components`` leading principal components of the activations, with ``diffusion`` tensor a in
-      these; with ``reference_energy``: it is below that.
+      over rows and visible keys, of the worst head) at most 0.15, and no row gains or loses mass (below
+      1e-14). A constant of a row does not count. The change in Fisher's metric (Jeffreys' divergence) stands
+      beside it: keys without mass do not count there. If P0 fails, P1-P4 abstain. Probabilities may come in
+      any precision: rows whose sum is off by no more than the rounding of their dtype are normalised first.
+      Of activations alone: their motion against each other, relative to their spread.
+    - **P1**, adequacy of the probability flow: a drift fitted to half of the rows (``drift``: "ridge", "knn",
+      or "mlp", which needs JAX) carries the other half from layer 0 through depth with a skill of at least
+      0.5, where 0 is standing still; and no layer moves by more TV than its drift budget and a band (eq 22).
+      Axes before that of the heads are passages; of four or more whole ones are held out.
+      ``budget`` (layers - 1,) or (layers - 1, rows), e.g. from component sensitivities, replaces
+      :math:`\\frac12\\|\\Delta z\\|_\\infty`, which no softmax exceeds.
+    - **P2**, locking: locked rows hardly move, and by at most half as much as other rows whose logits change
+      as much; no row above the bound of eq 23 (its sharp form). Rows that see one key are left out.
+    - **P3**, contraction: the curvature gap falls as ``temperatures`` rise. It needs distances: those of
+      ``keys`` (m, d) and ``queries`` (n, d), of the columns of ``unembedding``, or for square attention
+      positions in the sequence. ``evi_rows``: so many rows are followed to the last layer in Sinkhorn W2 as
+      well (eq 25).
+    - **P4**, alignment with a Schrödinger bridge: rotation is a small part of the mean flow of the
+      activations, in their ``n_components`` leading principal components at each layer, with ``diffusion``
+      tensor a in these; with ``reference_energy``: it is below that. Common drifts and scatter do not count;
+      if the mean flow explains less than a tenth of the motion, P4 abstains. ``layer_map``: the function from
+      the states of one layer to those of the next (or a tuple of its jvp and vjp; a list of these, one per
+      transition), whose Jacobian must be as symmetric.
 
     ``thresholds``: a :class:`Thresholds` or a dictionary of those to change.
 
     >>> import numpy as np
     >>> import qkcore.diagnostics as diagnostics
     >>> rng = np.random.default_rng(0)
-    >>> z = rng.normal(size=(16, 16)) + 0.01 * np.cumsum(rng.normal(size=(8, 2, 16, 16)), axis=0)
+    >>> z, turn = 2 * rng.normal(size=(1, 32, 8)), 0.02 * rng.normal(size=(8, 8))
+    >>> z = np.stack([z @ (np.eye(8) + turn * k) for k in range(8)])  # one field moves all rows
     >>> diagnostics.run(z).verdicts
-    {'P0': 'pass', 'P1': 'pass', 'P2': 'abstain', 'P3': 'pass', 'P4': 'abstain'}
-    >>> z[4:] += 5 * rng.normal(size=(16, 16))  # a jump
-    >>> print(*diagnostics.run(z)["P0"].reason.split("; "), sep="\\n")
-    the logits vary too much (S_L 24.7 > 0.15), most at transition 3 -> 4
-    to judge P1-P4 all the same, pass thresholds={'variation': 27.0}
+    {'P0': 'pass', 'P1': 'pass', 'P2': 'abstain', 'P3': 'abstain', 'P4': 'abstain'}
+    >>> z[4:] += 5 * rng.normal(size=(32, 8))  # a jump
+    >>> print(diagnostics.run(z)["P0"].reason.split("; ")[0])
+    the logits vary too much (S̄_L 22.1 > 0.15, in Fisher's metric 6.2), most at transition 3 -> 4
     """
     limits = _thresholds(thresholds)
     rng = generator(rng)
     states = None if activations is None else _states(activations)
     if unembedding is not None:
         logits = _unembedded(states, unembedding, logits)
+        # The words of a vocabulary are as far apart as their embeddings, in whatever order they come.
+        keys = float64("unembedding", unembedding).T if keys is None else keys
     if logits is not None and probabilities is not None:
         raise ValueError("logits, probabilities: wanted one of the two, got both")
     if logits is None and probabilities is None and states is None:
@@ -202,6 +192,9 @@ def run(
     n_pairs, n_components = count("n_pairs", n_pairs), count("n_components", n_components)
     n_resamples = count("n_resamples", n_resamples, 10)
     evi_rows = count("evi_rows", evi_rows, 0)
+    _checks.one_of("drift", drift, ("ridge", "knn", "mlp"))
+    if layer_map is not None and states is None:
+        raise ValueError("layer_map: wanted together with activations, where its Jacobian is taken")
 
     gate = _gate.measure(stack) if stack is not None else _gate.measure_states(_needed(states))
     first = _p_checks.gate_check(gate, limits, "logits" if stack is not None else "activations")
@@ -209,18 +202,18 @@ def run(
     shape = _shape(stack, states)
     if first.verdict != PASS:
         why = "P0 failed, see there"
-        checks += [_p_checks.abstain(name, limits, why) for name in ("P1", "P2", "P3", "P4")]
+        checks += [abstain(name, limits, why) for name in ("P1", "P2", "P3", "P4")]
         return Report(tuple(checks), limits, shape)
 
     if stack is None:
         why = "needs logits, probabilities, or an unembedding beside the activations"
-        checks += [_p_checks.abstain(name, limits, why) for name in ("P1", "P2", "P3")]
+        checks += [abstain(name, limits, why) for name in ("P1", "P2", "P3")]
     else:
         steps = track(stack.transitions(), "P1, P2", progress, stack.n_layers - 1)
         motions = _p_checks.motions(steps)
         given = None if budget is None else _budget(budget, motions.tv.shape)
-        checks.append(_p_checks.adequacy(motions, given, limits, n_resamples, rng))
-        checks.append(_p_checks.locking_check(motions, limits))
+        checks.append(_adequacy.adequacy(stack, motions, given, drift, limits, n_resamples, rng))
+        checks.append(_p_checks.locking_check(motions, limits, n_resamples, rng))
         checks.append(
             _p_checks.contraction(
                 stack,
@@ -237,11 +230,11 @@ def run(
             )
         )
     if states is None:
-        checks.append(_p_checks.abstain("P4", limits, "needs activations"))
+        checks.append(abstain("P4", limits, "needs activations"))
     else:
         checks.append(
-            _p_checks.alignment(
-                states, diffusion, n_components, reference_energy, limits, n_resamples, rng
+            _alignment.alignment(
+                states, diffusion, n_components, reference_energy, layer_map, limits, rng
             )
         )
     return Report(tuple(checks), limits, shape)
@@ -250,15 +243,7 @@ def run(
 def _thresholds(given: Thresholds | Mapping[str, float] | None) -> Thresholds:
     if given is None:
         return Thresholds()
-    if isinstance(given, Thresholds):
-        return given
-    known = asdict(Thresholds())
-    unknown = [name for name in given if name not in known]
-    if unknown:
-        raise ValueError(f"thresholds: wanted some of {', '.join(known)}, got {unknown[0]!r}")
-    return Thresholds(
-        **{**known, **{k: _checks.number(f"thresholds[{k!r}]", v) for k, v in given.items()}}
-    )
+    return given if isinstance(given, Thresholds) else Thresholds().changed(dict(given))
 
 
 def _states(activations: npt.ArrayLike) -> Float:

@@ -13,6 +13,7 @@ which appendix G leaves out (docs/errata.md).
 ``on_grid(u, spacing, ...)``      on a grid in 1, 2 or 3 dimensions, masks allowed
 ``on_simplex(u, n, ...)``         on the simplex of 2, 3 or 4 states (example 5.4)
 ``path_energy(X, ...)``           along the layers of a stack of activations
+``jacobian_asymmetry(f, X)``      how far the Jacobian of a layer is from that of a gradient
 ================================  ================================================================
 """
 
@@ -28,16 +29,19 @@ import numpy.typing as npt
 from .. import _checks
 from .._checks import one_of
 from ._arrays import Float, count, float64, generator, points, same_shape
+from ._layer_map import Asymmetry, jacobian_asymmetry
 from ._stats import Interval, mean_interval
-from ._tensor import DiffusionTensor, TensorLike, tensor
+from ._tensor import TensorLike, tensor, without_time
 
 if TYPE_CHECKING:
     from ._poisson import PoissonSolve
     from ._whitney import Mesh, MeshHodge
 
 __all__ = [
+    "Asymmetry",
     "PathEnergy",
     "RotationalEnergy",
+    "jacobian_asymmetry",
     "on_grid",
     "on_simplex",
     "path_energy",
@@ -141,7 +145,8 @@ def rotational_energy(
       96, at least 2 d + 2). Exact for potentials of degree two, resolves what polynomials cannot; takes a
       constant ``a``. One potential value per sample absorbs part of a rotation (8 % of a plane Gaussian's at
       the default), less with more neighbours.
-    - "auto": polynomials where degree two is affordable, else the graph.
+    - "auto": polynomials, of degree two at least, whatever the number of samples; the graph above 43
+      dimensions.
 
     The system is solved by conjugate gradients with incomplete Cholesky, and ``gamma`` raised until its
     condition number is at most ``max_condition`` (N.2). Example: a rotation of a Gaussian keeps all of
@@ -163,19 +168,28 @@ def rotational_energy(
     v = _at_points("u", u, x)
     if reference is not None:
         v = v - _at_points("reference", reference, x)
-    A = tensor(1.0 if a is None else _without_time(a), d)
+    A = tensor(1.0 if a is None else without_time(a), d)
     mass = _weights(weights, n)
     one_of("method", method, ("auto", "polynomial", "graph"))
     solver = _solver(gamma, max_condition)
     moving = float(mass @ np.einsum("nk,nk->n", v, A.solve(x, 0.0, v)))  # a singular a ends here
     affordable = _cloud.best_degree(n, d)
     if method == "auto":
-        method = "polynomial" if degree is not None or affordable >= 2 or d == 1 else "graph"
-        if method == "graph" and not A.constant:
+        # By the dimension alone: an estimate that changed its method with the number of samples would jump.
+        wide = degree is None and _cloud.terms(d, 2) > _cloud.MOST_QUADRATIC
+        method = "graph" if wide else "polynomial"
+        if wide and not A.constant:
             raise ValueError(
-                f"a: a tensor that varies needs polynomials, and {n} samples in {d} dimensions are too few "
-                'for degree 2; pass method="polynomial", degree=1 or 2, or project the samples first'
+                f"a: a tensor that varies needs polynomials, and {d} dimensions are too many for degree 2; "
+                'pass method="polynomial", degree=1 or 2, or project the samples first'
             )
+        if not wide and degree is None:
+            affordable = degree = max(affordable, 2)
+            if _cloud.terms(d, 2) >= n * d:
+                raise ValueError(
+                    f"X: wanted more than {_cloud.terms(d, 2) // d} samples in {d} dimensions, as a "
+                    f"potential of degree two needs, got {n}; project the samples first"
+                )
     if method == "polynomial":
         degree = max(affordable, 1) if degree is None else count("degree", degree)
         if _cloud.terms(d, degree) > min(n * d - 1, 5000):
@@ -419,7 +433,7 @@ def _on_mesh(
     from . import _whitney
 
     d = mesh.d
-    A = tensor(1.0 if a is None else _without_time(a), d)
+    A = tensor(1.0 if a is None else without_time(a), d)
 
     def covector(x: Float) -> Float:
         v = _at_points("u", u, x)
@@ -477,22 +491,6 @@ def _result(
         solve.preconditioner,
         solve.converged,
     )
-
-
-def _without_time(a: TensorLike | DiffusionTensor) -> TensorLike | DiffusionTensor:
-    """Tensors of space alone are functions of x here; those of (x, t) are asked at t = 0."""
-    if not callable(a) or isinstance(a, DiffusionTensor):
-        return a
-    from inspect import signature
-
-    try:
-        wanted = len(signature(a).parameters)
-    except (TypeError, ValueError):  # builtins may hide their signature
-        wanted = 2
-    if wanted >= 2:
-        return a
-    alone = a
-    return lambda x, t: alone(x)  # type: ignore[call-arg]
 
 
 def _at_points(name: str, value: SpaceField, x: Float) -> Float:

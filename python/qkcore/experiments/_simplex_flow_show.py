@@ -81,14 +81,14 @@ def _locking(folder: Path) -> Any:
 def _perturbed(ax: Any, rows: Table) -> None:
     for k, change in enumerate(np.unique(rows["change"])):
         of = rows["change"] == change
-        at = np.sqrt(rows["tail_low"][of] * rows["tail_high"][of])
+        at = rows["tail"][of]
         colour = COLOURS[k % 5]
         ax.fill_between(at, rows["tv_low"][of], rows["tv_high"][of], color=colour, alpha=0.2, lw=0)
         ax.loglog(at, rows["tv"][of], marker=MARKS[k], ms=4, color=colour, lw=0.8,
                   label=f"‖Δz‖ = {change:g}")  # fmt: skip
-        ax.loglog(at, rows["sharp_at_middle"][of], color=colour, lw=1.2)
-        ax.loglog(at, rows["printed_at_middle"][of], color=colour, lw=1.2, ls="--")
-    ax.plot([], [], color=figures.GREY, label="sharp bound")
+        ax.loglog(at, rows["sharp"][of], color=colour, lw=1.2)
+        ax.loglog(at, rows["printed"][of], color=colour, lw=1.2, ls="--")
+    ax.plot([], [], color=figures.GREY, label="median sharp bound of these rows")
     ax.plot([], [], "--", color=figures.GREY, label="eq 23, α = 0")
     ax.legend(fontsize="x-small", frameon=False, loc="upper left")
 

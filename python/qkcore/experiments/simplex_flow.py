@@ -204,7 +204,6 @@ def perturbations(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any]]
                 if not of.any():
                     continue
                 low, middle, high = np.quantile(tv[of], [0.25, 0.5, 0.75])
-                at = math.sqrt(edges[k] * edges[k + 1])
                 rows.append(
                     {
                         "change": change,
@@ -216,8 +215,12 @@ def perturbations(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any]]
                         "tv": middle,
                         "tv_high": high,
                         "tv_largest": tv[of].max(),
-                        "sharp_at_middle": float(locking_bound(at, change)),
-                        "printed_at_middle": float(locking_bound(at, change, form="printed")),
+                        # Of the same rows: a bound at the middle of the bin would be one of other rows.
+                        "tail": float(np.median(tail[of])),
+                        "sharp": float(np.median(locking_bound(tail[of], change))),
+                        "printed": float(
+                            np.median(locking_bound(tail[of], change, form="printed"))
+                        ),
                     }
                 )
             found[f"{kind} {change:g}"] = {

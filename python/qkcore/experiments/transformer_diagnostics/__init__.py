@@ -151,16 +151,15 @@ def _turning(label: str, count: int, config: Config, run: Run) -> Row:
     states = np.concatenate(parts, axis=1)
     out: Row = {"components": [], "passages": []}
     for number in config["components"]:
-        directions, held = _rotation.components(states, number)
-        rows = _rotation.energies(states, directions, config["seed"])
-        summary = _rotation.over_depth(rows, config["central_layers"], config["seed"])
-        out["components"].append({"number": number, "held": held, "rows": rows, **summary})
-    directions, _ = _rotation.components(states, config["components"][0])
-    for part in parts:
-        rows = _rotation.energies(part, directions, None)
-        out["passages"].append(
-            _rotation.over_depth(rows, config["central_layers"], config["seed"])["share"]
+        found = _rotation.measured(
+            states, number, config["central_layers"], config["seed"], control=True
         )
+        out["components"].append({"number": number, **found})
+    for part in parts:
+        alone = _rotation.measured(
+            part, config["components"][0], config["central_layers"], config["seed"], control=False
+        )
+        out["passages"].append(alone["share"])
     return out
 
 

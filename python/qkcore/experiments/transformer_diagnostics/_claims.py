@@ -26,7 +26,7 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
             )
         ]
     makers: Iterable[Callable[[dict[str, Row], dict[str, Any]], Claim]] = (
-        _gate, _probe_gate, _windows, _budget, _euler, _prediction, _locking, _contraction, _evi, _rotation,
+        _gate, _probe_gate, _windows, _budget, _flow, _prediction, _locking, _contraction, _evi, _rotation,
         _checkpoints, _quality, _peaked, _diminishing, _ness,
     )  # fmt: skip
     return [make(models, metrics) for make in makers]
@@ -104,14 +104,31 @@ def _budget(models: dict[str, Row], metrics: Row) -> Claim:
     )
 
 
-def _euler(models: dict[str, Row], metrics: Row) -> Claim:
+def _judged(model: Row, check: str) -> Row:
+    """Verdicts of a check over the passages, the gate open, and its number."""
+    found: Row = model["suite"]["rows"][check]
+    return found
+
+
+def _decided(model: Row, check: str) -> list[bool]:
+    """Whether the check passed, of the passages where it did not abstain."""
+    counts = _judged(model, check)["open"]
+    return [True] * counts.get("pass", 0) + [False] * counts.get("fail", 0)
+
+
+def _flow(models: dict[str, Row], metrics: Row) -> Claim:
+    def text(m: Row) -> str:
+        found = _judged(m, "P1")
+        counts = ", ".join(f"{v} {k}" for k, v in sorted(found["open"].items()))
+        return f"skill {spread(found['value'])} ({counts})"
+
     return Claim(
-        "P1: the probability flow describes the motion from layer to layer",
-        "section 6.2, figure 1",
+        "P1: a drift fitted to some rows describes the motion of the others through depth",
+        "section 6.3, M.6, figure 1",
         "adequate",
-        "an Euler step p + JΔz misses, in units of the motion: "
-        + _each(models, lambda m: percent(m["adequacy"]["missed"]["mean"])),
-        _verdict(m["adequacy"]["missed"]["mean"] <= 0.25 for m in models.values()),
+        "rows of one passage, 1 is a flow that is followed, 0 standing still: "
+        + _each(models, text),
+        _verdict(passed for m in models.values() for passed in _decided(m, "P1")),
     )
 
 
@@ -197,7 +214,33 @@ def _evi(models: dict[str, Row], metrics: Row) -> Claim:
     )
 
 
+def _turning(r: Row) -> str:
+    low, high = r["share_interval"]
+    return (
+        f"{percent(r['share'])} [{percent(low, 2)}, {percent(high, 2)}] of a mean flow that explains "
+        f"{percent(r['explained'], 2)} of the motion; {percent(r['scaling'], 2)} of it is a multiple of the "
+        f"state, {percent(r['beyond'], 2)} of the rest rotation"
+    )
+
+
+def _gradient(r: Row) -> list[bool]:
+    """Whether the mean flow is a gradient flow within 10 %, with the multiple of the state and without it.
+
+    Nothing where it is not decided.
+    """
+    if r["share"] is None or r["explained"] < 0.1:
+        return []
+    out = []
+    for low, high in (r["share_interval"], r["beyond_interval"]):
+        if high is not None and high <= 0.1:
+            out.append(True)
+        elif low is not None and low > max(0.1, r["control"] or 0.0):
+            out.append(False)
+    return out
+
+
 def _rotation(models: dict[str, Row], metrics: Row) -> Claim:
+    found = [_gradient(m["rotation"]) for m in models.values()]
     return Claim(
         "P4: the tokens' flow through depth is nearly a gradient flow (rotational energy near 0)",
         "section 6.2",
@@ -206,22 +249,24 @@ def _rotation(models: dict[str, Row], metrics: Row) -> Claim:
             models,
             lambda m: (
                 f"R = {number(m['rotation']['energy'])} [{number(m['rotation']['interval'][0])}, "
-                f"{number(m['rotation']['interval'][1])}], {percent(m['rotation']['share'])} of the "
-                f"kinetic energy (velocities shuffled among tokens: {percent(m['rotation']['chance'], 2)})"
+                f"{number(m['rotation']['interval'][1])}], {_turning(m['rotation'])} (gradient fields at "
+                f"these states read up to {percent(m['rotation']['control'], 2)})"
             ),
         )
         + ". R has the units of the states: only the share can be compared",
-        _verdict(m["rotation"]["share"] <= 0.1 for m in models.values()),
+        _verdict(passed for each in found for passed in each),
     )
 
 
 def _checkpoints(models: dict[str, Row], metrics: Row) -> Claim:
     every = metrics["models"]
-    pairs = {n: (m, every[f"{n}-shuffled"]) for n, m in models.items() if f"{n}-shuffled" in every}
+    pairs = {
+        n: (m["rotation"], every[f"{n}-shuffled"]["rotation"])
+        for n, m in models.items()
+        if f"{n}-shuffled" in every
+    }
     text = "; ".join(
-        f"{n}: {percent(a['rotation']['share'])}, weights shuffled {percent(b['rotation']['share'])}; of the "
-        f"median layer {percent(a['rotation']['median_share'])}, {percent(b['rotation']['median_share'])}"
-        for n, (a, b) in pairs.items()
+        f"{n}: {_turning(a)}, weights shuffled {_turning(b)}" for n, (a, b) in pairs.items()
     )
     return Claim(
         "P4: rotational energy decreases under improved checkpoints",
@@ -229,11 +274,20 @@ def _checkpoints(models: dict[str, Row], metrics: Row) -> Claim:
         "decreases",
         text or "no control was run",
         _verdict(
-            a["rotation"][which] < b["rotation"][which]
+            a[which] < b[which]
             for a, b in pairs.values()
-            for which in ("share", "median_share")
+            for which in ("share", "beyond")
+            if _apart(a, b, which) and min(a["explained"], b["explained"]) >= 0.1
         ),
     )
+
+
+def _apart(a: Row, b: Row, which: str) -> bool:
+    """Whether the intervals of two shares do not meet: where they do nothing is decided."""
+    if a[which] is None or b[which] is None:
+        return False
+    (low, high), (bottom, top) = a[f"{which}_interval"], b[f"{which}_interval"]
+    return bool(high < bottom or top < low)
 
 
 def _quality(models: dict[str, Row], metrics: Row) -> Claim:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ... import diagnostics
 from ...diagnostics import _locking
-from ...diagnostics._layers import Rows, row_motion, softmax
+from ...diagnostics._layers import Rows, row_change, row_motion, softmax
 from ...diagnostics.curvature import Geometry, curvature_sweep, gaps_at
 from ._attention import Array, Heads
 
@@ -35,17 +35,16 @@ def transitions(layers: Sequence[Array], locked_tail: float) -> list[dict[str, A
     for k in range(1, len(layers)):
         after = _rows(layers[k])
         m = row_motion(before, after)
-        seen = np.isfinite(after.z).sum(axis=1)
         each = {
-            "square": m.square / seen,
+            "square": m.square / m.seen,
             "tv": m.tv,
             "budget": 0.5 * m.change,
-            "defect": m.defect,
+            "defect": _missed(before, after),
         }
         means = {name: value.reshape(heads, n).mean(axis=1) for name, value in each.items()}
         tail, tv = m.tail.reshape(heads, n), m.tv.reshape(heads, n)
         # A row that sees one key has no tail and cannot move: it is not locked but trivial.
-        several = (seen > 1).reshape(heads, n)
+        several = (m.seen > 1).reshape(heads, n)
         for h in range(heads):
             locked = (tail[h] <= locked_tail) & several[h]
             out.append(
@@ -62,6 +61,14 @@ def transitions(layers: Sequence[Array], locked_tail: float) -> list[dict[str, A
     return out
 
 
+def _missed(before: Rows, after: Rows) -> Array:
+    """Half the L1 distance of each row to one Euler step of the probability flow, p + J dz."""
+    dz = row_change(before, after).dz
+    euler = before.p * (dz - np.einsum("rk,rk->r", before.p, dz)[:, None])
+    out: Array = 0.5 * np.abs(after.p - before.p - euler).sum(axis=1)
+    return out
+
+
 def _rows(layer: Array) -> Rows:
     z = layer.reshape(-1, layer.shape[-1]).astype(np.float64, copy=False)
     return Rows(z, softmax(z))
@@ -74,7 +81,7 @@ def locking(layers: Sequence[Array]) -> dict[str, Any]:
     for k in range(1, len(layers)):
         after = _rows(layers[k])
         m = row_motion(before, after)
-        several = np.isfinite(after.z).sum(axis=1) > 1
+        several = m.seen > 1
         parts.append(np.stack([m.tail, m.change, m.tv, m.bound])[:, several])
         before = after
     found = _locking.summarize(*np.concatenate(parts, axis=1))
@@ -159,7 +166,7 @@ def verdicts(
         "value": {name: lifted[name].value for name in checks},
         "reason": {name: lifted[name].reason for name in checks},
         "residual": strict["P0"].details["residual"],
-        "total": strict["P0"].details["total"],
+        "jeffreys": strict["P0"].details["jeffreys"],
     }
 
 

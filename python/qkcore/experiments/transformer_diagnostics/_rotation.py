@@ -1,8 +1,9 @@
-"""P4: how much of the tokens' motion through depth is rotation (EOT-11, section 6.2).
+"""P4: how much of the tokens' mean motion through depth is rotation (EOT-11, section 6.2).
 
 States are divided by their root mean square, as the norms in front of the layers do, and token 0 (a
-decoder's sink) is left out. The velocity is that of one layer over 1/L, both centred at each layer: a common
-drift is a gradient and would only dilute the share. Everything happens in the leading principal components.
+decoder's sink) is left out. The velocity is that of one layer over 1/L. The measure is that of the suite:
+the linear mean flow of the centred states in their leading principal components at each layer, without the
+scatter that it does not explain. Exact gradient fields at the same states are the control.
 """
 
 from __future__ import annotations
@@ -11,10 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from ...diagnostics import rotation
-from ...diagnostics._stats import mean_interval
+from ...diagnostics import _mean_flow
 from ._attention import Array
 from ._states import central
+
+_FIELDS, _SAMPLES = (
+    3,
+    500,
+)  # gradient fields of the control, and the tokens that they are measured at
 
 
 def prepared(hidden: Array) -> Array:
@@ -24,58 +29,45 @@ def prepared(hidden: Array) -> Array:
     return H
 
 
-def components(states: Array, count: int) -> tuple[Array, float]:
-    """Leading principal directions (d, count) of states centred by layer, and the variance they hold."""
-    H = states - states.mean(axis=1, keepdims=True)
-    flat = H.reshape(-1, H.shape[2])
-    values, vectors = np.linalg.eigh(flat.T @ flat)
-    count = min(count, len(values))
-    return vectors[:, ::-1][:, :count], float(values[-count:].sum() / values.sum())
-
-
-def energies(states: Array, directions: Array, seed: int | None) -> list[dict[str, Any]]:
-    """A row for each transition: energy of rotation, its share, and the share for shuffled velocities.
-
-    ``seed`` of the shuffle; None: none is made.
-    """
-    X = (states - states.mean(axis=1, keepdims=True)) @ directions
-    steps = len(X) - 1
+def measured(
+    states: Array, count: int, n_layers: int, seed: int, *, control: bool
+) -> dict[str, Any]:
+    """The central layers together, as in 6.2, and every layer by itself (``rows``)."""
+    path = states.astype(np.float64)
+    steps = len(path) - 1
+    velocities = np.diff(path, axis=0) * steps
+    before = path[:-1]
     rng = np.random.default_rng(seed)
-    out = []
-    for k in range(steps):
-        u = (X[k + 1] - X[k]) * steps
-        found = rotation.rotational_energy(X[k], u, rng=0, n_resamples=10)
-        # Velocities that belong to other tokens: no field explains them, all is rotation but for overfitting.
-        chance = float("nan")
-        if seed is not None:
-            mixed = rotation.rotational_energy(X[k], rng.permutation(u), rng=0, n_resamples=10)
-            chance = mixed.normalized
-        out.append(
+    every = _mean_flow.measure(before, velocities, count, None, rng)
+    middle = central(steps, n_layers)
+    part = _mean_flow.measure(before[middle], velocities[middle], count, None, rng)
+    fields = np.array([])
+    if control:
+        chosen = rng.permutation(path.shape[1])[:_SAMPLES]
+        fields = _mean_flow.gradient_control(
+            before[middle][:, chosen], velocities[middle][:, chosen], count, _FIELDS, rng
+        )
+    known = fields[np.isfinite(fields)]
+    return {
+        "layers": len(part.by_layer),
+        "held": part.held,
+        "energy": part.energy,
+        "interval": list(part.energy_interval),
+        "share": part.share,
+        "share_interval": list(part.interval),
+        "explained": part.explained,
+        "scaling": part.scaling,
+        "beyond": part.beyond,
+        "beyond_interval": list(part.beyond_interval),
+        "control": max(float(known.max()), 0.0) if known.size else float("nan"),
+        "rows": [
             {
                 "layer": k,
-                "energy": found.energy,
-                "kinetic": found.kinetic,
-                "share": found.normalized,
-                "chance": chance,
-                "condition": found.condition,
-                "converged": int(found.converged),
+                "share": float(every.by_layer[k]),
+                "error": float(every.error_by_layer[k]),
+                "explained": float(every.explained_by_layer[k]),
+                "kinetic": float(every.kinetic_by_layer[k]),
             }
-        )
-    return out
-
-
-def over_depth(rows: list[dict[str, Any]], n_layers: int, seed: int) -> dict[str, Any]:
-    """Mean energy over the central layers with a percentile interval over layers, as in 6.2."""
-    middle = rows[central(len(rows), n_layers)]
-    energy = np.array([r["energy"] for r in middle])
-    kinetic = np.array([r["kinetic"] for r in middle])
-    chance = np.array([r["chance"] for r in middle])
-    low, high = mean_interval(energy, rng=np.random.default_rng(seed), n_resamples=200)
-    return {
-        "layers": len(middle),
-        "energy": float(energy.mean()),
-        "interval": [low, high],
-        "share": float(energy.sum() / kinetic.sum()) if kinetic.sum() > 0 else 0.0,
-        "median_share": float(np.median([r["share"] for r in middle])),
-        "chance": float(chance.mean()),
+            for k in range(steps)
+        ],
     }

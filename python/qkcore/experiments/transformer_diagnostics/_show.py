@@ -79,14 +79,25 @@ def _diagnostics(folder: Path, models: dict[str, Row], shown: list[str]) -> Path
 def _gate_panel(axes: Any, part: Table, model: Row, name: str) -> None:
     at, groups = _by(part, "layer", "square")
     _bands(axes, at + 1, groups, figures.BLUE, "one layer: median\nand quartiles of heads")
-    per_head = np.array([g.mean() for g in groups])
-    axes.plot(at + 1, np.cumsum(per_head), color=figures.RED, label="summed, mean head")
+    axes.plot(at + 1, _worst_head(part), color=figures.RED, label="summed, worst head\n(judged)")
     axes.axhline(0.15, color=figures.GREY, linestyle="--", linewidth=1, label="gate, 0.15")
     axes.set_yscale("log")
     figures.plain_log(axes)
     kind = "" if model["about"]["trained"] else " (random weights)"
     figures.tidy(axes, "layer", "mean (Δz)²")
     axes.set_title(f"{name}{kind}\nP0: variation of logits", fontsize="medium")
+
+
+def _worst_head(part: Table) -> Any:
+    """Sums over depth of the head that varies most, mean over passages."""
+    layer, head, passage, square = (part[c] for c in ("layer", "head", "passage", "square"))
+    sums = []
+    for p in np.unique(passage):
+        of = passage == p
+        table = np.zeros((int(layer.max()) + 1, int(head.max()) + 1))
+        table[layer[of].astype(int), head[of].astype(int)] = square[of]
+        sums.append(np.cumsum(table, axis=0)[:, table.sum(axis=0).argmax()])
+    return np.mean(sums, axis=0)
 
 
 def _motion_panel(axes: Any, part: Table) -> None:
@@ -137,12 +148,16 @@ def _gap_panel(axes: Any, part: Table) -> None:
     for k, t in enumerate(warm):
         rows = Table([r for r in part.rows if float(r["temperature"]) == t])
         at, groups = _by(rows, "layer", "gap")
-        axes.plot(
-            at + 1, [g.mean() for g in groups], color=_shade(k, len(warm)), label=f"τ = {t:g}"
+        mean = np.array([g.mean() for g in groups])
+        around = np.array([1.96 * g.std() / np.sqrt(len(g)) for g in groups])
+        axes.plot(at + 1, mean, color=_shade(k, len(warm)), label=f"τ = {t:g}")
+        low = np.maximum(mean - around, 1e-3 * mean)
+        axes.fill_between(
+            at + 1, low, mean + around, color=_shade(k, len(warm)), alpha=0.15, linewidth=0
         )
     axes.set_yscale("log")
     figures.plain_log(axes)
-    figures.tidy(axes, "layer", "curvature gap 1 − κ", "P3: contraction (mean of heads)")
+    figures.tidy(axes, "layer", "curvature gap 1 − κ", "P3: contraction (mean of heads, 95 %)")
 
 
 def _shade(k: int, n: int) -> Any:
@@ -171,17 +186,24 @@ def _evi_panel(axes: Any, part: Table) -> None:
 def _turn_panel(axes: Any, turn: Table, name: str, model: Row) -> None:
     number = f"{model['rotation']['number']}"
     part = turn.where(model=name, components=number)
-    axes.plot(
-        part["layer"] + 1,
-        part["share"],
-        "o-",
-        markersize=3,
-        color=figures.BLUE,
-        label="the model",
+    x, share, error = part["layer"] + 1, part["share"], part["error"]
+    axes.fill_between(
+        x, share - 2 * error, share + 2 * error, color=figures.BLUE, alpha=0.2, linewidth=0
     )
     axes.plot(
-        part["layer"] + 1, part["chance"], ":", color=figures.GREY, label="velocities shuffled"
+        x, share, "o-", markersize=3, color=figures.BLUE, label="the model,\n± 2 standard errors"
     )
+    axes.plot(
+        x, part["explained"], ":", color=figures.GREY, label="motion that the\nmean flow explains"
+    )
+    if model["rotation"]["control"] is not None:
+        axes.axhline(
+            model["rotation"]["control"],
+            color=figures.GREEN,
+            linestyle="-.",
+            linewidth=1,
+            label="gradient fields,\nlargest reading",
+        )
     control = turn.where(model=f"{name}-shuffled", components=number)
     if len(control):
         axes.plot(
@@ -191,8 +213,8 @@ def _turn_panel(axes: Any, turn: Table, name: str, model: Row) -> None:
             color=figures.ORANGE,
             label="weights shuffled",
         )
-    axes.set_ylim(0, 1.05)
-    figures.tidy(axes, "layer", "share of kinetic energy", "P4: rotation")
+    axes.set_ylim(-0.05, 1.05)
+    figures.tidy(axes, "layer", "share of the mean flow", "P4: rotation")
 
 
 def _whole(axes: Any) -> None:

@@ -76,8 +76,8 @@ def _first_checks(models: dict[str, Row]) -> Listing:
 
 def _last_checks(models: dict[str, Row]) -> Listing:
     header = (
-        "model", "P3: gap", "fall when warmed", "heads that fall", "P4: R", "share", "of the median layer",
-        "by chance",
+        "model", "P3: gap", "fall when warmed", "heads that fall", "P4: R", "share of the mean flow",
+        "beyond a multiple of the state", "motion it explains", "gradient fields, at most",
     )  # fmt: skip
     rows = []
     for name, m in models.items():
@@ -90,8 +90,9 @@ def _last_checks(models: dict[str, Row]) -> Listing:
                 percent(p3["heads_that_fall"]),
                 f"{number(p4['energy'])} [{number(p4['interval'][0])}, {number(p4['interval'][1])}]",
                 percent(p4["share"]),
-                percent(p4["median_share"]),
-                percent(p4["chance"]),
+                percent(p4["beyond"]),
+                percent(p4["explained"]),
+                percent(p4["control"]),
             )
         )
     note = (

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from .._errors import ExperimentError
 
-READERS = ("safetensors", "tokenizers", "gguf", "onnx")
+READERS = {".safetensors": "safetensors", ".gguf": "gguf", ".onnx": "onnx"}
+"""the package that reads files of a kind; every model needs ``tokenizers`` besides"""
 
 
 @dataclass(frozen=True)
@@ -74,9 +75,13 @@ def _slowly(file: object) -> str:
     return digest.hexdigest()
 
 
-def missing_readers() -> list[str]:
-    """Packages of the extra ``models`` that are not installed."""
-    return [name for name in READERS if importlib.util.find_spec(name) is None]
+def missing_readers(wanted: Iterable[Weights]) -> list[str]:
+    """Packages of the extra ``models`` that these weights need and that are not installed."""
+    paths = [path for w in wanted for path, _ in w.files]
+    needed = {"tokenizers"} | {
+        r for end, r in READERS.items() if any(p.endswith(end) for p in paths)
+    }
+    return sorted(name for name in needed if importlib.util.find_spec(name) is None)
 
 
 def missing_weights(absent: list[Weights]) -> ExperimentError:
@@ -91,7 +96,8 @@ def missing_weights(absent: list[Weights]) -> ExperimentError:
 
 def installed(wanted: Iterable[Weights]) -> bool:
     """Whether all weights and readers are there (nothing is read)."""
-    return not missing_readers() and all(w.find() is not None for w in wanted)
+    weights = list(wanted)
+    return not missing_readers(weights) and all(w.find() is not None for w in weights)
 
 
 def require(wanted: list[Weights]) -> None:
@@ -99,7 +105,7 @@ def require(wanted: list[Weights]) -> None:
     if not wanted:
         return
     absent = [w for w in wanted if w.find() is None]
-    if absent or missing_readers():
+    if absent or missing_readers(wanted):
         raise missing_weights(absent or wanted)
     for weights in wanted:
         weights.files_checked()
