@@ -101,7 +101,7 @@ def test_the_guard_judges_the_kernel_itself() -> None:
         if want.status != "negative kernel":
             np.testing.assert_allclose(got.plan(), want.plan(), atol=1e-8)
     assert seen == {"converged", "negative entries"}
-    with pytest.raises(ValueError, match=r'wanted solver="alternating" where signs may be lost'):
+    with pytest.raises(ValueError, match=r'wanted solver="alternating" for on_negative="continue"'):
         solve_factored(K, mu, nu, solver="annealed", on_negative="continue")
 
 

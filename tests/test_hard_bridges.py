@@ -135,7 +135,7 @@ def test_plateaus_of_float32_scores_are_crossed_in_double(seed: int) -> None:
 def test_what_stagnates_names_the_dtype() -> None:
     Z = np.random.default_rng(0).uniform(-9e4, 9e4, (24, 24)).astype(np.float32)
     u = np.full(24, 1 / 24, np.float32)
-    with pytest.raises(qk.ConvergenceError, match="stagnated at what rounding to float32 leaves"):
+    with pytest.raises(qk.ConvergenceError, match="stagnated at the precision of float32"):
         qk.bridge(dense(Z), u, u, on_fail="raise")
 
 

@@ -363,7 +363,7 @@ def test_exact_fallback() -> None:
     array = np.exp(-(np.subtract.outer(np.arange(8.0), np.arange(8.0)) ** 2))
     u = np.full(8, 1 / 8)
     assert solve_factored(low_rank(array, 3), u, u).exact().converged
-    with pytest.raises(ValueError, match="know what they approximate"):
+    with pytest.raises(ValueError, match="keep what they approximate"):
         solve_factored(*positive_problem()).exact()
 
 

@@ -227,7 +227,7 @@ def test_a_bound_of_v_over_intervals_makes_a_proof() -> None:
     assert exact <= math.log(ob.radius_bound(wave, 1.0, 1.0, V_bound=slope)) <= exact + 0.05
     with pytest.raises(ValueError, match=r"V_bound: wanted at least the norm of V on \[0, 1\]"):
         ob.radius_bound(wave, 1.0, 1.0, V_bound=0.01)
-    with pytest.raises(ValueError, match=r"V_bound: wanted None for a V that is no function"):
+    with pytest.raises(ValueError, match=r"V_bound: wanted None for a V that is not a function"):
         ob.radius_bound(qk.AttentionField("softmax", Q=I1, K=I1, V=I1), 1.0, 1.0, V_bound=1.0)
 
 

@@ -74,7 +74,7 @@ def test_length_and_iteration() -> None:
 def test_indices_that_are_refused(index: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         batch_of_scores()[index]
-    with pytest.raises(TypeError, match=r"rows\(first, last\) takes rows"):
+    with pytest.raises(TypeError, match=r"use rows\(first, last\) for rows"):
         batch_of_scores()[0, 0][0]
     with pytest.raises(TypeError, match=r"len: wanted scores with batch axes"):
         len(batch_of_scores()[0, 0])

@@ -12,7 +12,7 @@ import importlib
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from . import _interpreter  # noqa: F401  # before anything compiled is loaded
+from . import _interpreter  # noqa: F401  # must run before anything compiled is loaded
 
 # isort: split
 from . import scores
@@ -136,7 +136,7 @@ __all__ = [
     "wasserstein",
 ]
 
-# Imported when they are asked for: none of them is needed by the functions above, and some bring SciPy's.
+# These modules are imported at their first use: nothing above needs them, and some of them import SciPy.
 _NAMESPACES = frozenset(
     {
         "diagnostics",

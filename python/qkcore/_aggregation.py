@@ -1,10 +1,11 @@
 """Stationary laws of chains that are too large for an array: by products, with an estimate of the error.
 
-Power steps give the law. Random vectors, multiplied from the other side, show how fast the chain forgets:
-after k steps they are constant to within what the chain still remembers. Where it forgets slowly because it
-is made of parts that are hardly ever left, the vectors become constant on each part instead, which shows
-the parts. Their masses then come from the elimination of a chain between parts, and the laws within them
-from power steps (aggregation and disaggregation, after Takahashi and after Koury, McAllister and Stewart).
+Power steps give the law. Random vectors ("probes"), multiplied from the other side, show how fast the chain
+forgets its start: what the chain still remembers after k steps is the amount by which they differ from
+constant vectors. If the chain forgets slowly because it consists of parts that are hardly ever left, the
+probes become constant on each part instead, which shows the parts. The masses of the parts then come from
+the elimination of a chain between them, and the laws within the parts from power steps (aggregation and
+disaggregation, after Takahashi and after Koury, McAllister and Stewart).
 """
 
 from __future__ import annotations
@@ -27,24 +28,25 @@ __all__ = ["Found", "by_aggregation", "by_arnoldi", "by_products"]
 Array = npt.NDArray[Any]
 States = npt.NDArray[np.intp]
 
-# Random vectors that watch how fast the chain forgets.
+# The number of random vectors that show how fast the chain forgets its start.
 _PROBES = 4
-# Plain steps. If the chain has hardly forgotten anything by then, every further step is half a step, because
-# a periodic chain never settles in whole ones.
+# The number of whole steps. If the chain has hardly forgotten anything by then, every further step is half a
+# step (the mean of the law before and after it), because a periodic chain never settles in whole steps.
 _PLAIN = 40
-# Steps that a chain may still need by the rate it has shown, before other methods are tried.
+# Other methods are tried if the chain, at the rate observed, would need more further steps than this.
 _PATIENCE = 200
-# Where the chain could be eliminated instead, it is judged after this many steps.
+# A chain that could also be eliminated is given up after this many steps, if it forgets slowly.
 _HURRY = 16
-# The random vectors underrate what the chain remembers, by less than this.
+# Random vectors show less than the chain remembers; this factor in the estimate of the error allows for it.
 _SAFETY = 3.0
-# What is left of the probes' spread when their rate of decay is believed.
+# The chain counts as having forgotten its start once the probes' spread has shrunk to this share.
 _FORGOTTEN = 1e-6
-# Parts: at most so many, told apart by gaps of this share of the probes' range, with less spread within.
+# There are at most _PARTS parts. Values of a probe in two parts are a gap of at least _GAP apart, as a share
+# of its range, and those within a part spread over at most _WITHIN.
 _PARTS = 256
 _GAP, _WITHIN = 1e-4, 1e-7
-# The gap after the last step of smoothing, for parts between which the chain moves now and then. No spread
-# has to be small then: whether the chain forgets within the parts is measured.
+# After the last step of smoothing the parts are told apart by this gap, since the chain may move between them
+# now and then. Their spread need not be small then: whether the chain forgets within them is measured.
 _LAST_GAP = 0.1
 _SMOOTHING = 120
 # Rounds of aggregation, of four half steps each.
@@ -60,10 +62,10 @@ class Found(NamedTuple):
 
     log_law: npt.NDArray[np.float64]
     error: float
-    """2, which is the largest possible, when nothing is known"""
+    """2, the largest possible L1 error, when nothing is known"""
     probes: Array
     gap: float
-    """the share of what the chain remembers that it was seen to forget in a step"""
+    """the share of its memory of the start that the chain was seen to lose in one step"""
 
 
 def by_products(
@@ -75,7 +77,7 @@ def by_products(
     *,
     hurry: bool = False,
 ) -> Found:
-    """Power steps until the law has settled and the probes say that it can be believed.
+    """Power steps until the law has settled and the probes show that the chain has forgotten its start.
 
     ``hurry``: give up early when the chain forgets slowly, because there is a better way.
     """
@@ -102,7 +104,7 @@ def by_products(
         rho = _normalized((moved + rho) / 2 if half else moved, members, P.dtype)
         tail = 2 * memory[-1] * rate / (1 - rate) if rate < 1 else math.inf
         error = _SAFETY * max(residual, eps) * (total + tail)
-        settled = residual <= 8 * eps or residual > 0.8 * previous  # the latter is rounding
+        settled = residual <= 8 * eps or residual > 0.8 * previous  # no more decrease: rounding
         previous = residual
         if settled and memory[-1] <= forgotten and error <= tol:
             return Found(_log(rho), error, probes, 1.0)
@@ -116,7 +118,7 @@ def by_products(
 
 
 def _probes(P: Markov, members: States) -> Array:
-    """Random vectors, 0 on states that the members do not lead to."""
+    """Random vectors, 0 on all states that are not members."""
     out: Array = np.zeros((P.shape[0], _PROBES), P.dtype)
     out[members] = np.random.default_rng(0).standard_normal((len(members), _PROBES))
     return out
@@ -128,14 +130,14 @@ def _range(x: Array) -> Array:
 
 
 def _rate(memory: list[float]) -> float:
-    """The factor of the last steps: 1 while nothing is forgotten."""
+    """The factor per step by which the memory shrank in the last five steps: 1 while nothing is forgotten."""
     if len(memory) < 6 or memory[-6] == 0:
         return 0.0 if memory[-1] == 0 else 1.0
     return min(1.0, float((memory[-1] / memory[-6]) ** 0.2))
 
 
 def _soon(memory: float, rate: float, n_steps: int) -> bool:
-    """Whether the chain will have forgotten after so many more steps."""
+    """Whether the chain will have forgotten its start after ``n_steps`` more steps at this rate."""
     return memory == 0 or memory * rate**n_steps <= _FORGOTTEN
 
 
@@ -158,7 +160,7 @@ def _log(rho: Array) -> npt.NDArray[np.float64]:
 def by_aggregation(
     P: Markov, members: States, start: Found, tol: float, max_iter: int, n_threads: int | None
 ) -> Found:
-    """The law from a chain between parts and laws within them; ``start`` when there are no clear parts."""
+    """The law, from a chain between parts and the laws within them; ``start`` if there are no clear parts."""
     label = _parts(P, members, start.probes, min(max_iter, _SMOOTHING), n_threads)
     if label is None:
         return start
@@ -176,7 +178,7 @@ def by_aggregation(
     forgotten = max(_FORGOTTEN, 100 * eps * math.sqrt(len(members)))
     for k in range(min(max_iter, _ROUNDS)):
         new_mass = _between(within, leaks, label, n_parts)
-        if not np.isfinite(new_mass).all():  # a composition whose leaks underflow
+        if not np.isfinite(new_mass).all():  # the chain is a composition, and its leaks underflow
             return start
         rho = np.zeros(P.shape[0])
         rho[members] = within * np.exp(new_mass)[label]
@@ -186,13 +188,13 @@ def by_aggregation(
             probes = (P.apply(probes, n_threads=n_threads) + probes) / 2
             probes[members] -= _averages(probes[members], within, label, n_parts)
         mass = np.bincount(label, rho[members], n_parts)
-        alive = mass > 1e-290  # parts of less mass keep the law within them
+        alive = mass > 1e-290  # a part of less mass keeps its law of the last round
         new = np.where(alive[label], rho[members] / np.where(alive, mass, 1.0)[label], within)
         moved_within = float(np.bincount(label, np.abs(new - within), n_parts).max())
         moved_mass = float(np.abs(np.exp(new_mass) - np.exp(log_mass)).sum())
         log_mass, within = new_mass, new
         changes.append(moved_within + moved_mass)
-        # What the chain remembers within the parts: slow directions that the parts do not show stay in it.
+        # What the chain remembers within the parts. A slow direction that the parts do not show stays in it.
         share = float((_range(probes[members]) / first).max())
         memory.append(min(1.0, math.sqrt(len(members)) * share))
         if memory[-1] > forgotten:
@@ -225,7 +227,7 @@ def _parts(
     rounding = 1e5 * float(np.finfo(P.dtype).eps) / math.sqrt(len(members))
     for k in range(max_steps + 1):
         if k % 8 == 0 or k == max_steps:
-            # Each column from 0 to 1, which keeps what is left of it in view.
+            # Each column is rescaled to the range from 0 to 1, so that small remaining differences count.
             inside = probes[members].astype(np.float64)
             spread = _range(inside)
             if not (spread > 0).all():
@@ -236,7 +238,7 @@ def _parts(
                 _WITHIN, rounding
             ):
                 return label
-            # Adding a constant to a column changes nothing, and multiplying it does not either.
+            # Neither a constant added to a column nor a factor changes its parts; both prevent underflow.
             probes = probes - probes[members].mean(axis=0)
             probes = probes / np.abs(probes).max(axis=0)
         if k < max_steps:
@@ -246,7 +248,7 @@ def _parts(
 
 
 def _by_gaps(points: npt.NDArray[np.float64], gap: float) -> tuple[States, int]:
-    """Points between which no coordinate has such a gap belong together."""
+    """Labels of groups of points: two groups are separated by a larger gap than this in some coordinate."""
     keys = np.zeros(points.shape, np.intp)
     for c in range(points.shape[1]):
         order = np.argsort(points[:, c], kind="stable")
@@ -269,7 +271,7 @@ def _largest_range(points: npt.NDArray[np.float64], label: States, n_parts: int)
 def _between(
     within: npt.NDArray[np.float64], leaks: npt.NDArray[np.float64], label: States, n_parts: int
 ) -> npt.NDArray[np.float64]:
-    """Log masses of the parts: the law of the chain between them."""
+    """Logarithms of the masses of the parts, which are the stationary law of the chain between the parts."""
     rates = np.full((n_parts, n_parts), -np.inf)
     flow = leaks + _log(within)[:, None]
     for part in range(n_parts):
@@ -286,14 +288,15 @@ def _leaks(
 ) -> npt.NDArray[np.float64]:
     """Logarithms of the probability to go from each member to each part, (members, parts)."""
     steps: tuple[Any, ...] = P._steps()
-    if len(steps) != 1:  # a composition is known by its products only
+    if len(steps) != 1:  # a composition has products only, no scores
         indicator = np.zeros((P.shape[0], n_parts), P.dtype)
         indicator[members, label] = 1
         return _log(P.apply(indicator, n_threads=n_threads))[members]
     s: Scores = steps[0].scores
     n = s.shape[0]
     out = np.empty((n, n_parts))
-    # Arrays of float32 scores are converted some rows at a time: their own differences would lose digits.
+    # Matrices of float32 scores are converted to float64 some rows at a time, because differences of float32
+    # logarithms would lose digits.
     whole = s.dtype == np.float64 or not s.terms.dense or s.terms.offsets is not None
     height = n if whole else max(1, _WIDENED // n)
     for first in range(0, n, height):
@@ -306,7 +309,7 @@ def _leaks(
 
 
 def _columns(s: Scores, columns: States) -> Scores:
-    """The scores of some columns: fewer columns if points are all there is, otherwise the others masked."""
+    """The scores of some columns. From points without masks the others are left out, else they are masked."""
     n, m = s.shape
     banded = s.terms.hides(n, m)
     if s.terms.dense or s.terms.masks or s.terms.offsets is not None or banded:
@@ -322,9 +325,9 @@ def _columns(s: Scores, columns: States) -> Scores:
 def by_arnoldi(
     P: Markov, members: States, start: Found, tol: float, max_iter: int, n_threads: int | None
 ) -> Found:
-    """Arnoldi on the transposed operator: for chains that mix slowly without having parts.
+    """Arnoldi's method on the transposed operator, for chains that mix slowly without having parts.
 
-    The error is the residual divided by the distance of the second eigenvalue from 1, both as found.
+    The error is ten times the residual, divided by the distance of the second eigenvalue found from 1.
     """
     from scipy.sparse.linalg import ArpackNoConvergence, LinearOperator, eigs
 
@@ -333,13 +336,14 @@ def by_arnoldi(
     step = LinearOperator(
         (n, n), matvec=lambda x: P.apply_left(x, n_threads=n_threads), dtype=P.dtype
     )
-    # Not the law of the power steps: it may hide the slow directions, which have to be seen.
+    # Arnoldi's method starts from a random vector and not from the law of the power steps, because that may
+    # have almost no share in the slow directions, which the method has to find.
     guess = np.zeros(n, P.dtype)
     guess[members] = np.random.default_rng(1).random(len(members))
     values: Array
     vectors: Array
     try:
-        # The rightmost eigenvalues: periodic chains have others on the unit circle.
+        # The rightmost eigenvalues are wanted, not the largest: a periodic chain has others of modulus 1.
         values, vectors = eigs(
             step,
             k=2,
@@ -359,13 +363,14 @@ def by_arnoldi(
     found = found * np.exp(-1j * np.angle(found[np.argmax(np.abs(found))]))
     best = _normalized(found, members, P.dtype)
     residual = _residual(P, best, n_threads)
-    for _ in range(10):  # power steps remove what is left of fast modes
+    for _ in range(10):  # power steps remove the rest of the fast modes
         moved = _normalized(P.apply_left(best, n_threads=n_threads), members, P.dtype)
         after = _residual(P, moved, n_threads)
         if after >= residual:
             break
         best, residual = moved, after
-    # A chain that was seen to forget more slowly than these eigenvalues say has others, nearer to 1.
+    # If the chain was seen to forget more slowly than these eigenvalues explain, there are eigenvalues nearer
+    # to 1 that were not found, and the estimate of the error would be wrong.
     believed = 3 * start.gap >= gap > 0
     error = min(2.0, 10 * max(residual, eps) / gap) if believed else 2.0
     return Found(_log(best), error, start.probes, start.gap)

@@ -1,8 +1,8 @@
-"""What computes: what scores, operators, bridges and flows ask of NumPy's engine or of a CUDA device.
+"""The interface of backends: all that scores, operators, bridges and flows ask of the CPU engine or of CUDA.
 
-A backend belongs to the arrays of one call: it knows where they are and which library made them. ``at`` is
-where a visit runs: a number of threads on the CPU, a stream on a device. What a backend cannot do raises
-there, with a message that says what to do instead.
+A backend belongs to the arrays of one call: it knows where they are and which library made them. ``at`` says
+where a visit runs: it is a number of threads on the CPU, and a stream on a device. If a backend cannot do
+something, its method raises an error whose message says what to do instead.
 """
 
 from __future__ import annotations
@@ -34,14 +34,15 @@ class Normalizer(Protocol):
     @property
     def lse(self) -> Array: ...
     def shifts(self) -> tuple[Array, ...]:
-        """What to add to the scores of a row, one after the other: the exponentials then are the weights."""
+        """Numbers to add to the scores of a row, one after the other: their exponentials are the weights."""
 
     def divided(self) -> tuple[Array, Host] | None:
-        """A shift of the scores, and factors of the right-hand sides that do the rest; None: no gain."""
+        """A shift of the scores, and factors of the right-hand sides that complete the normalisation; None if
+        this would save nothing."""
 
 
 class Backend(Protocol):
-    """One place where arrays are, and the engine there."""
+    """The place where the arrays of a call are, and the engine that computes there."""
 
     host_arrays: bool
     """whether the arrays are NumPy's, which the CPU engine can read"""
@@ -53,7 +54,7 @@ class Backend(Protocol):
     # ---- arguments ----------------------------------------------------------------------------------
 
     def at(self, n_threads: int | None, stream: object = None) -> int:
-        """Where to compute; refuses the option of the other backend."""
+        """Where to compute; refuses the option that belongs to the other backend."""
 
     def matrix(self, name: str, value: Any) -> tuple[Array, np.dtype[Any], float, bool]:
         """An array (..., N, M) of scores, the dtype of results, the largest magnitude, and whether -inf masks
@@ -62,11 +63,11 @@ class Backend(Protocol):
     def points(
         self, names: tuple[str, str], X: Any, Y: Any
     ) -> tuple[Array, Array, float, float, np.dtype[Any]]:
-        """Points (..., n, d) of one dtype, Y being X if it is None; their largest coordinates, and the dtype
-        of results."""
+        """Points (..., n, d) of one dtype, with X for Y if Y is None; the largest magnitudes of their
+        coordinates, and the dtype of results."""
 
     def small(self, value: Any, dtype: np.dtype[Any]) -> Any:
-        """A matrix W, or the pair of its factors, as arrays of the host."""
+        """A matrix W, or the pair of its factors, as NumPy arrays."""
 
     def vectors(
         self,
@@ -74,25 +75,26 @@ class Backend(Protocol):
         batch: tuple[int, ...],
         *named: tuple[str, Any, int],
     ) -> list[tuple[Array, float]]:
-        """Arrays (..., length) of the scores' dtype, and their largest finite magnitude; -inf masks."""
+        """Arrays (..., length) of the scores' dtype, with their largest finite magnitudes; -inf is a mask."""
 
     def values(
         self, name: str, value: Any, dtype: np.dtype[Any], like: str = "the scores"
     ) -> tuple[Array, bool]:
-        """Right-hand sides of this dtype, which is that of ``like``, and whether they are known to be finite
-        already."""
+        """Right-hand sides of this dtype, and whether they are already known to be finite. ``like`` names
+        what has this dtype, for messages."""
 
     def check_finite(self, name: str, array: Array) -> None:
         """Refuses NaN, infinities and empty axes."""
 
     def boolean(self, name: str, value: Any, core: tuple[int, ...]) -> Array:
-        """A boolean array whose last axes are ``core``; True keeps."""
+        """A boolean array whose last axes have the lengths ``core``; True keeps an entry."""
 
     def output(self, name: str, given: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """The caller's array for results, checked, or a new one; None if the visit makes it."""
+        """The caller's array for results, checked, or a new array; None if the visit makes the array."""
 
     def writable(self, target: Any, vector: bool, at: int) -> Array | None:
-        """The caller's array as products write to it, one column for a vector; None if ``give`` copies."""
+        """The caller's array in the form that products write to (a vector has one column); None if they
+        cannot, and ``give`` copies the result instead."""
 
     # ---- views --------------------------------------------------------------------------------------
 
@@ -100,19 +102,20 @@ class Backend(Protocol):
         """The last two axes exchanged."""
 
     def cut(self, array: Array, axis: int, first: int, last: int) -> Array:
-        """Part of an axis, counted from the end; an axis of length 1 broadcasts and stays."""
+        """The entries first to last of an axis (a negative number); an axis of length 1 is not cut."""
 
     def one(self, array: Array, index: tuple[int, ...], core: tuple[slice, ...]) -> Array:
-        """What one problem of a batch sees of an array, whose last axes are its own, cut as ``core`` says."""
+        """The part of an array that belongs to one problem of a batch. ``core`` has one slice for each of the
+        last axes, which are not batch axes."""
 
     def indexed(self, array: Array, index: tuple[Any, ...], core: int) -> Array:
-        """The entries at integers and slices, one for each batch axis; the last ``core`` axes stay."""
+        """The entries at integers or slices, one for each batch axis; the last ``core`` axes stay."""
 
     def has_minus_inf(self, array: Array) -> bool:
         """Whether -inf masks an entry."""
 
     def part(self, array: Any, index: Any) -> Any:
-        """The vector of one problem, out of the caller's array of them."""
+        """The vector of one problem, out of the caller's array for all problems."""
 
     def taken(self, array: Array, at: npt.NDArray[np.intp], axis: int) -> Array:
         """The entries at these indices along an axis."""
@@ -132,14 +135,14 @@ class Backend(Protocol):
         """points @ matrix, and its largest magnitude."""
 
     def unit_rows(self, name: str, x: Array) -> Array:
-        """Points divided by their norms; refuses 0."""
+        """Points divided by their norms; refuses points of norm 0."""
 
     def row_dots(self, a: Array, b: Array, factor: float) -> Array:
         """factor <a_i, b_i> of every row."""
 
     def centred(self, x: Array, y: Array) -> tuple[Array, Array] | None:
-        """The points about the mean of y, where squared distances are expanded into products; None where the
-        engine takes differences."""
+        """Both clouds minus the mean of y, if the engine expands squared distances into products; None if it
+        computes them from differences."""
 
     def negated(self, x: Array, n_last: int) -> Array:
         """The points with their last coordinates negated."""
@@ -148,7 +151,7 @@ class Backend(Protocol):
         """The terms with the columns masked where ``mask`` is 0."""
 
     def joined(self, s: Scores, t: Scores) -> None:
-        """Refuses scores of two places or two input dtypes."""
+        """Refuses to add scores that are in different places or have different input dtypes."""
 
     # ---- factors of low-rank kernels (_host_factors.py, _device/_factors.py) ----------------------------
 
@@ -176,7 +179,7 @@ class Backend(Protocol):
     # ---- visits -------------------------------------------------------------------------------------
 
     def describe(self, s: Scores) -> tuple[Any, ...]:
-        """What the engine reads."""
+        """The scores as the tuple that the engine reads."""
 
     def logsumexp(self, s: Scores, target: Any, at: int) -> Array: ...
 
@@ -194,8 +197,8 @@ class Backend(Protocol):
         at: int,
         keep: list[Any] | None = None,
     ) -> Array:
-        """sum_j w(s_ij) values_j. An empty list ``keep`` receives the normaliser of weight "softmax", which
-        the same pass finds."""
+        """sum_j w(s_ij) values_j. If ``keep`` is an empty list, it receives the normaliser of the weight
+        "softmax", which the same pass finds."""
 
     def materialize(self, s: Scores, weight: str | None, target: Any, at: int) -> Array:
         """w(s_ij) as an array; the scores themselves without a weight."""
@@ -205,7 +208,7 @@ class Backend(Protocol):
     def moment(self, which: str, s: Scores, log_weights: Callable[[int], Scores], at: int) -> Array:
         """The "entropy" of each row of the softmax of s, or its "expected score"."""
 
-    # ---- flows: what is told and given back is in _flow_tasks.py ------------------------------------
+    # ---- flows: the types of their arguments and results are in _flow_tasks.py ----------------------
 
     def particles(self, name: str, X: Any, d: int | None) -> Array:
         """Particles (N, d), finite and contiguous; ``d`` is their dimension where that is known."""
@@ -214,7 +217,7 @@ class Backend(Protocol):
         """Refuses particles whose norms are not 1."""
 
     def velocity(self, field: FieldSpec, x: Array, t: float, at: int) -> Any:
-        """The velocities (N, d) at time t in the caller's library; raises Overflow, NoConvergence (_ode)."""
+        """The velocities (N, d) at time t in the caller's library; raises _ode's Overflow, NoConvergence."""
 
     def integrate(
         self, field: FieldSpec | Velocity, x: Array, options: FlowOptions, at: int
@@ -222,21 +225,21 @@ class Backend(Protocol):
         """Particles moved by a field of attention, or by a function of (X, t) in the caller's library."""
 
     def last_radius(self, states: Any) -> float:
-        """The distance from 0 of the farthest particle of the last of states (T, N, d)."""
+        """The largest distance of a particle from 0 in the last of the states (T, N, d)."""
 
     def law(self, name: str, value: Any) -> Any:
-        """Means or covariances of Gaussian laws as what NumPy's checks take; None passes."""
+        """Means or covariances of Gaussian laws in a form that the NumPy checks accept; None stays None."""
 
     def gaussian_flow(self, laws: Laws, at: int) -> LawsFlown:
-        """Gaussian laws moved by attention; what the figures and counts of each say is judged elsewhere."""
+        """Gaussian laws moved by attention, with figures and counts for each law that the caller judges."""
 
     def shaped(self, array: Any, shape: tuple[int, ...]) -> Any:
-        """States of laws or NumPy's figures of them in this shape, in the caller's library."""
+        """States of laws, or NumPy arrays of their figures, in this shape and in the caller's library."""
 
     # ---- results ------------------------------------------------------------------------------------
 
     def give(self, array: Array, target: Any = None, at: int | None = None) -> Any:
-        """A result in the caller's library: ``target`` if that was written to."""
+        """A result in the caller's library; this is ``target`` if the result was written to it."""
 
     def turned(self, array: Any) -> Any:
         """A result with its last two axes exchanged."""
@@ -245,16 +248,17 @@ class Backend(Protocol):
         """(..., n, 1) as (..., n)."""
 
     def here(self, name: str, array: Any) -> Any:
-        """The caller's array as one of the host; what is there already passes as it is."""
+        """The caller's array as a NumPy array; an array that is one already is returned unchanged."""
 
     def visited(self, s: Scores) -> Scores:
-        """The same scores with NumPy's arrays, copied where they are not; visits run where they did."""
+        """The same scores with NumPy arrays, copied from the device if necessary. Visits still run where this
+        backend computes."""
 
     def returned(self, s: Scores) -> Scores:
-        """Scores of NumPy arrays that ``visited`` has made, or parts of them, as ones of this backend's."""
+        """Scores that ``visited`` has made, or parts of them, as scores with this backend's arrays."""
 
     def visiting(self, s: Scores) -> Scores:
-        """Scores of NumPy arrays whose visits run where this backend computes."""
+        """The same scores of NumPy arrays, but their visits run where this backend computes."""
 
     def to_host(self, array: Array) -> Host:
         """A NumPy array with the same numbers."""
@@ -264,7 +268,7 @@ class Backend(Protocol):
 
 
 def backend_of(*arrays: object) -> Backend:
-    """That of the arrays (or tuples of arrays) of one call: a device if any of them is on one."""
+    """The backend for the arrays (or tuples of arrays) of one call: a device if any array is on a device."""
     if not _device.on_device(*arrays):
         return HOST
     from ._device._cuda import Cuda

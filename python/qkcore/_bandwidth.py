@@ -1,4 +1,4 @@
-"""The scale of a Gaussian kernel from the data."""
+"""A scale for a Gaussian kernel, chosen from the data."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ class MedianRule(NamedTuple):
     """What :func:`median_rule` found."""
 
     beta: float | None
-    """None where no two points differ"""
+    """None if no two points differ"""
     minus: Scores
-    """the scores :math:`-D^2` of the points that were looked at"""
+    """the scores :math:`-D^2` of the points that were used"""
     lowest: float
-    """the lowest squared distance; negative where W is indefinite (never by rounding alone)"""
+    """the lowest squared distance; it is negative only if W is indefinite, never by rounding alone"""
 
 
 def median_rule(points: Real, W: WLike = None) -> MedianRule:
     """:math:`\\beta = 1 / \\mathrm{median}\\,|D^2_{ij}|` over pairs that differ, for points (n, d).
 
-    :math:`D^2_{ij} = (x_i-x_j)^\\top W (x_i-x_j)`; pairs at distance 0, to rounding, do not count. Of more
-    than 1000 points, 1000 evenly spaced in their order are looked at, so the rule repeats. In float64.
+    :math:`D^2_{ij} = (x_i-x_j)^\\top W (x_i-x_j)`. Pairs whose distance is 0 up to rounding do not count. If
+    there are more than 1000 points, 1000 of them, evenly spaced in their order, are used; nothing is random,
+    so the same points always give the same scale. Everything is computed in float64.
 
     >>> import numpy as np
     >>> from qkcore import _bandwidth
@@ -44,7 +45,7 @@ def median_rule(points: Real, W: WLike = None) -> MedianRule:
         left, right = _checks.matrix_w(W, d, d, points.dtype)
         W = left.astype(np.float64) if right is None else left.astype(np.float64) @ right
     minus = scores.distance(np.ascontiguousarray(sample, np.float64), W=W)
-    # Every pair once.
+    # Every pair counts once.
     table = minus.to_numpy()
     squares = np.concatenate([-table[i, i + 1 :] for i in range(len(table) - 1)] or [np.zeros(0)])
     sizes = np.abs(squares)

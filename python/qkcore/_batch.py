@@ -18,7 +18,7 @@ class Batch(Generic[T]):
     A field of the results is an array over the batch: ``norms.total`` is (8, 12) for 8 x 12 heads, and
     ``regimes.rho`` is (8, 12, N). ``norms[0, 2]`` is one result; ``len`` and iteration go along the first
     axis.
-    Fields whose lengths differ between problems are arrays of objects.
+    Fields whose lengths differ from problem to problem are arrays of objects.
     """
 
     def __init__(self, results: Any) -> None:
@@ -43,7 +43,7 @@ class Batch(Generic[T]):
     def __len__(self) -> int:
         return int(self.shape[0])
 
-    def __bool__(self) -> bool:  # a result, however many problems it has
+    def __bool__(self) -> bool:  # a result is true, even with no problems
         return True
 
     def __iter__(self) -> Iterator[Any]:
@@ -71,7 +71,7 @@ def each(batch: tuple[int, ...], call: Callable[[tuple[int, ...]], Any]) -> Any:
 
 
 def stacked(values: list[Any], batch: tuple[int, ...]) -> Any:
-    """Values of one shape as one array with the batch axes in front; others as an array of objects."""
+    """Values of one shape as an array with the batch axes in front; values of several as one of objects."""
     arrays = [np.asarray(value) for value in values]
     if any(a.shape != arrays[0].shape or a.dtype == object for a in arrays):
         out = np.empty(len(values), object)

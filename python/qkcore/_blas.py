@@ -14,9 +14,10 @@ _LAPACK = ("pstrf", "syevd", "gesdd")
 
 @cache
 def bring_blas() -> bool:
-    """Whether large matrices are decomposed there; if not, the loops of small ones do it, more slowly.
+    """Hand the routines over, and say whether large matrices are decomposed by them.
 
-    The addresses are those that Cython code is given: ``scipy.linalg.cython_blas`` and ``cython_lapack``.
+    If not, large matrices are decomposed by the same loops as small ones, more slowly. The addresses are
+    those that SciPy exports for Cython code in ``scipy.linalg.cython_blas`` and ``cython_lapack``.
     """
     from scipy.linalg import cython_blas, cython_lapack
 

@@ -1,4 +1,4 @@
-"""Many bridges at once, each on one thread and judged as if it were alone."""
+"""Many bridges at once: each is solved on one thread, and judged as if it were the only problem."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
         f, g = _gauge_each(f, g, nu, s.terms.offsets)
     with np.errstate(over="ignore"):
         f, g = f.astype(kernel.potentials), g.astype(kernel.potentials)
-    # Potentials that ran away have no plan to check.
+    # Potentials that have overflowed have no plan that could be checked.
     lost = _lost(s, f, g)
     for k in np.flatnonzero(lost).tolist():
         f[problem_part(s, k, 0)] = g[problem_part(s, k, 1)] = 0
@@ -80,10 +80,10 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
         if names[k] == "converged" and met[k]:
             names[k] = verdict(one.s, one.mu, one.nu, f[here], g[there], names[k], error[k])
             continue
-        # What did not converge here is solved again as if it were alone, with all that is tried then.
+        # A problem that did not converge here is solved again by itself, with every method for one problem.
         try:
             again = solve_one(one, solver, start_f[here], start_g[there], None)
-        except OverflowError:  # the others have their results
+        except OverflowError:  # the other problems keep their results
             names[k], error[k], worst[k] = "overflow", np.inf, np.inf
             continue
         f[here], g[there] = again.f, again.g
@@ -115,7 +115,7 @@ def solve_batch(asked: Asked) -> SchrodingerBridge:
 
 
 def _lost(s: Any, f: Real, g: Real) -> Any:
-    """Which problems have potentials that no plan can be made from: NaN or +inf."""
+    """Which problems have potentials that define no plan because some are NaN or +inf."""
     n = math.prod(s.batch) if s.terms.offsets is None else len(s.terms.offsets[0]) - 1
     lost = np.zeros(n, np.bool_)
     for side, x in enumerate((f, g)):

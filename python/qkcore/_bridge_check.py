@@ -1,8 +1,8 @@
-"""The final check of a bridge: what its potentials, as they are given back, make of the conditions.
+"""The final check of a bridge: how well the potentials that are returned satisfy the conditions.
 
-The check recomputes the kernel in double precision whatever the dtype, by a visit of its own, and adds
-what its own rounding may hide. Where that leaves open on which side of ``tol`` the truth lies, extended
-precision decides if the problem is small enough; otherwise the conditions do not count as met. So
+The check recomputes the kernel in double precision for either dtype, by a separate visit, and adds a bound on
+the rounding of the check itself. If this bound leaves open on which side of ``tol`` the exact error lies,
+extended precision decides if the problem is small enough; otherwise the conditions count as not met. So
 ``converged`` holds in exact arithmetic.
 """
 
@@ -24,22 +24,22 @@ from ._native import cpu
 from ._rounding import PLAIN
 
 _EPS = float(np.finfo(np.float64).eps)
-# Entries of points and matrices that are widened to float64 at a time.
+# The number of entries of points and matrices that are converted to float64 at a time.
 _WIDENED = 2**21
-# Extended precision takes some 0.1 microseconds per entry.
+# The most entries that are checked in extended precision, which takes some 0.1 microseconds per entry.
 _EXTENDED = 2**21
 _HAS_EXTENDED = np.finfo(np.longdouble).eps < _EPS
-# Sums of plans outside of this range are taken after a shift of the potentials.
+# If the sum of a plan is outside this range, the potentials are shifted before it is computed.
 _SMALLEST, _LARGEST = 1e-200, 1e200
 
 Cuts = npt.NDArray[np.int64] | None
 
 
 class Residual(NamedTuple):
-    """How far the marginals of exp(f + s + g) are from what they should be."""
+    """How far the marginals of exp(f + s + g) are from the marginals that are wanted."""
 
     error: float
-    """the L1 error of the worse side, as a share of its mass; where a side is penalised, of the plan's"""
+    """the larger L1 error of the two sides, as a share of the side's mass, or of the plan's if penalised"""
     worst: float
     """the largest relative error of a single row or column"""
     met: bool
@@ -47,7 +47,10 @@ class Residual(NamedTuple):
 
 
 class Conditions(NamedTuple):
-    """One side of a problem: its weights, and the weight of the KL penalty on them (0: free)."""
+    """One side of a problem: its weights, and the factor of the KL penalty on its marginal.
+
+    A penalty of inf is a constraint; with a penalty of 0 the marginal is free.
+    """
 
     weights: Real
     penalty: float
@@ -77,7 +80,7 @@ def residual(
     )
     try:
         shift, sums = _sums(s, sides, f, g, n_threads)
-    except OverflowError:  # potentials that run away, as those of an infeasible problem do
+    except OverflowError:  # the potentials diverge, as those of an infeasible problem do
         return Residual(math.inf, math.inf, False)
     error, worst = _compare(sums, sides, (f, g), shift)
     slack = rounding_slack(s, f, g)
@@ -99,9 +102,9 @@ def judge(
     slack: float,
     tol: float,
 ) -> Residual:
-    """What given row and column sums in double precision make of the conditions.
+    """How well given row and column sums in double precision satisfy the conditions.
 
-    ``slack`` bounds what rounding may hide, as a share of the mass.
+    ``slack`` bounds the rounding errors of the sums, as a share of the mass.
     """
     error, worst = _compare(sums, sides, potentials, 0.0)
     return Residual(error, worst, error + slack <= tol)
@@ -110,7 +113,10 @@ def judge(
 def _without_dead(
     scores: Callable[[], Scores], side: Conditions, own: Real, other: Real, n_threads: int
 ) -> Conditions:
-    """Penalised weights of rows that see nothing set to 0: their marginal is 0 whatever the potentials."""
+    """The conditions of a penalised side, with weight 0 for rows whose entries are all masked.
+
+    The marginal of such a row is 0 for all potentials.
+    """
     if math.isinf(side.penalty):
         return side
     dead = _pieces.mapped(lambda x, w: np.isneginf(x) & (w > 0), own, side.weights)
@@ -125,8 +131,8 @@ def _without_dead(
 
 def rounding_slack(s: Scores, f: Real, g: Real) -> float:
     """A bound on what rounding does to the error: relative errors of entries, as a share of the mass."""
-    # Three roundings of an exponent and one where exp reduces it, half a unit each; a few of its score, which
-    # the bound covers term by term; exp; the sums.
+    # An exponent is rounded three times, and once more where exp reduces it, each time by half a unit. The
+    # bound of the score covers its rounding, term by term. The rest is for exp and for the sums.
     exponent = s.bound + sum(largest_finite(x) for x in (f, g))
     terms = 4 + max((x.shape[-1] for x in s.terms.features), default=0)
     return _EPS * (terms * exponent + 32 + math.sqrt(max(s.shape[-2:])))
@@ -148,7 +154,8 @@ def _sums(
         found = wide_marginals(s, f, g, n_threads)
         if _SMALLEST < _checks.mass(found[0]) < _LARGEST:
             return 0.0, found
-    # Double precision cannot hold the mass of the plan, or hardly so; its logarithm is known all the same.
+    # The mass of the plan is outside the range of double precision or close to its ends, but the logarithm of
+    # the mass can be computed.
     seen = widened(s).shift(columns=g).logsumexp(n_threads=n_threads)
     top = max(float((a + b).max(initial=-math.inf)) for a, b in _pieces.pieces(f, seen))
     if top == -math.inf:  # no entry carries anything
@@ -171,7 +178,7 @@ def _compare(
     error = worst = 0.0
     balanced = all(math.isinf(side.penalty) for side in sides)
     if not balanced and not any(side.weights.any() for side in sides):
-        return 0.0, 0.0  # nothing can carry mass: the empty plan is the solution
+        return 0.0, 0.0  # no row or column can carry mass: the empty plan is the solution
     for got, side, potential in zip(sums, sides, potentials, strict=True):
         if side.penalty == 0:  # free
             continue
@@ -188,17 +195,17 @@ def _compare(
 
 
 def _deviation(got: Real, wanted: Real) -> tuple[float, float, float, float]:
-    """Both sums, the sum of the distances, and the largest relative one of a wanted entry."""
+    """Both sums, the sum of the absolute differences, and the largest relative one where wanted > 0."""
     if got.dtype == np.float64:
         return cpu.deviation(got, wanted)
     with np.errstate(invalid="ignore", over="ignore"):
-        off = np.abs(got - wanted)  # in extended precision, of small problems
+        off = np.abs(got - wanted)  # only small problems are in extended precision
         relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
     return float(got.sum()), float(wanted.sum()), float(off.sum()), float(relative.max(initial=0.0))
 
 
 def _share(off: float, mass: float) -> float:
-    """What is off as a share of the mass; where there is no mass, nothing may be off."""
+    """The error as a share of the mass; where there is no mass, any error is infinite."""
     return off / mass if mass > 0 else math.inf if off != 0 else 0.0
 
 
@@ -217,7 +224,7 @@ def wide_marginals(s: Scores, f: Real, g: Real, n_threads: int) -> tuple[Real, R
 
 
 def _one_matrix(s: Scores) -> tuple[Real, float] | None:
-    """The matrix and its factor, where that is all there is of the scores of one problem."""
+    """The matrix and its factor if the scores of one problem have no other terms; otherwise None."""
     if s.backend is not HOST:
         return None
     t = s.terms
@@ -234,7 +241,7 @@ def widened(s: Scores) -> Scores:
         return s
     seen: dict[int, Real] = {}
 
-    def wide(x: Any) -> Any:  # one array for one array, so that symmetric scores stay so
+    def wide(x: Any) -> Any:  # each array is converted once, so that symmetric scores stay so
         if id(x) not in seen:
             seen[id(x)] = _pieces.converted(x, np.float64) if x.ndim == 1 else _wide(x)
         return seen[id(x)]
@@ -247,7 +254,7 @@ def widened(s: Scores) -> Scores:
 
 
 def _wide(x: Real) -> Real:
-    """Points and matrices in float64, a block of rows at a time, or of columns where the rows are long."""
+    """Points and matrices in float64, converted by blocks of rows, or by parts of rows that are long."""
     out = np.empty(x.shape, np.float64)
     height = max(1, _WIDENED // max(1, math.prod(x.shape[:-2]) * x.shape[-1]))
     for start in range(0, x.shape[-2], height):
@@ -295,7 +302,7 @@ def _extended_sums(s: Scores, f: Any, g: Any, shift: float) -> tuple[Any, Any]:
     height = max(1, 2**16 // m)
     for start in range(0, n, height):
         stop = min(n, start + height)
-        with np.errstate(invalid="ignore"):  # -inf scores beside -inf potentials are masked alike
+        with np.errstate(invalid="ignore"):  # masked scores may meet potentials of -inf
             log = extended_scores(s, start, stop) + (f[start:stop, None] + shift) + g
         plan = np.exp(log)
         rows[start:stop] = plan.sum(axis=1)
@@ -317,7 +324,7 @@ def batch_residuals(
 ) -> tuple[Real, Real, npt.NDArray[np.bool_]]:
     """The check of every problem of a batch: errors, worst errors, and whether the conditions are met.
 
-    One visit serves all of them. Problems that it cannot judge safely are looked at alone.
+    One visit serves all of them. Problems that it cannot judge safely are then checked one by one.
     """
     cuts: Any = s.terms.offsets if s.terms.offsets is not None else (None, None)
     n = math.prod(s.batch) if s.terms.offsets is None else len(s.terms.offsets[0]) - 1
@@ -325,7 +332,7 @@ def batch_residuals(
     undecided = np.ones(n, np.bool_)
     slack = rounding_slack(s, f, g)
     wide = _pieces.converted(f, np.float64), _pieces.converted(g, np.float64)
-    with contextlib.suppress(OverflowError):  # of one of them: then each is looked at alone
+    with contextlib.suppress(OverflowError):  # if one problem overflows, each is checked by itself
         sums = wide_marginals(s, *wide, n_threads)
         error, worst, mass = _batch_errors(sums, (rows, columns), wide, cuts)
         safe = (mass > _SMALLEST) & (mass < _LARGEST) & np.isfinite(error)
@@ -360,7 +367,8 @@ def _batch_errors(
         off = np.abs(got - wanted)
         mass = block_sums(wanted if math.isinf(side.penalty) else got, cut)
         total = block_sums(off, cut)
-        with np.errstate(invalid="ignore", over="ignore"):  # rows that see nothing are judged alone
+        # Problems with rows that see nothing are checked one by one afterwards.
+        with np.errstate(invalid="ignore", over="ignore"):
             relative = np.divide(off, wanted, out=np.zeros_like(off), where=wanted > 0)
             share = np.divide(total, mass, out=np.where(total > 0, np.inf, 0.0), where=mass > 0)
         found.append((share, _block_maxima(relative, cut), np.where(total > 0, mass, 1.0)))
@@ -371,7 +379,7 @@ def _batch_errors(
 
 
 def block_sums(values: Real, cuts: Cuts) -> Real:
-    """Sums over the last axis, flattened, or of the blocks between cuts (an empty block has the sum 0)."""
+    """Sums over the last axis, flattened, or over the blocks between cuts (0 for an empty block)."""
     if cuts is None:
         return np.asarray(values.sum(axis=-1, dtype=np.float64)).reshape(-1)
     sums = np.zeros(len(cuts) - 1)

@@ -1,4 +1,4 @@
-"""Bridges of a batch that are solved one after another: vectors for each of them, and one result for all."""
+"""Bridges of a batch, solved one after the other: the vectors of each problem, and one result for all."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ._lazy_scores import Real
 
 __all__ = ["Vectors", "each_solved", "solved_fields"]
 
-# Figures of one problem, of which a batch has arrays; vectors, which have the batch axes in front.
+# The result of a batch has arrays of the figures, and the vectors with the batch axes in front.
 _FIGURES = ("status", "converged", "n_iter", "n_visits", "error", "worst", "method", "relaxation")
 _VECTORS = ("f", "g", "u", "v", "mu", "nu")
 
@@ -48,7 +48,7 @@ class Vectors:
 def solved_fields(
     asked: Asked, alone: bool, callback: Callback | None, progress: bool
 ) -> dict[str, Any]:
-    """The fields of one result. Where potentials overflow, the others of a batch have theirs."""
+    """The fields of one result. If its potentials overflow, the rest of a batch is solved all the same."""
     try:
         return asked.solved(callback, progress)
     except OverflowError:
@@ -60,7 +60,7 @@ def solved_fields(
 def each_solved(
     batch: tuple[int, ...], call: Callable[[tuple[int, ...]], dict[str, Any]]
 ) -> dict[str, Any]:
-    """The fields of the results of all problems: those of one problem where there are no batch axes."""
+    """The fields of one result for all problems; without batch axes, the fields of the only problem."""
     found = [call(index) for index in np.ndindex(batch)]
     fields = found[0]
     if not batch:

@@ -1,6 +1,6 @@
-"""The kernels that the bridge solver knows, each with what the solver asks of it.
+"""The kernels that the bridge solver knows, each with the methods that the solver calls.
 
-The entries, or products with them, are the core's (``native``); what is decided here is how the potentials
+The core computes the entries, or products with them (``native``). The classes here decide how the potentials
 of a kernel are judged at the end, what its zeros allow, and which methods apply.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["BridgeKernel", "ChainKernel", "GivenKernel", "ScoresKernel", "SweepKernel", "is_given"]
 
 _EPS = float(np.finfo(np.float64).eps)
-# What a solver asks of an object besides rows and columns.
+# The methods that a solver calls on a kernel given from Python, besides rows and columns.
 _NEEDED = {
     "newton": ("curvature(x, mass)",),
     "accelerated": ("curvature(x, mass)",),
@@ -38,7 +38,7 @@ class BridgeKernel:
 
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
-    """of the marginals, and of what is given back"""
+    """the dtype of the marginals and of the result"""
     batch: tuple[int, ...] = ()
     potentials: np.dtype[Any]
     """the dtype that potentials are rounded to before they are judged"""
@@ -47,11 +47,11 @@ class BridgeKernel:
     symmetric = False
     """whether s_ij = s_ji by construction"""
     name = "kernel"
-    """the argument that the caller gave it as"""
+    """the name of the caller's argument, for messages"""
 
     @cached_property
     def native(self) -> Any:
-        """The kernel as the core knows it; entries stay stored in it from solve to solve."""
+        """The kernel as an object of the core, which keeps stored entries from one solve to the next."""
         raise NotImplementedError
 
     def forget(self) -> None:
@@ -73,34 +73,34 @@ class BridgeKernel:
         return None
 
     def verdict(self, p: Problem, found: Found) -> str:
-        """The last word on a problem, where zeros of the kernel leave the solver's own in doubt."""
+        """The status of a result, after a check whether the zeros of the kernel allow a solution at all."""
         s = self.support if p.balanced else None  # penalties make every mask feasible
         if s is None:
             return found.status
         return _feasibility.verdict(s, p.mu, p.nu, found.f, found.g, found.status, found.error)
 
     def crawls(self, p: Problem) -> bool:
-        """Whether it is cheap to know that the iteration converges like 1/k, without a limit."""
+        """Whether a cheap test shows that the potentials have no limit, so that errors decay like 1/k."""
         s = self.support if p.balanced else None
         if s is None or not s.terms.banded or s.terms.masks or s.terms.dense:
             return False
         return _feasibility.diagnose(s, p.mu, p.nu) == _feasibility.NO_TOTAL_SUPPORT
 
     def in_double(self) -> BridgeKernel | None:
-        """The same kernel with entries in double precision, where it has them in single."""
+        """The same kernel with entries in double precision; None if it has them already."""
         return None
 
     def refuses(self, solver: str) -> str | None:
-        """Why a method does not apply: what was wanted, and what to do; None where it does."""
+        """Why a method does not apply, as a message with what to do instead; None if it applies."""
         return None
 
     def automatic(self, symmetric: bool) -> str:
-        """What "auto" stands for: the core's policy, unless something is known that it cannot see."""
+        """The method that "auto" stands for: the core's policy, unless this kernel knows a better method."""
         return "symmetric" if symmetric else "auto"
 
 
 class ScoresKernel(BridgeKernel):
-    """Scores, of one problem or of a batch. ``scratch``: room for a symmetric kernel's triangle."""
+    """Scores of one problem or of a batch. ``scratch``: memory for the triangle of a symmetric kernel."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class ScoresKernel(BridgeKernel):
 
     @property
     def memory(self) -> float:
-        """Bytes for entries, as the core wants it."""
+        """The most bytes for stored entries; -1 leaves the choice to the core."""
         return -1.0 if self.max_memory is None else float(self.max_memory)
 
     @cached_property
@@ -166,7 +166,7 @@ class ChainKernel(BridgeKernel):
         return f"{len(self.steps)} steps"
 
     def check(self, p: Problem, f: Real, g: Real) -> Residual:
-        """The ends in double precision, step by step."""
+        """The marginals at both ends of the chain, computed in double precision, step by step."""
         wide = tuple(map(widened, self.steps))
         f, g = f.astype(np.float64), g.astype(np.float64)
         h, a = [g], [f]
@@ -184,7 +184,7 @@ class ChainKernel(BridgeKernel):
 
 
 class GivenKernel(BridgeKernel):
-    """An object of the caller's own: see :func:`qkcore.bridge`."""
+    """A kernel that the caller gives as a Python object: see :func:`qkcore.bridge`."""
 
     def __init__(self, given: Any) -> None:
         self.given = given
@@ -209,7 +209,7 @@ class GivenKernel(BridgeKernel):
         return "given"
 
     def check(self, p: Problem, f: Real, g: Real) -> Residual:
-        """By a visit of its own: the only word there is on the kernel's entries."""
+        """One more visit, which asks the caller's object for the sums: nothing else knows the entries."""
         wide = f.astype(np.float64), g.astype(np.float64)
         try:
             with np.errstate(over="ignore"):
@@ -230,8 +230,10 @@ class GivenKernel(BridgeKernel):
 
 
 class SweepKernel(Protocol):
-    """What a kernel of the caller's own has, and what may be missing (``curvature``, ``scaled``,
-    ``entries``): see :func:`qkcore.bridge`."""
+    """The methods of a kernel that the caller gives as a Python object: see :func:`qkcore.bridge`.
+
+    The methods ``curvature``, ``scaled`` and ``entries`` may be missing.
+    """
 
     @property
     def shape(self) -> tuple[int, int]: ...
@@ -242,7 +244,7 @@ class SweepKernel(Protocol):
 
 
 def is_given(kernel: object) -> bool:
-    """Whether an object has what a kernel that is given from Python needs."""
+    """Whether an object has the attributes that a kernel given from Python needs."""
     return (
         callable(getattr(kernel, "rows", None))
         and callable(getattr(kernel, "columns", None))

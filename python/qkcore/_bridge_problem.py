@@ -1,4 +1,4 @@
-"""What a bridge is asked for, checked: marginals, penalties, starting potentials; and its errors."""
+"""The arguments of a bridge, checked: marginals, penalties, starting potentials and limits."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Problem(NamedTuple):
 
 def _gauge(f: Real, g: Real, nu: Real) -> tuple[Real, Real]:
     """Potentials shifted so that sum_j nu_j g_j = 0."""
-    # Where every potential is finite one product is all; a weight of 0 makes NaN of an infinite one.
+    # One product is enough if every potential is finite; a weight of 0 times an infinite potential is NaN.
     with np.errstate(invalid="ignore", over="ignore"):
         moment = float(_pieces.total(lambda w, x: np.dot(w.astype(np.float64), x), nu, g))
     if not math.isfinite(moment):
@@ -64,7 +64,7 @@ def _gauge(f: Real, g: Real, nu: Real) -> tuple[Real, Real]:
 
 
 def _live_moment(nu: Real, g: Real) -> float | None:
-    """sum_j nu_j g_j where there is weight; None where a potential there is not finite."""
+    """sum_j nu_j g_j over the columns with weight; None if one of their potentials is not finite."""
     moment = 0.0
     for weights, potential in _pieces.pieces(nu, g):
         live = weights > 0
@@ -90,7 +90,7 @@ def _marginal(name: str, value: npt.ArrayLike, s: Scores | BridgeKernel, side: i
 
 
 def uniform_marginals(s: Scores, mu: Any, nu: Any) -> tuple[Any, Any]:
-    """Weights that the caller left out: equal ones in every problem, of the mass of the others or of 1."""
+    """Equal weights for a marginal that the caller left out, with the mass of the other marginal, or 1."""
     if mu is not None and nu is not None:
         return mu, nu
     b, offsets = s.backend, s.terms.offsets
@@ -110,7 +110,7 @@ def uniform_marginals(s: Scores, mu: Any, nu: Any) -> tuple[Any, Any]:
 
 
 def _uniform(n: int, cuts: Any, mass: Any) -> npt.NDArray[np.float64]:
-    """Equal weights of this mass: of n entries, or of those of each block."""
+    """Equal weights of this total mass for n entries, or for the entries of each block between cuts."""
     if cuts is None:
         return np.repeat(np.asarray(mass)[..., None] / n, n, axis=-1)
     sizes = np.diff(cuts)
@@ -147,7 +147,7 @@ def _is_symmetric(p: Problem) -> bool:
 
 
 def limits(max_iter: object, max_visits: object) -> tuple[int, int]:
-    """How many iterations, and how many visits: by default 10 000, or max_iter where that is more."""
+    """The most iterations and the most visits; by default 10 000 visits, or max_iter if that is more."""
     most = _checks.count("max_iter", max_iter)
     return most, max(most, 10_000) if max_visits is None else _checks.count(
         "max_visits", max_visits
@@ -189,7 +189,7 @@ def _start(init: Any, kernel: BridgeKernel) -> tuple[Real, Real]:
         )
 
     def begin(x: Real) -> Real:
-        # A row that had no mass earlier starts from nothing, not from -inf for ever.
+        # A row that had no mass in an earlier solve starts from 0: a potential of -inf would never change.
         return _pieces.mapped(lambda x: np.where(np.isneginf(x), 0.0, x).astype(np.float64), x)
 
     out = []

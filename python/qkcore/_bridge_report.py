@@ -1,4 +1,4 @@
-"""What a solve tells while it runs: the caller's function, and a bar."""
+"""Reports of a solve while it runs: calls of the caller's function, and a progress bar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Callback = Callable[[int, float], object]
 def reporter(
     callback: Callback | None, progress: bool, tol: float | None
 ) -> Iterator[Callback | None]:
-    """What the solver calls with visits and error after each iteration; None if nobody wants to know."""
+    """The function that the solver calls with visits and error after each iteration, or None."""
     if callback is not None:
         _checks.function("callback", callback, "(visits, error)")
     if not progress:

@@ -1,4 +1,4 @@
-"""What solving a bridge gives back."""
+"""The result of solving a bridge."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Value = Any  # a number, or for batches an array of them
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SolvedBridge(Ended, WarnsOnUse):
-    """What every solved bridge has, whatever its kernel; of a batch, arrays over its problems."""
+    """The fields of every solved bridge, for any kernel; for a batch, arrays over its problems."""
 
     mu: Any = field(repr=False)
     nu: Any = field(repr=False)
@@ -40,43 +40,46 @@ class SolvedBridge(Ended, WarnsOnUse):
     g: Any = field(repr=False)
     """log potential of the columns; sum_j nu_j g_j = 0 for balanced problems"""
     status: Any
-    """"converged", or why not: "iteration limit" (``max_iter``), "visit limit" (``max_visits``),
-    "stagnated" (at the precision of the dtype), "infeasible" (no coupling lives on the kernel's support),
-    "no total support" (one does, on fewer entries; the iteration approaches it like 1/k), "negative kernel"
-    (a sum that should be positive is not), "negative entries" (of factors: the marginals are met by a plan
-    with negative mass), "overflow" (one problem of a batch)"""
+    """"converged", or the reason why it did not: "iteration limit" (``max_iter``), "visit limit"
+    (``max_visits``), "stagnated" (at the precision of the dtype), "infeasible" (no coupling exists on the
+    support of the kernel), "no total support" (a coupling exists, but only on some entries of the support;
+    the iteration approaches it like 1/k), "negative kernel" (a sum that should be positive is not), "negative
+    entries" (for factors: the marginals are met by a plan with negative mass), "overflow" (one problem of a
+    batch)"""
     converged: Any
-    """finite, and the conditions met within ``tol`` at a final check of its own: in more precision than the
-    dtype's for scores of CPU arrays, chains and factors, else by the kernel's own sums"""
+    """whether everything is finite and the conditions are met within ``tol`` at a separate final check. The
+    check computes in more precision than the dtype's for scores of CPU arrays, chains and factors, and uses
+    the kernel's own sums for others"""
     n_iter: Any
-    """iterations of every method that was tried: one visit of every entry each (Newton's method: see
+    """iterations of all methods that were tried; each makes one visit, except with Newton's method (see
     ``n_visits``)"""
     n_visits: Any
-    """visits of all entries, including those of inner solves; for chains, of every step twice"""
+    """visits of all entries, including those of inner solves; for chains, a visit uses every step twice"""
     errors: npt.NDArray[np.float64] = field(repr=False)
-    """the error after each iteration: L1 of the marginal that the last half-step did not fix, as a share of
-    the mass; for batches the last one of each problem"""
+    """the error after each iteration: the L1 error of the marginal that the last half-step did not fix, as a
+    share of the mass; for batches only the last error of each problem"""
     error: Any
-    """L1 error of the worse marginal at the final check, as a share of the mass. With penalties: of the
-    optimality conditions, row sums = mu exp(-f / penalty) and likewise for columns, as a share of the mass of
-    the plan"""
+    """L1 error of the worse marginal at the final check, as a share of the mass. With penalties it is the
+    error of the optimality conditions (row sums = mu exp(-f / penalty), and likewise for columns), as a share
+    of the mass of the plan"""
     worst: Any
     """largest relative error of a single entry of the marginals at the final check"""
     method: Any
-    """what was done, and how the entries were kept, e.g. "anderson, then newton, stored"."""
+    """the methods that were used, and how the entries were kept, e.g. "anderson, then newton, stored"."""
     tol: float
     penalty: tuple[float, float] = (math.inf, math.inf)
-    """weights of the KL penalties on both marginals; infinite: met exactly; 0: left free"""
+    """weights of the KL penalties on both marginals; inf: the marginal is met exactly; 0: it is free"""
     relaxation: Any = 1.0
-    """the over-relaxation that was reached"""
+    """the factor of over-relaxation that the solve ended with"""
     on_fail: str = field(default="warn", repr=False)
-    """what using the result does when it did not converge: "warn" or "ignore" """
+    """what happens when a result that did not converge is used: "warn" or "ignore" """
 
     def plot(self, *, axes: Sequence[Axes] | None = None) -> Figure:
         """Draws the plan with its marginals, and the convergence; returns the matplotlib figure.
 
-        ``axes``: four of your own, for the plan, nu above it, mu beside it and the convergence (of a chain,
-        one for the convergence). Plans of more than 256 rows or columns are drawn as means of blocks.
+        ``axes``: four existing axes, for the plan, for nu above it, for mu beside it and for the convergence;
+        for a chain one, for the convergence. Plans of more than 256 rows or columns are drawn as means of
+        blocks.
         """
         from . import _plots
 
@@ -88,7 +91,7 @@ class SolvedBridge(Ended, WarnsOnUse):
         return _html.bridge(self)
 
     def _summary(self, what: str) -> str:
-        """What ``print`` shows of a solved problem, or of a batch of them."""
+        """The text that ``print`` shows for a solved problem, or for a batch of them."""
         if isinstance(self.status, str):
             state = "converged" if self.converged else f"not converged ({self.status})"
         else:
@@ -104,7 +107,7 @@ class SolvedBridge(Ended, WarnsOnUse):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SolvedBatch(SolvedBridge):
-    """A solved bridge that may be a batch of them: with batch axes every figure is an array over them."""
+    """A solved bridge, or a batch of them: with batch axes every figure is an array over the batch."""
 
     @property
     def _is_batch(self) -> bool:
@@ -127,7 +130,7 @@ class SolvedBatch(SolvedBridge):
         found: Value = kept[key]
         return found
 
-    def __bool__(self) -> bool:  # a result is one, however many problems it has
+    def __bool__(self) -> bool:  # a result is true, even with no problems
         return True
 
     def __len__(self) -> int:
@@ -171,11 +174,11 @@ class SolvedBatch(SolvedBridge):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class SchrodingerBridge(SolvedBatch):
-    """A solved bridge: log potentials, how the solve went, and everything that follows from them.
+    """A solved bridge: its log potentials, how the solve went, and everything that follows from them.
 
     The coupling is :math:`\\Pi_{ij} = e^{f_i + s_{ij} + g_j}`. With batch axes, every figure below is
-    an array over the batch (over the blocks of ragged scores), ``b[k]`` is problem k as a result of its own
-    (``b[i, j]`` with two batch axes), and ``len(b)`` and iteration go through all of them.
+    an array over the batch (over the blocks of ragged scores), ``b[k]`` is the result of problem k alone
+    (``b[i, j]`` with two batch axes), and ``len(b)`` and iteration go through all problems.
 
     Using a result that did not converge (its plan, projection, operators, cost, ...) gives one
     :class:`qkcore.ConvergenceWarning`, unless ``qk.bridge`` was told otherwise (``on_fail=``).
@@ -185,7 +188,7 @@ class SchrodingerBridge(SolvedBatch):
 
     @cached_property
     def _vectors(self) -> dict[str, Real]:
-        """f, g, mu and nu as NumPy's vectors, for figures that are found on the host."""
+        """f, g, mu and nu as NumPy vectors, for figures that are computed on the host."""
         s, b = self.scores, self.scores.backend
         *_, n, m = s.shape
         named = ("f", self.f, n), ("g", self.g, m), ("mu", self.mu, n), ("nu", self.nu, m)
@@ -202,7 +205,7 @@ class SchrodingerBridge(SolvedBatch):
         if _device.is_scores(self.scores):
             there: Real = self._log_plan._array("exp", None, None)
             return there
-        return np.exp(self._log_plan.to_numpy())  # down to the smallest numbers that there are
+        return np.exp(self._log_plan.to_numpy())  # the engine would flush subnormal results to 0
 
     def marginals(self) -> tuple[Real, Real]:
         """Row and column sums of the coupling, in one pass."""
@@ -229,7 +232,7 @@ class SchrodingerBridge(SolvedBatch):
         return self._with_errors(softmax(self.scores.T.shift(columns=self.f)))
 
     def _with_errors(self, operator: MarkovOperator) -> MarkovOperator:
-        """The operator of one converged bridge knows what the solve left in the marginals."""
+        """The operator with the errors that a converged solve left in the marginals, for its checks."""
         if not self._is_batch and self.converged:
             operator._solve_errors = (float(self.worst), float(self.error))
         return operator
@@ -240,10 +243,11 @@ class SchrodingerBridge(SolvedBatch):
         return self._forward.apply(V)
 
     def transform(self, new: Any, Y: npt.ArrayLike) -> Real:
-        """The barycentric projection out of sample: means of Y (M, k) under rows that were not solved for.
+        """The barycentric projection out of sample: means of Y (M, k) under rows that the solve did not have.
 
-        ``new``: scores of new rows against the same columns, made as those of the bridge were, or new points
-        for a bridge of ``qk.scores.distance(X, Y)`` or ``l1`` without W. A row's own potential cancels.
+        ``new``: scores of the new rows against the same columns, made in the same way as the scores of the
+        bridge; or new points, for a bridge of ``qk.scores.distance(X, Y)`` or ``l1`` without W. No potential
+        of the new rows is needed, because it cancels when a row is normalised.
 
         >>> import numpy as np, qkcore as qk
         >>> X, Y = np.array([[0.0], [1.0]]), np.array([[10.0], [11.0]])
@@ -287,7 +291,7 @@ class SchrodingerBridge(SolvedBatch):
 
     @property
     def primal(self) -> Value:
-        """What the bridge minimises: :math:`\\sum_{ij} \\Pi_{ij}(\\log\\Pi_{ij} - s_{ij} - 1)`, and with
+        """The minimised value :math:`\\sum_{ij} \\Pi_{ij}(\\log\\Pi_{ij} - s_{ij} - 1)`, and with
         penalties :math:`\\rho_1, \\rho_2` also :math:`\\rho_1\\mathrm{KL}(\\Pi 1\\|\\mu) +
         \\rho_2\\mathrm{KL}(\\Pi^\\top 1\\|\\nu)`, :math:`\\mathrm{KL}(a\\|b) = \\sum a\\log(a/b) - a + b`."""
         self._used()
@@ -303,22 +307,22 @@ class SchrodingerBridge(SolvedBatch):
 
     @property
     def gap(self) -> Value:
-        """primal - dual; only of the size of ``error`` times the potentials when converged."""
+        """primal - dual; for a converged result it is of the size of ``error`` times the potentials."""
         return self.primal - self.dual
 
     @property
     def rate(self) -> Value:
-        """The observed factor by which the last iterations reduced the error; NaN if there were few, and for
-        batches, whose errors are not kept."""
+        """The factor by which each of the last iterations reduced the error; NaN if there were fewer than
+        three, and for batches, whose errors are not kept."""
         return self._figure("rate", lambda b: observed_rate(b.errors))
 
     @property
     def birkhoff_rate(self) -> Value:
         """:math:`\\tanh^2(\\Delta/4)`: the Birkhoff-Hopf bound on the factor per plain iteration.
 
-        :math:`\\Delta = \\max (s_{ij} + s_{kl} - s_{il} - s_{kj})`, exactly for small problems and from
-        above otherwise (twice the largest range of a row's difference from the first one); 1 when the
-        kernel has zeros. EOT's own rate is weaker still (erratum 7).
+        :math:`\\Delta = \\max (s_{ij} + s_{kl} - s_{il} - s_{kj})` is exact for small problems, and otherwise
+        an upper bound: twice the largest range of the difference between a row and the first row. The result
+        is 1 if the kernel has zeros. The rate stated in EOT is weaker than this bound (erratum 7).
         """
         return self._figure("birkhoff_rate", lambda b: _birkhoff_rate(b.scores))
 
@@ -326,7 +330,7 @@ class SchrodingerBridge(SolvedBatch):
 
     @cached_property
     def _row_terms(self) -> tuple[float, float]:
-        # A row of the coupling is its sum times a softmax, whose moments the engine gives.
+        # A row of the coupling is its sum times a row of the softmax, whose moments the engine computes.
         forward, b = self._forward, self.scores.backend
         f, g = self._vectors["f"], self._vectors["g"]
 
@@ -349,7 +353,7 @@ class SchrodingerBridge(SolvedBatch):
     def _sums(self) -> tuple[Real, Real]:
         s, f, g = self.scores, self._vectors["f"], self._vectors["g"]
         if _device.is_scores(s):
-            if s.terms.dense:  # in the dtype of the device: the array is not copied
+            if s.terms.dense:  # in the scores' dtype, on the device: the matrix is not copied
                 rows, columns = (s.backend.here("sums", x) for x in self.marginals())
                 return rows.astype(np.float64), columns.astype(np.float64)
             s = s.backend.visited(s)
@@ -419,13 +423,14 @@ def dual_value(sums: tuple[Any, Any], sides: Sides, penalties: tuple[float, floa
         if math.isinf(penalty):
             total += math.fsum(value * mass)
         elif penalty > 0:
-            # -inf stands for a row that sees nothing, whose potential may be as large as one likes.
+            # The potential -inf belongs to a row without entries. Every potential is admissible there, and
+            # the value is largest in the limit of large potentials.
             tilt = np.where(np.isneginf(value), -1.0, np.expm1(-value / penalty))
             total -= penalty * math.fsum(tilt * mass)
     return total
 
 
-_EXACT_BELOW = 10**7  # entries of the three-fold product that the exact diameter looks at
+_EXACT_BELOW = 10**7  # the exact diameter is computed if n * n * m is at most this
 
 
 def _birkhoff_rate(s: Scores) -> float:

@@ -1,8 +1,9 @@
-"""One bridge, solved: the core's solver, the final check of what it found, and what follows from that.
+"""One bridge, solved: the core's solver, the final check of its potentials, and the decisions after that.
 
-Which methods an iteration goes through is the core's decision. Here is what only the final check can tell,
-which looks at potentials that are rounded to the dtype: that a tighter tolerance, scores in double precision
-or more visits are worth while, and what zeros of the kernel say of a problem that was not solved.
+The core decides which methods an iteration uses. This module decides what only the final check can tell,
+because it checks the potentials after they have been rounded to the dtype: whether a tighter tolerance,
+scores in double precision or more visits are worth trying, and what the zeros of the kernel say about a
+problem that was not solved.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ from ._native import cpu
 METHODS = {name: code for code, name in enumerate(cpu.BRIDGE_METHODS)}
 SOLVERS = tuple(METHODS)
 _MINUS_INF = 4  # of cpu.scan's flags
-# Iterations, and visits, spent on a problem that is known to converge like 1/k.
+# The most iterations, and the most visits, for a problem that is known to converge like 1/k.
 _SLOW_LIMIT = 200
 
 
 @dataclass(frozen=True)
 class Found:
-    """What became of one problem: fields of the results."""
+    """The outcome of one problem, as fields of the results."""
 
     f: Real
     g: Real
@@ -66,7 +67,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Asked:
-    """A problem with its method, checked."""
+    """A problem, its method and its starting potentials, all checked."""
 
     problem: Problem
     solver: str
@@ -137,14 +138,15 @@ def solve_one(p: Problem, solver: str, f: Real, g: Real, report: Callback | None
     start = f, g
     found = _attempt(p, solver, f, g, report)
     if found.status == "negative kernel" and solver != "alternating" and _limit(p, found) is None:
-        # A step beyond Sinkhorn's own may leave where the sums are positive: his iteration has the last word.
+        # A step longer than Sinkhorn's may leave the region where all sums are positive, so the answer
+        # "negative kernel" stands only if Sinkhorn's own iteration gives it too.
         found = _better(found, _attempt(_rest(p, found), "alternating", f, g, report))
     if found.status in ("stagnated", "overflow"):
         status = p.kernel.verdict(p, found)
         if status in (_feasibility.INFEASIBLE, _feasibility.NO_TOTAL_SUPPORT):
             return _with_status(found, status)
     if solver == "auto" and not _ended(p, found):
-        # Rounded scores may be what has stopped it: then nothing else helps.
+        # The rounding of the scores may have stopped the solve; then only double precision helps.
         found = _in_double(p, solver, found, start, report)
     found = _across_plateaus(p, solver, found, start, report)
     if solver != "auto" and not _ended(p, found):
@@ -152,7 +154,7 @@ def solve_one(p: Problem, solver: str, f: Real, g: Real, report: Callback | None
     if found.status == "stagnated" and found.error > _precision(p, found):
         found = _with_status(found, _limit(p, found) or "iteration limit")
     if found.status == "overflow" and math.isfinite(found.error):
-        # Potentials that can be judged, of a method that would have had to leave the range to go on.
+        # The potentials are finite and have been checked; only the next step would have overflowed.
         found = _with_status(found, _limit(p, found) or found.status)
     status = p.kernel.verdict(p, found)
     if status == "overflow":
@@ -164,7 +166,7 @@ def solve_one(p: Problem, solver: str, f: Real, g: Real, report: Callback | None
 
 
 def overflowed(kernel: BridgeKernel) -> Found:
-    """A problem of a batch whose potentials have left the range of the dtype: zeros stand for them."""
+    """The outcome of a problem of a batch whose potentials overflow the dtype: they are replaced by zeros."""
     f, g = (np.zeros(n, kernel.dtype) for n in kernel.shape)
     return Found(f, g, "overflow", 0, np.zeros(0), math.inf, math.inf, f"none, {kernel.kept}")
 
@@ -172,8 +174,10 @@ def overflowed(kernel: BridgeKernel) -> Found:
 def _across_plateaus(
     p: Problem, solver: str, found: Found, start: tuple[Real, Real], report: Callback | None
 ) -> Found:
-    """A plateau: the error stays, or rises for a while, as the potentials move. Only the limits
-    end it, and each attempt goes on from where the last one came to, not from the best point.
+    """Solves on while the error stands still, or rises for a while, although the potentials move (a plateau).
+
+    Only success, the limits or the precision of the dtype end this. Each attempt starts where the last one
+    ended and not from the best point, because a plateau has to be crossed.
     """
     latest = found
     while not _ended(p, found) and found.error > _precision(p, found):
@@ -188,28 +192,28 @@ def _ended(p: Problem, found: Found) -> bool:
 
 
 def _limit(p: Problem, found: Found) -> str | None:
-    """The limit that has been reached."""
+    """The limit that has been reached, or None."""
     if len(found.errors) >= p.max_iter:
         return "iteration limit"
     return "visit limit" if found.n_visits >= p.max_visits else None
 
 
 def _rest(p: Problem, found: Found) -> Problem:
-    """With what is left of the limits."""
+    """The same problem, with limits reduced by the work that has been done."""
     return p._replace(
         max_iter=p.max_iter - len(found.errors), max_visits=p.max_visits - found.n_visits
     )
 
 
 def _from(found: Found, start: tuple[Real, Real]) -> tuple[Real, Real]:
-    """Where the next attempt starts: potentials that overflowed are of no use to it."""
+    """The start of the next attempt: the last potentials, or the first start if they have overflowed."""
     if found.status == "overflow":
         return start
     return _pieces.converted(found.f, np.float64), _pieces.converted(found.g, np.float64)
 
 
 def _better(a: Found, b: Found) -> Found:
-    """The one with the smaller error, and the iterations and visits of both."""
+    """The outcome with the smaller error, with the iterations and visits of both."""
     best = b if b.converged or b.error <= a.error else a
     errors = _joined([a.errors, b.errors])
     return dataclasses.replace(best, errors=errors, n_visits=a.n_visits + b.n_visits)
@@ -220,7 +224,7 @@ def _with_status(found: Found, status: str) -> Found:
 
 
 def _precision(p: Problem, found: Found) -> float:
-    """The error that rounding of the potentials and scores leaves: below it no solver makes progress."""
+    """The error that rounding of the potentials and scores causes: no solver makes progress below it."""
     size = sum(largest_finite(x) for x in (found.f, found.g))
     eps = max(float(np.finfo(d).eps) for d in (p.kernel.entries, p.kernel.potentials))
     return 16 * eps * (32 + size)
@@ -233,8 +237,10 @@ def _in_double(
     start: tuple[Real, Real],
     report: Callback | None,
 ) -> Found:
-    """Goes on with scores in double, where rounded ones leave no progress to be made: the potentials of
-    the exact problem meet the conditions better than those of the rounded one, once they are rounded too.
+    """Continues with scores in double precision, when rounded scores allow no further progress.
+
+    Even after they are rounded, the potentials of the exact problem meet the conditions better than the
+    potentials of a problem with rounded scores.
     """
     kernel = p.kernel.in_double()
     if kernel is None:
@@ -261,10 +267,10 @@ def _in_double(
 
 
 def _rounded_in_turn(wide: Problem, exact: Found, dtype: np.dtype[Any]) -> tuple[Real, Real]:
-    """f rounded to the dtype, and the g that the columns then ask for, which may be rounded too.
+    """f rounded to the dtype, and the g that meets the column marginals with this f, before rounding.
 
-    Where a row and a column have most of their mass from one entry, this g undoes what rounding has done to
-    both. In the gauge of results g is mostly the smaller of the two, and its own rounding does less.
+    If a row and a column have most of their mass in the same entry, this g corrects the rounding of f for
+    both. In the gauge of results g is usually smaller than f, so rounding g afterwards does less harm.
     """
     f = _pieces.converted(_pieces.converted(exact.f, dtype), np.float64)
     seen = wide.kernel.native.column_sums(f, wide.n_threads)
@@ -278,7 +284,8 @@ def _attempt(p: Problem, solver: str, f: Real, g: Real, report: Callback | None)
     mu, nu = _pieces.converted(p.mu, np.float64), _pieces.converted(p.nu, np.float64)
     errors: list[Any] = []
     visits = 0
-    # The final check rounds the potentials to the dtype and looks at both marginals: leave it room.
+    # The solver gets a smaller tolerance than the final check, because the check looks at both marginals, and
+    # at potentials that are rounded to the dtype.
     how = ""
     for inner in (0.5 * p.tol, 0.05 * p.tol):
         f, g, new, used, relaxation, code, done = cpu.solve_bridge(
@@ -311,7 +318,7 @@ def _joined(parts: list[Any]) -> Any:
 
 
 def _checked(p: Problem, found: Found, *, gauge: bool = True) -> Found:
-    """What the solver found, in the gauge and the dtype of results, with the verdict of the final check."""
+    """The solver's outcome in the gauge and the dtype of results, with the outcome of the final check."""
     f, g = _gauge(found.f, found.g, p.nu) if p.balanced and gauge else (found.f, found.g)
     if p.kernel.potentials != np.float64:
         with np.errstate(over="ignore"):
@@ -324,7 +331,7 @@ def _checked(p: Problem, found: Found, *, gauge: bool = True) -> Found:
 
 
 def settled(status: str, error: float, met: bool) -> str:
-    """The status of a solve, in the light of the final check of its potentials."""
+    """The status of a solve after the final check of its potentials."""
     if status in ("infeasible", "negative kernel"):
         return status
     if met:

@@ -1,7 +1,7 @@
-"""Which states a chain can go between: its closed classes, from scores and not from rounded probabilities.
+"""The closed classes of a chain, and the states that lead to a state, found from scores.
 
-A transition exists when its score is not -inf, however small its probability. Weights that underflow
-therefore do not cut a chain in two.
+A transition exists if its score is not -inf, however small its probability is. So a weight that underflows to
+0 does not remove a transition.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ __all__ = ["Classes", "find_classes", "leads_to"]
 Flags = npt.NDArray[np.bool_]
 States = npt.NDArray[np.intp]
 
-# Up to this many states the transitions of a masked chain are looked at as an array of bits.
+# Up to this many states the transitions of a masked chain are stored as an array of booleans.
 ARRAY = 4096
 # Tempered scores lie between minus and plus this, so that none of their weights underflows.
 _MILD = 20.0
 
 
 class Classes(NamedTuple):
-    """Closed classes of states: sets that the chain does not leave, and within which it gets everywhere."""
+    """Closed classes: sets of states that the chain does not leave, and in which it reaches every state."""
 
     closed: tuple[States, ...]
-    """all of them; for masked chains too large for an array the first one that was found"""
+    """all closed classes; for masked chains too large for an array only one of them"""
     apart: States
     """states from which the first closed class cannot be reached: none if and only if it is the only one"""
 
@@ -47,7 +47,7 @@ def find_classes(
 ) -> Classes | None:
     """The closed classes of a row-stochastic chain without empty rows.
 
-    ``within_array``: None for masked chains so large that finding them takes many products.
+    ``within_array``: return None for masked chains so large that finding the classes takes many products.
     """
     n = P.shape[0]
     none = np.zeros(0, np.intp)
@@ -156,7 +156,10 @@ def _band_of(P: Markov) -> tuple[int, int] | None:
 
 
 def _of_band(n: int, low: int, high: int) -> Classes:
-    """From i to i + low, ..., i + high, as far as these exist; 0 is among the offsets, as no row is empty."""
+    """The classes of a chain that goes from i to i + low, ..., i + high, as far as these states exist.
+
+    The offset 0 is among them, because no row is empty.
+    """
     none = np.zeros(0, np.intp)
     if n == 1 or (low < 0 < high):
         return Classes((np.arange(n),), none)
@@ -167,11 +170,11 @@ def _of_band(n: int, low: int, high: int) -> Classes:
     return Classes(tuple(np.full(1, i, np.intp) for i in range(n)), np.arange(1, n))
 
 
-# ---- large masked chains: one product a step -----------------------------------------------------
+# ---- large masked chains: one product per step of the search -------------------------------------
 
 
 def tempered(P: Markov) -> tuple[Any, ...]:
-    """Operators with the transitions of P whose weights do not underflow."""
+    """Operators with the same transitions as P, whose scores are scaled so that no weight underflows."""
     from .operators import softmax
 
     out = []
@@ -185,7 +188,7 @@ def tempered(P: Markov) -> tuple[Any, ...]:
 def _walk(
     steps: tuple[Any, ...], state: int, n_threads: int | None, *, forward: bool
 ) -> npt.NDArray[np.bool_]:
-    """States that can be reached from ``state``, or from which it can be."""
+    """States that can be reached from ``state`` (``forward``), or states from which it can be reached."""
     n, dtype = steps[0].shape[0], steps[0].dtype
     reached = np.zeros(n, bool)
     reached[state] = True
@@ -202,10 +205,10 @@ def _walk(
 
 
 def _by_walking(P: Markov, n_threads: int | None) -> Classes:
-    """Goes down from class to class until one does not lead on."""
+    """A closed class, found by moving on to states that do not lead back until there are none."""
     steps = tempered(P)
     rho = np.full(P.shape[0], 1 / P.shape[0], P.dtype)
-    for _ in range(3):  # a state that many lead to is likely to be in a closed class
+    for _ in range(3):  # a state of large mass is likely to be in a closed class
         for step in steps:
             rho = step.apply_left(rho, n_threads=n_threads)
     state = int(np.argmax(rho))
@@ -228,5 +231,5 @@ def _has_holes(step: Any) -> bool:
 
 
 def _hidden_entries(s: Scores) -> bool:
-    """Whether a mask, a term or a shift hides entries."""
+    """Whether a mask, a term or a shift makes scores -inf."""
     return s.holed or any(not mask.all() for mask in s.terms.masks)

@@ -1,4 +1,4 @@
-"""Scripts that complete the command line in bash, zsh and fish, written from its parsers."""
+"""Scripts that complete the command line in bash, zsh and fish, generated from its parsers."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping
 from .experiments._errors import unknown
 
 Commands = Mapping[str, tuple[str, list[argparse.Action]]]
-"""name: what it does, its arguments"""
+"""for each command its help text and its arguments"""
 Words = Mapping[str, Iterable[str]]
-"""what may stand where the help shows a word in capitals"""
+"""the values that may replace a word that the help shows in capitals"""
 FILES = ("DIR", "FILE")
 TOP = {"--help": "Show the commands.", "--version": "Show the version."}
 
@@ -134,7 +134,7 @@ def _values(a: argparse.Action, words: Words) -> list[str]:
 
 
 def _plain(text: str) -> str:
-    """Without what quotes, brackets and colons mean to the shells.
+    """The text without characters that mean something to a shell, such as quotes, brackets and colons.
 
     >>> _plain("settings that differ (default: 'none')")
     'settings that differ (default none)'

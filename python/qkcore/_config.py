@@ -1,4 +1,4 @@
-"""Threads, and what this installation is."""
+"""The number of threads, and a description of this installation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ MAX_THREADS = 1024
 
 
 def _cpus() -> int:
-    """CPUs this process may use, which a container or taskset may have cut."""
+    """The number of CPUs that this process may use; a container or taskset may restrict it."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -70,12 +70,12 @@ def resolve_threads(n_threads: int | None) -> int:
 
 
 def config() -> dict[str, Any]:
-    """What this installation is made of and runs on, as a dictionary.
+    """A description of this installation and of the machine, as a dictionary.
 
-    ``isa`` is the instruction-set level in use (``QKCORE_ISA`` overrides the choice),
-    ``isa_available`` all that would run here. ``thread_shortage`` is "" unless the system has refused to
-    start threads (a limit of processes or memory): calls then run on those that it did start, with the same
-    results.
+    ``isa`` is the instruction-set level in use (``QKCORE_ISA`` overrides the choice), and ``isa_available``
+    lists all levels that can run here. ``thread_shortage`` is "" unless the system has refused to start some
+    threads (because of a limit on processes or memory). Calls then run on the threads that did start, with
+    the same results.
 
     >>> import qkcore as qk
     >>> qk.config()["isa"] in qk.config()["isa_available"]
@@ -101,13 +101,13 @@ def _thread_shortage() -> str:
 
 
 def _cuda() -> dict[str, Any]:
-    from ._device import _backend  # late: asking is what initialises the driver
+    from ._device import _backend  # imported here: the query initialises the driver
 
     return _backend.status()
 
 
 def show_config() -> None:
-    """Prints :func:`config`, one line per entry: paste it into bug reports."""
+    """Prints :func:`config`, one line per entry, for bug reports."""
     for name, value in config().items():
         if name == "cuda":
             names = ", ".join(device["name"] for device in value["devices"])

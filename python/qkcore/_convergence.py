@@ -1,4 +1,4 @@
-"""What happens when a result that did not converge is used."""
+"""Warnings and errors for results that did not converge."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ConvergenceError(RuntimeError):
 
 
 def on_fail_option(value: object) -> str:
-    """``on_fail`` as the caller gave it, checked."""
+    """The caller's ``on_fail``, checked."""
     if value not in _CHOICES:
         raise ValueError(
             f'on_fail: wanted "warn" (when the result is used), "raise" or "ignore", got {value!r}'
@@ -38,11 +38,11 @@ def on_fail_option(value: object) -> str:
 
 
 def failure(result: Any) -> str:
-    """In one phrase, how a solve failed."""
+    """A phrase that says how a solve failed."""
     if isinstance(result.status, str):
         reason = result.status
         if reason == "stagnated" and hasattr(result, "f"):
-            reason += f" at what rounding to {result.f.dtype} leaves"
+            reason += f" at the precision of {result.f.dtype}"
         iterations = reason == "iteration limit"
         work = f"{result.n_iter} iterations" if iterations else f"{result.n_visits} visits"
         return (
@@ -55,7 +55,7 @@ def failure(result: Any) -> str:
 
 
 def limit_named(status: Any) -> str:
-    """The argument to raise after a solve, or solves, that ended with this status."""
+    """The limits to increase after one or several solves that ended with this status."""
     seen = set(np.ravel(status).tolist())
     if "visit limit" in seen:
         return "max_iter, max_visits" if "iteration limit" in seen else "max_visits"
@@ -63,15 +63,17 @@ def limit_named(status: Any) -> str:
 
 
 class WarnsOnUse:
-    """For results with ``converged``, ``status``, ``n_iter``, ``n_visits``, ``error``, ``tol`` and
-    ``on_fail``."""
+    """Base class of results that warn when they are used although their solver did not converge.
+
+    They have ``converged``, ``status``, ``n_iter``, ``n_visits``, ``error``, ``tol`` and ``on_fail``.
+    """
 
     converged: Any
     status: Any
     on_fail: str
 
     def _used(self) -> None:
-        """Warns, once, at the line that uses a result whose solver did not converge."""
+        """Warns once, at the caller's line that uses a result whose solver did not converge."""
         if self.on_fail == "ignore" or np.all(self.converged) or self.__dict__.get("_warned"):
             return
         self.__dict__["_warned"] = True
@@ -95,12 +97,12 @@ _Result = TypeVar("_Result", bound=WarnsOnUse)
 
 
 def settle(found: _Result, on_fail: str) -> _Result:
-    """The result, told what to do when it is used without having converged; or an error instead of it."""
+    """The result with this ``on_fail``; raises ConvergenceError if it is "raise" and the solve failed."""
     if on_fail == "raise" and not np.all(found.converged):
         name = _NAMES.get(type(found).__name__, "bridge")
         raise ConvergenceError(
             f"{name}: {failure(found)}; raise {limit_named(found.status)} or tol, lower beta, or pass "
-            'on_fail="warn" for the result as it is'
+            'on_fail="warn" to get the result as it is'
         )
     if found.on_fail == on_fail:
         return found

@@ -1,8 +1,8 @@
 """Leading eigenpairs of symmetric operators with a low-rank surrogate as the preconditioner.
 
-A kernel of points is nearly of low rank, and a few hundred of its columns tell the leading eigenvectors to
-three digits. Davidson's method gains about as many at every pass over the matrix from there: three to six
-passes do what twenty to forty of Lanczos do.
+A kernel of points is nearly of low rank, and a few hundred of its columns determine the leading eigenvectors
+to three digits. From there Davidson's method gains about three digits at every pass over the matrix, so that
+it needs three to six passes where Lanczos' method needs twenty to forty.
 """
 
 from __future__ import annotations
@@ -14,42 +14,42 @@ import numpy as np
 
 from ._lanczos import Product, Values, Vectors, _combine, _orthonormal, _project, _start
 
-# Ritz pairs followed besides those wanted, and vectors of a Krylov chain from a random start: should the
-# surrogate not see an eigenvector, the chain does.
+# GUARD Ritz pairs are followed besides those that are wanted. CHAIN vectors form a Krylov chain from a random
+# start, which finds an eigenvector that the surrogate misses.
 GUARD, CHAIN = 2, 2
-# Where the surrogate leaves room for an eigenvector of its own, the chain gets this long to show it.
+# If the surrogate may have missed an eigenvector, the chain gets this many passes to show it.
 CHAIN_PASSES = 3
-# Past these the surrogate is no help.
+# After this many passes the method gives up, because the surrogate does not help.
 MAX_PASSES = 24
-# Sums of terms that are all alike (the constant vector of points on a circle) round one way in some BLAS
-# kernels, and a residual then stays above the rounding of random signs: one that no longer halves is taken
-# up to this multiple.
+# Some BLAS kernels round sums of equal terms (such as those of the constant vector of points on a circle) in
+# one direction, and the residual then stays above the level of rounding errors with random signs. A residual
+# that no longer halves is accepted up to this multiple of that level.
 PLATEAU = 4.0
 
 
 @dataclass(frozen=True, eq=False)
 class Surrogate:
-    """:math:`U \\Lambda U^\\top`, close to the operator but for what it leaves."""
+    """:math:`U \\Lambda U^\\top`, an approximation of the operator."""
 
     vectors: Vectors
     """orthonormal, (n, r)"""
     values: Values
     """largest first, (r,)"""
     rest: float
-    """the trace of what is left, which bounds its norm if the operator is positive semidefinite"""
+    """the trace of the remainder, which bounds its norm if the operator is positive semidefinite"""
 
     def knows(self, k: int) -> bool:
-        """Whether an eigenvector among the first k would show: what is left is smaller than they are."""
+        """Whether it shows the first k eigenvectors: the remainder is smaller than their eigenvalues."""
         return len(self.values) >= k + GUARD + 1 and self.rest < float(self.values[k - 1])
 
 
 def surrogate_of(factor: Vectors, known: Vectors, rest: float) -> Surrogate:
-    """The surrogate of a factor (r, n) of the operator, orthogonal to the ``known`` eigenvectors (n, m)."""
+    """The surrogate from a factor (r, n) of the operator, orthogonal to the ``known`` eigenvectors (n, m)."""
     from scipy.linalg import eigh
     from scipy.linalg.blas import get_blas_funcs
 
     gemm = get_blas_funcs("gemm", (factor,))
-    # SciPy's routines want Fortran's order, which the transpose of the factor has.
+    # SciPy's routines need arrays in Fortran order; the transpose of the factor is one.
     columns, _ = _project(np.asfortranarray(factor.T), known)
     gram = gemm(1.0, columns, columns, trans_a=1)
     values, vectors = eigh(gram.astype(np.float64))
@@ -65,7 +65,7 @@ def leading_by_davidson(
 ) -> tuple[Values, Vectors] | None:
     """The k largest eigenvalues, largest first, with orthonormal vectors orthogonal to ``known`` (n, m).
 
-    Each is an eigenpair to rounding, whatever the surrogate is. None if that takes too many passes.
+    They are exact up to rounding errors for every surrogate. None if that takes too many passes.
     """
     from scipy.linalg import eigh, qr
 
@@ -107,7 +107,7 @@ def leading_by_davidson(
         settled = largest <= PLATEAU * rounding and largest > 0.5 * last
         open_ = (residuals > rounding) & (not settled)
         last = largest
-        # Orthogonal to the first block the operator is at most this large.
+        # On vectors orthogonal to the first block the norm of the operator is at most this.
         unseen = float(surrogate.values[followed]) + surrogate.rest
         if not open_.any() and (unseen < values[k - 1] or passes >= CHAIN_PASSES):
             X, _ = qr(X, mode="economic", check_finite=False)
@@ -122,13 +122,13 @@ def leading_by_davidson(
 def _corrections(R: Vectors, values: Values, surrogate: Surrogate, followed: int) -> Vectors:
     """Solutions of (surrogate - value) t = -residual, without the surrogate's leading vectors.
 
-    Those are nearly the Ritz vectors, to which the residuals are orthogonal; what differs is left to the
-    next pass.
+    The leading vectors are nearly the Ritz vectors, to which the residuals are orthogonal; the next pass
+    corrects the difference.
     """
     U, dtype = surrogate.vectors, R.dtype
     outside, inside = _project(np.asfortranarray(R), U)
     distance = values - surrogate.values[followed:, None]
-    # Neighbours in a cluster cannot be told apart by the surrogate: they count as a hundredth away.
+    # The surrogate cannot separate eigenvalues of a cluster, so distances count as a hundredth at least.
     distance = np.maximum(distance, 0.01 * np.abs(values))
     weights = (inside[followed:] / distance).astype(dtype)
     out: Vectors = outside / values.astype(dtype) + _combine(U[:, followed:], weights)

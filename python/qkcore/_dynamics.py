@@ -1,7 +1,7 @@
-"""What a Markov chain does: stationary law, reachability, currents, regime, spectral gap (DAC-8).
+"""Properties of a Markov chain: stationary law, reachability, currents, regime, spectral gap (DAC-8).
 
-Everything is written against products with the operator; no N x N array is formed except where the
-name says so, for spectra of at most ``SMALL`` states, and for stationary laws (see _stationary.py).
+Everything is computed from products with the operator. N x N arrays are formed only by functions whose name
+says so, for spectra of at most ``SMALL`` states, and for stationary laws (see _stationary.py).
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 
 __all__ = ["CurrentNorms", "ReducibleChainError", "Regime"]
 
-# The spectrum of chains this small is that of the array itself.
+# Up to this many states the spectrum is computed from the matrix itself.
 SMALL = 200
-# Steps of iterations where the caller has not said how many.
+# The most steps of an iteration, if the caller has not given a number.
 MAX_ITER = 10_000
 
 
@@ -48,14 +48,14 @@ class CurrentNorms:
     frobenius: float
     """the square root of the sum of J_ij^2 over all i, j"""
     largest_flow: float
-    """max rho_i P_ij: what a current is small or large against"""
+    """max rho_i P_ij, the size that currents are compared with"""
     entropy_production: float
     """half the sum of J_ij log(rho_i P_ij / rho_j P_ji), nats per step; inf with one-way edges"""
 
 
 @dataclass(frozen=True)
 class Regime:
-    """Which of DAC 4.0.1's regimes a pair (P, rho) is in, and the figures that say so."""
+    """The regime (DAC 4.0.1) of a pair (P, rho), and the figures that determine it."""
 
     regime: RegimeName
     """"EQ" (stationary, no currents), "NESS" (stationary with currents) or "NE" (not stationary)"""
@@ -72,16 +72,16 @@ class Regime:
     law_error: float | None = None
     """estimated L1 error of ``rho`` as the stationary law; None when the caller gave rho"""
     recurrent: npt.NDArray[np.intp] | None = field(default=None, repr=False)
-    """the states of closed classes, which the chain does not leave for good; None: not looked for, for a
-    given rho and a masked chain of more than 4096 states"""
+    """the states of closed classes, to which the chain returns for ever; None if they were not searched for,
+    because rho was given and the chain is masked and has more than 4096 states"""
     n_closed: int | None = None
-    """the number of closed classes: the stationary law is unique if there is one; None as ``recurrent``"""
+    """the number of closed classes, which is 1 if the stationary law is unique; None if ``recurrent`` is"""
     absorbing: tuple[int, ...] = ()
     """states that are never left"""
 
     @property
     def trivial(self) -> bool:
-        """Whether rho sits on absorbing states: nothing moves there, which says nothing about the chain."""
+        """Whether all of rho is on absorbing states, so that the regime says nothing about other states."""
         if not self.absorbing:
             return False
         away = np.ones(len(self.rho), bool)
@@ -133,7 +133,7 @@ def _some(states: tuple[int, ...]) -> str:
 
 
 def square(P: Markov) -> Markov:
-    """The row-stochastic form of one square chain: dynamics need one."""
+    """The row-stochastic form of a chain; refuses batches and operators that are not square."""
     if len(P.shape) != 2:
         raise ValueError(
             f"operator: wanted one chain, got shape {P.shape}; take the problems of a batch one by one"
@@ -170,7 +170,7 @@ def refuse_empty_rows(P: Markov) -> None:
     if (n := int(np.count_nonzero(P.empty))) > 0:
         raise ValueError(
             f"operator: wanted a stochastic matrix, got {n} empty row{'s' if n > 1 else ''} (fully "
-            "masked), from which the chain goes nowhere; let those states keep themselves"
+            "masked), from which the chain cannot move; unmask the diagonal, so that those states stay"
         )
 
 
@@ -186,9 +186,9 @@ def law_of(
     *,
     depth: int = 3,
 ) -> Law:
-    """The stationary law; one that may be wrong warns or raises, as ``on_fail`` says.
+    """The stationary law; if it may be wrong, this warns or raises, as ``on_fail`` says.
 
-    ``depth``: how many calls further up the caller's line is, at which a warning is shown.
+    ``depth``: the ``stacklevel`` of a warning, so that it shows the line of the user's code.
     """
     refuse_empty_rows(P)
     choice = on_fail_option(on_fail)
@@ -198,8 +198,8 @@ def law_of(
         message = (
             f"stationary: the law may be wrong by {found.error:.2g} (estimated L1 error, wanted "
             f"{found.wanted:.2g}): the chain of {P.shape[0]} states forgets its start too slowly to tell; "
-            f"raise max_iter (it is {max_iter}) or tol, or take at most {ELIMINATED} states, whose law is "
-            'found by elimination; on_fail="raise" or "ignore" chooses what happens'
+            f"raise max_iter (it is {max_iter}) or tol, or take at most {ELIMINATED} states, for which the "
+            'law is computed by elimination; on_fail="raise" makes this an error, "ignore" says nothing'
         )
         if choice == "raise":
             raise ConvergenceError(message)
@@ -242,7 +242,8 @@ def regime(
     stationarity = _residual(P, where, n_threads)
     if given is None:
         rate = max(1e3 * eps, 10 * P._marginal_error)
-        # No single flow is further off than all sums together, nor than its own share.
+        # Errors of the marginals change a single flow by at most the error of all sums together, and by at
+        # most the relative error of one sum times the flow.
         left = min(P._stochastic_error * norms.largest_flow, P._marginal_error)
         allowed = max(1e3 * eps * norms.largest_flow, 10 * left)
     else:
@@ -268,20 +269,20 @@ def regime(
 
 
 def norms_at(P: Markov, log_rho: npt.NDArray[np.float64], n_threads: int | None) -> CurrentNorms:
-    """Norms of the currents at a law given by its logarithms: small probabilities do not underflow."""
+    """Norms of the currents at a law that is given by logarithms, so that small probabilities count too."""
     if len(P._steps()) != 1:
         return P._in_float64()._current_norms(rounded(log_rho, np.dtype(np.float64)), n_threads)
     least = float(log_rho.min(initial=0.0, where=np.isfinite(log_rho)))
     if least > math.log(float(np.finfo(P.dtype).tiny)):
         return P._current_norms(rounded(log_rho, P.dtype), n_threads)
-    # Probabilities that underflow would pass for states without any, and their edges for one-way ones.
+    # If a probability underflowed to 0, an edge with flow in both directions would look like a one-way edge.
     wide: Any = P._in_float64()
     flow = wide.log_weights.shift(rows=log_rho)
     return gather_norms(cpu.compare_rows(flow._spec, flow.T._spec, resolve_threads(n_threads)))
 
 
 def gather_norms(rows: tuple[npt.NDArray[Any], ...]) -> CurrentNorms:
-    """Norms of the currents from what the engine found in each row (see compare_rows)."""
+    """Norms of the currents from the engine's figures for each row (see compare_rows)."""
     absolute, squares, tilt, largest, top, where = rows
     i = int(np.argmax(np.abs(largest)))
     j = int(where[i])
@@ -299,7 +300,7 @@ def gather_norms(rows: tuple[npt.NDArray[Any], ...]) -> CurrentNorms:
 
 
 def spectral_gap(P: Markov, n_threads: int | None) -> float:
-    """1 - |lambda_2|: how fast the chain forgets; 0 for periodic and reducible chains."""
+    """1 - |lambda_2|: how fast the chain forgets its start; 0 for periodic and reducible chains."""
     refuse_empty_rows(P)
     n = P.shape[0]
     if n == 1:
@@ -325,10 +326,10 @@ def spectral_gap(P: Markov, n_threads: int | None) -> float:
                 return_eigenvectors=False,
             )
         except ArpackNoConvergence as stopped:
-            # Many eigenvalues of one size, as a long cycle has them: Arnoldi cannot tell them apart.
+            # Arnoldi's method cannot separate many eigenvalues of one modulus, such as those of a long cycle.
             raise RuntimeError(
-                "spectral_gap: Arnoldi did not converge, as for chains with many eigenvalues of "
-                "nearly the same size; for a chain that fits use np.linalg.eigvals(A.to_numpy())"
+                "spectral_gap: Arnoldi's method did not converge, which happens if many eigenvalues have "
+                "nearly the same modulus; if the matrix fits into memory, use np.linalg.eigvals(A.to_numpy())"
             ) from stopped
     second = np.sort(np.abs(values))[-2]
     return float(max(0.0, 1.0 - second))

@@ -1,13 +1,13 @@
 """The stationary law of an irreducible chain by elimination, from the logarithms of its probabilities.
 
-The method of Grassmann, Taksar and Heyman: states are taken out of the chain one after the other, and what
-went through a state that is taken out is added to the direct transitions. Nothing is subtracted, and the
-diagonal is never read, so that every entry of the law has a small relative error however nearly the chain
-falls apart: a chain that leaves a block of states once in e^600 steps is no harder than any other.
+The method of Grassmann, Taksar and Heyman: states are taken out of the chain one after the other, and the
+paths through a state that is taken out are added to the direct transitions. Nothing is subtracted, and the
+diagonal is never read. So every entry of the law has a small relative error, even if the chain nearly falls
+apart: a chain that leaves a block of states once in e^600 steps is no harder than any other.
 
-Each row has a scale of its own, kept as a logarithm, so a rare exit is an ordinary number beside the other
-exits of its state. What still is too small for a double is bounded while the elimination goes on, and the
-bound is returned.
+Each row is divided by a scale, whose logarithm is kept, so that the exits of a state that is hardly ever left
+are ordinary numbers too. The effect of numbers that are still too small for a double is bounded during the
+elimination, and the bound is returned.
 """
 
 from __future__ import annotations
@@ -22,33 +22,34 @@ __all__ = ["Eliminated", "eliminate"]
 
 Array = npt.NDArray[np.float64]
 
-# States that are taken out together: the rest of the matrix is brought up to date once for all of them.
+# This many states are taken out together; the rest of the matrix is then updated once for all of them.
 _PANEL = 48
-# Multiplications in one call of NumPy: at most some 20 ms, because Ctrl-C is seen between calls only.
+# The most multiplications in one call of NumPy, some 20 ms, because Ctrl-C is seen only between calls.
 _FLOPS = 1e8
-# Entries that one call of exp, log or max works on, for the same reason.
+# The most entries for one call of exp, log or max, for the same reason.
 _ENTRIES = 1_000_000
-# Every product below this number may be 0 or have lost digits.
+# A product below this number may have been rounded to 0 or have lost digits.
 _TINY = 2 * float(np.finfo(np.float64).tiny)
-# Up to this many states a chain whose numbers do not fit a double is eliminated in logarithms throughout.
+# A chain of at most this many states is eliminated in logarithms if its numbers do not fit into doubles.
 _LOGARITHMIC = 600
-# The largest share of an entry, and of the whole law, that may be lost before that is done.
+# That is done if underflow may have changed an entry, or the whole law, by more than this share.
 _LOST = 1e-11
 
 
 class Eliminated(NamedTuple):
-    """A law in logarithms, and how much of it numbers below the smallest double can have changed."""
+    """The logarithms of a law, and a bound on the error that underflow can have caused."""
 
     log_law: Array
     error: float
-    """a bound on the L1 error by underflow; rounding comes on top, about eps times the number of states"""
+    """a bound on the L1 error by underflow; rounding adds about eps times the number of states"""
 
 
 def eliminate(log_rates: Array, *, in_logarithms: bool = False) -> Eliminated:
     """The law of the irreducible chain with probabilities exp(log_rates), (n, n); the diagonal is not read.
 
     Rows need not sum to 1: a row that is multiplied by c divides the law of its state by c. ``log_rates`` is
-    overwritten. ``in_logarithms``: without doubles, whatever the size; small chains choose for themselves.
+    overwritten. ``in_logarithms``: compute with logarithms for every size; by default only small chains that
+    need it do.
     """
     n = len(log_rates)
     if n == 1:
@@ -56,9 +57,9 @@ def eliminate(log_rates: Array, *, in_logarithms: bool = False) -> Eliminated:
     np.fill_diagonal(log_rates, -np.inf)
     if in_logarithms:
         return Eliminated(_in_logarithms(log_rates), 0.0)
-    # The elimination in doubles overwrites its argument; chains that may need the other one keep a copy.
+    # The elimination in doubles overwrites its argument, so a chain that may need logarithms is copied.
     copy = log_rates.copy() if n <= _LOGARITHMIC else None
-    with np.errstate(all="ignore"):  # what leaves the range of doubles is in the bounds
+    with np.errstate(all="ignore"):  # the bounds include overflow and underflow
         found, relative = _in_doubles(log_rates)
     if copy is not None and not (found.error <= _LOST and relative <= _LOST):
         return Eliminated(_in_logarithms(copy), 0.0)
@@ -69,12 +70,11 @@ def eliminate(log_rates: Array, *, in_logarithms: bool = False) -> Eliminated:
 
 
 def _in_doubles(a: Array) -> tuple[Eliminated, float]:
-    """The law, and the largest share of a single entry that underflow can have changed (inf: all of one)."""
+    """The law, and a bound on the relative change of an entry by underflow (inf: one may be lost)."""
     n = len(a)
     scale = np.empty(n)
-    small = np.zeros(
-        n
-    )  # bounds, in units of the row, on what underflow changed in each of its entries
+    # For each row a bound on the change of its entries by underflow, in units of the row's scale.
+    small = np.zeros(n)
     for rows in _row_blocks(n, n):
         block = a[rows]
         scale[rows] = block.max(axis=1)
@@ -88,7 +88,7 @@ def _in_doubles(a: Array) -> tuple[Eliminated, float]:
         if high < n and not _rescale(a, high, scale, small):
             return Eliminated(np.full(n, math.nan), math.inf), math.inf
         out = _panel(a, low, high, small)
-        if not (out > 0).all():  # every way out of a state was lost
+        if not (out > 0).all():  # all exits of a state have underflowed
             return Eliminated(np.full(n, math.nan), math.inf), math.inf
         kept.append((low, high, scale[:high].copy(), small[:high].copy(), out))
         left, right = a[:low, low:high], a[low:high, :low]
@@ -104,7 +104,7 @@ def _row_blocks(n: int, per_row: int, limit: float = _ENTRIES) -> list[slice]:
 
 
 def _rescale(a: Array, high: int, scale: Array, small: Array) -> bool:
-    """Gives rows whose entries have become small a new scale; False if a row has nothing left."""
+    """Rescales rows whose entries have become very small or large; False if all entries of a row are 0."""
     for rows in _row_blocks(high, high):
         block = a[rows, :high]
         index = np.arange(rows.start, rows.stop)
@@ -122,9 +122,9 @@ def _rescale(a: Array, high: int, scale: Array, small: Array) -> bool:
 
 
 def _panel(a: Array, low: int, high: int, small: Array) -> Array:
-    """Takes out the states high-1, ..., low; returns what left each of them for states below it.
+    """Takes out the states high-1, ..., low; returns the total rate from each of them to states below it.
 
-    Column k then holds the share of state i's flow that each visit of k hands on, a[i, k] / out[k].
+    Column k then holds a[i, k] / out[k]: the rates into state k, divided by this total rate out of it.
     """
     out = np.zeros(high - low)
     for k in range(high - 1, low - 1, -1):
@@ -143,7 +143,10 @@ def _panel(a: Array, low: int, high: int, small: Array) -> Array:
 def _substitute(
     a: Array, kept: list[tuple[int, int, Array, Array, Array]]
 ) -> tuple[Eliminated, float]:
-    """The law from state 0 upwards, beside an upper bound that includes all that underflow can have taken."""
+    """The law, computed from state 0 upwards, and the bounds on the change of it by underflow.
+
+    ``log_most`` is an upper bound of the law that includes all mass that underflow can have removed.
+    """
     n = len(a)
     log_law, log_most = np.zeros(n), np.zeros(n)
     for low, high, scale, small, out in reversed(kept):
@@ -173,11 +176,11 @@ def _log_sum(x: Any) -> float:
     return top + math.log(float(np.exp(x - top).sum()))
 
 
-# ---- in logarithms, for chains whose numbers span more than doubles do ---------------------------
+# ---- in logarithms, for chains whose numbers exceed the range of doubles -------------------------
 
 
 def _in_logarithms(a: Array) -> Array:
-    """The same elimination on logarithms: some 50 times as slow, and without any limit on small numbers."""
+    """The same elimination with logarithms: about 50 times slower, but no number is too small for it."""
     n = len(a)
     out = np.zeros(n)
     for k in range(n - 1, 0, -1):

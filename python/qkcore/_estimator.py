@@ -23,7 +23,7 @@ class NotFittedError(ValueError, AttributeError):
 
 
 def _not_fitted() -> type[NotFittedError]:
-    """The same as scikit-learn's own class too, where that is in use."""
+    """The class to raise; if scikit-learn is loaded, a subclass of its own NotFittedError as well."""
     if "sklearn" not in sys.modules:
         return NotFittedError
     theirs: Any = importlib.import_module("sklearn.exceptions").NotFittedError
@@ -32,7 +32,7 @@ def _not_fitted() -> type[NotFittedError]:
 
 
 class Estimator:
-    """Parameters are the arguments of ``__init__``, kept as given and checked by ``fit``."""
+    """Base of estimators: parameters are the arguments of ``__init__``, kept as given, checked by ``fit``."""
 
     n_features_in_: int
     feature_names_in_: npt.NDArray[np.object_]
@@ -67,7 +67,7 @@ class Estimator:
         return f"{type(self).__name__}({', '.join(given)})"
 
     def __sklearn_tags__(self) -> Any:
-        # Only scikit-learn asks, so it is there.
+        # Only scikit-learn calls this method, so it can be imported.
         from sklearn.utils import (  # type: ignore[import-untyped,unused-ignore]
             InputTags,
             Tags,
@@ -92,9 +92,9 @@ class Estimator:
     # ---- arguments ----------------------------------------------------------------------------------
 
     def _points(self, X: npt.ArrayLike, *, at_least: int = 1) -> Real:
-        """Points (n, d), as floats; integers and numbers kept as objects are converted, as scikit-learn does.
+        """Points (n, d), as floats; integers and numbers stored as objects are converted, as in scikit-learn.
 
-        The words are those that scikit-learn's own checks look for, beside ours.
+        The messages also contain the phrases that scikit-learn's own checks look for.
         """
         if hasattr(X, "tocsr"):
             raise TypeError(
@@ -130,7 +130,7 @@ class Estimator:
         return points
 
     def _learn_features(self, X: object, points: Real) -> None:
-        """Remembers how many features there are, and their names where X has them."""
+        """Remembers the number of features, and their names if X has names."""
         self.n_features_in_ = points.shape[1]
         names = _feature_names(X)
         if names is not None:
@@ -173,7 +173,7 @@ class Transformer(Estimator):
     """An estimator whose coordinates can come as a data frame: scikit-learn's ``set_output``."""
 
     def set_output(self: T, *, transform: str | None = None) -> T:
-        """What ``transform`` and ``fit_transform`` give: "default" (arrays), "pandas" or "polars"."""
+        """Sets what ``transform`` and ``fit_transform`` return: "default" (arrays), "pandas" or "polars"."""
         if transform is not None:
             _checks.one_of("transform", transform, _CONTAINERS)
             self._sklearn_output_config = {"transform": transform}

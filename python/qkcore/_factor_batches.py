@@ -1,4 +1,4 @@
-"""Factors that are found on the host, one problem after another, as one kernel where the problems are."""
+"""Factors that were computed on the host, problem by problem, joined into one kernel on their backend."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Found(NamedTuple):
 
 
 def together(found: list[Found], batch: tuple[int, ...], b: Backend, source: object) -> LowRank:
-    """The kernel of all problems, with arrays of the backend b."""
+    """The kernel of all problems, with arrays of the backend ``b``."""
     one = _joined(found, batch) if batch else found[0]
     left, right = (b.give(b.streamed(b.from_host(x))) for x in (one.left, one.right))
     return LowRank(

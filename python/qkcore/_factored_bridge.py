@@ -1,4 +1,4 @@
-"""Bridges over factored kernels, with a guard on their signs (DAC-10, D.1; EOT-10)."""
+"""Bridges over factored kernels, with checks of the signs of their entries (DAC-10, D.1; EOT-10)."""
 
 from __future__ import annotations
 
@@ -31,9 +31,10 @@ from .operators import right_hand_side
 __all__ = ["CompressionErrors", "FactoredBridge", "compression_errors", "solve_factored"]
 
 _SIGNS = ("stop", "continue")
-# Up to this many entries are looked at one by one when the signs of a coupling are checked.
+# The number of entries whose signs are checked with signs="auto"; a kernel with fewer is checked completely.
 _LOOKED_AT = 4_000_000
-# Terms of the sums that are taken in extended precision, some 10 ns each, where double leaves a doubt.
+# The most terms of sums that are computed in extended precision, some 10 ns each, if double precision leaves
+# open whether the conditions are met.
 _EXTENDED_TERMS = 200_000_000
 
 Init = Any  # an earlier result (anything with f and g), a pair (f, g), or None
@@ -42,8 +43,8 @@ Init = Any  # an earlier result (anything with f and g), a pair (f, g), or None
 class FactoredConditional(LinearMap):
     """Rows of a factored kernel, weighted and normalised: :math:`K_{ij} v_j / (K v)_i`.
 
-    They sum to 1; with negative entries in the kernel they are not probabilities. Weights and sums are
-    multiplied into the factors, in double.
+    Each row sums to 1; if the kernel has negative entries, its rows are not probabilities. The weights and
+    the sums are multiplied into the factors, in double precision.
     """
 
     def __init__(self, scaled: Factored, dtype: np.dtype[Any]) -> None:
@@ -52,7 +53,7 @@ class FactoredConditional(LinearMap):
 
     @classmethod
     def of(cls, kernel: Factored, weights: Real) -> FactoredConditional:
-        """The conditional law of the columns, for weights of the host (..., M)."""
+        """The conditional law of the columns, for weights (..., M) in a NumPy array."""
         sums = kernel._double._visit(weights, None)
         inverse = np.divide(1.0, sums, out=np.zeros_like(sums), where=sums != 0)
         return cls(kernel._scaled(inverse, weights), kernel.dtype)
@@ -64,7 +65,7 @@ class FactoredConditional(LinearMap):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """That of the kernel."""
+        """The dtype of the kernel."""
         return self._dtype
 
     @property
@@ -73,7 +74,7 @@ class FactoredConditional(LinearMap):
         return FactoredConditional(self._scaled.T, self._dtype)
 
     def __getitem__(self, index: Any) -> FactoredConditional:
-        """Those of a batch, by integers and slices for its leading axes."""
+        """The operators of some problems of a batch, by integers and slices for its leading axes."""
         return FactoredConditional(self._scaled[index], self._dtype)
 
     def _applied(self, name: str, V: Any, n_threads: int | None = None) -> Any:
@@ -87,7 +88,7 @@ class FactoredConditional(LinearMap):
     def _moved(
         self, name: str, value: Any, at: int, K: Factored, n_threads: int | None
     ) -> tuple[Any, bool, int]:
-        """The product (..., k, N), in double and then rounded to the dtype of the kernel."""
+        """The product (..., k, N), computed in double precision and rounded to the dtype of the kernel."""
         b, where = self.backend, self.backend.at(n_threads)
         n = K.shape[-1]
         values, vector = right_hand_side(name, value, self, n, at=at, like="the kernel")
@@ -95,7 +96,7 @@ class FactoredConditional(LinearMap):
         return b.converted(found, self._dtype), vector, where
 
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
-        """As an array (..., N, M)."""
+        """The matrix as an array (..., N, M)."""
         return self._scaled.to_numpy(n_threads=n_threads).astype(self._dtype, copy=False)
 
     def __repr__(self) -> str:
@@ -104,13 +105,13 @@ class FactoredConditional(LinearMap):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FactoredBridge(SolvedBatch):
-    """A bridge over a factored kernel: the names of :class:`SchrodingerBridge`, and its signs.
+    """A solved bridge over a factored kernel: like :class:`SchrodingerBridge`, with checks of the signs.
 
     The coupling is :math:`\\Pi_{ij} = u_i K_{ij} v_j`, with f = log |u| and g = log |v|. ``converged`` is
-    True only for a coupling: the marginals met within ``tol`` and no entry negative by more than rounding.
-    Otherwise the figures are those of the last scalings, and ``status`` tells why they are not a coupling.
-    A visit is a product with K and one with its transpose. With batch axes every figure is an array over
-    the batch, and ``b[k]`` is problem k as a result of its own.
+    True only if this is a coupling: the marginals are met within ``tol``, and no entry is negative by more
+    than rounding. Otherwise the figures are those of the last scalings, and ``status`` says why they do not
+    give a coupling. A visit is one product with K and one with its transpose. With batch axes every figure is
+    an array over the batch, and ``b[k]`` is the result of problem k alone.
     """
 
     kernel: Factored = field(repr=False)
@@ -119,7 +120,7 @@ class FactoredBridge(SolvedBatch):
     v: Any = field(repr=False)
     """scaling of the columns, float64"""
     signs_checked: Any = 1.0
-    """the share of the entries whose signs were looked at; below 1, ``.negative`` looks at all of them"""
+    """the share of the entries whose signs were checked; if below 1, ``.negative`` checks all entries"""
 
     @cached_property
     def _scalings(self) -> tuple[Real, Real]:
@@ -135,18 +136,19 @@ class FactoredBridge(SolvedBatch):
     def negative(self) -> NegativeEntries:
         """The negative entries of the coupling: their number, fraction, the smallest entry, their sum.
 
-        Looks at all N M entries, whatever the solver looked at. Of a batch, a :class:`qkcore.Batch`.
+        This computes all N M entries, even if the solver has checked only some. For a batch, the result is a
+        :class:`qkcore.Batch`.
         """
         if self._is_batch:
             out: NegativeEntries = each(self.kernel.batch, lambda k: self[k].negative)
             return out
         u, v = self._scalings
-        # Signs that the scalings lost are counted in the kernel's entries all the same.
+        # The scalings are taken without their signs, so that negative entries of the kernel are counted.
         eps = float(np.finfo(self.kernel.dtype).eps)
         return self.kernel._double._negative(np.abs(u), np.abs(v), eps, resolve_threads(None))
 
     def plan(self) -> Any:
-        """The coupling as an array (..., N, M); its entries are multiplied out on the host."""
+        """The coupling as an array (..., N, M); its entries are computed on the host."""
         self._used()
         return self._result(self._coupling.to_numpy())
 
@@ -156,7 +158,7 @@ class FactoredBridge(SolvedBatch):
         return self._result(rows), self._result(columns)
 
     def _result(self, array: Real) -> Any:
-        """A NumPy array in the dtype of the kernel, as the caller's library has it."""
+        """A NumPy array converted to the dtype of the kernel and to the caller's library."""
         b = self.kernel.backend
         return b.give(b.from_host(array.astype(self.kernel.dtype, copy=False)))
 
@@ -183,7 +185,7 @@ class FactoredBridge(SolvedBatch):
 
     @property
     def cost(self) -> Any:
-        """:math:`-\\sum_{ij}\\Pi_{ij}\\log K_{ij}`, by blocks of rows; NaN when entries are negative."""
+        """:math:`-\\sum_{ij}\\Pi_{ij}\\log K_{ij}`, by blocks of rows; NaN if there are negative entries."""
         self._used()
         return self._figure("cost", FactoredBridge._cost)
 
@@ -203,15 +205,15 @@ class FactoredBridge(SolvedBatch):
 
     @property
     def rate(self) -> Any:
-        """The observed factor by which the last iterations reduced the error; NaN if there were few, and for
-        batches, whose errors are not kept."""
+        """The factor by which each of the last iterations reduced the error; NaN if there were fewer than
+        three, and for batches, whose errors are not kept."""
         return self._figure("rate", lambda b: observed_rate(b.errors))
 
     def exact(self, **options: Any) -> SchrodingerBridge:
-        """The bridge over the operators that were compressed: the way out of a negative kernel.
+        """Solves the bridge over the exact operators, e.g. if the factored kernel has negative entries.
 
         ``options`` go to :func:`qkcore.bridge`. The factors must come from :func:`low_rank` or
-        :func:`nystrom`, which remember what they approximate.
+        :func:`nystrom`, which keep the operator that they approximate.
         """
         from .bridges import bridge
 
@@ -268,23 +270,25 @@ def solve_factored(
     Scalings :math:`u = \\mu / (K v)`, :math:`v = \\nu / (K^\\top u)`, in double for both types, through
     products with the factors: O((N + M) r_0 r_1) per visit. ``max_iter``, ``max_visits``, ``solver``,
     ``penalty``, ``init``, ``callback`` and ``progress`` are those of :func:`qkcore.bridge`; "auto" is
-    Sinkhorn's iteration where a factor is negative. Truncated kernels have negative entries; two guards
-    keep them from passing for couplings:
+    Sinkhorn's iteration if a factor has negative entries. Truncated kernels usually have negative entries.
+    Two checks make sure that a result with negative entries does not count as a coupling:
 
     - each visit checks that K v and K^T u are positive wherever there is mass. If not, the
-      solve stops with status "negative kernel" and the last scalings (``on_negative="continue"``
-      goes on with signed ones, as a solver without a guard would, to the same status).
-    - after convergence entries are looked at, unless no factor is negative. Any below 0 by more than
-      rounding: status "negative entries"; ``.negative`` has the figures. ``signs="auto"`` looks at all
-      entries up to 4e6, and beyond at whole rows and columns that are spread evenly over the kernel, as
-      many as have 4e6 entries; ``signs_checked`` says which share that is. ``signs="all"`` looks at every
-      entry whatever their number, which takes O(N M r).
+      solve stops with the status "negative kernel" and the last scalings. With
+      ``on_negative="continue"`` it goes on with signed scalings, as a solver without this check
+      does, and ends with the same status.
+    - after convergence the signs of entries are checked, unless no factor has negative entries. If an
+      entry is below 0 by more than rounding, the status is "negative entries", and ``.negative`` has
+      the figures. ``signs="auto"`` checks all entries if there are at most 4e6. Otherwise it checks
+      whole rows and columns with 4e6 entries in total, evenly spread over the kernel;
+      ``signs_checked`` is the share of all entries that was checked. ``signs="all"`` checks every
+      entry for any size, which takes O(N M r) work.
 
-    The problems of a batch are solved one after another. Factors on a device are multiplied there, and the
-    scalings are on the host; ``on_negative="continue"`` is for the CPU.
+    The problems of a batch are solved one after the other. Factors on a device are multiplied there, and the
+    scalings are on the host; ``on_negative="continue"`` needs factors on the CPU.
 
-    ``on_fail`` is that of :func:`qkcore.bridge`. Ways out: more rank, ``low_rank(A, r, nonnegative=True)``,
-    ``positive_features``, or the exact operators, ``result.exact()``.
+    ``on_fail`` is that of :func:`qkcore.bridge`. If signs prevent a coupling, use a higher rank,
+    ``low_rank(A, r, nonnegative=True)``, ``positive_features``, or the exact operators: ``result.exact()``.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore.factors import LowRank, solve_factored
@@ -332,7 +336,7 @@ def solve_factored(
 
 
 class FactoredKernel(BridgeKernel):
-    """A factored kernel, in double precision whatever its dtype, and the signs of its scalings."""
+    """A factored kernel in double precision (for both dtypes), and the signs of its scalings."""
 
     def __init__(self, K: Factored, follow_signs: bool, mu: Any) -> None:
         self.given, self.K, self.mu = K, K._double, mu
@@ -357,7 +361,7 @@ class FactoredKernel(BridgeKernel):
         return "factored, signed" if self.followed else "factored"
 
     def scalings(self, f: Real, g: Real, mass: float) -> tuple[Real, Real]:
-        """u / mass and v, with their signs; once for the potentials that were asked about last."""
+        """u / mass and v, with their signs; computed only once for the same arguments in succession."""
         last = self._last
         if last is not None and last[0] is f and last[1] is g and last[2] == mass:
             return last[3]
@@ -370,7 +374,7 @@ class FactoredKernel(BridgeKernel):
         return u, v
 
     def check(self, p: Problem, f: Real, g: Real) -> Residual:
-        """By products with the factors; extended precision decides where rounding leaves a doubt."""
+        """The check, by products with the factors; extended precision decides what rounding leaves open."""
         mass = _checks.total(p.mu) if p.balanced else 1.0
         u, v = self.scalings(f, g, mass)
         if not (np.isfinite(u).all() and np.isfinite(v).all()):
@@ -395,18 +399,19 @@ class FactoredKernel(BridgeKernel):
 
     def refuses(self, solver: str) -> str | None:
         if self.followed and solver not in ("auto", "alternating"):
-            return f'wanted solver="alternating" where signs may be lost, got {solver!r}'
+            return f'wanted solver="alternating" for on_negative="continue", got {solver!r}'
         return super().refuses(solver)
 
     def automatic(self, symmetric: bool) -> str:
-        # A sum that is not positive is the kernel's fault only where Sinkhorn's iteration goes.
+        # Only with Sinkhorn's iteration does a sum that is not positive show that the kernel is negative;
+        # the steps of other methods can cause such a sum by themselves.
         return super().automatic(symmetric) if self.given.nonnegative else "alternating"
 
 
 def _fields(
     kernel: FactoredKernel, p: Problem, fields: dict[str, Any], signs: str
 ) -> dict[str, Any]:
-    """The fields of the result of one problem, vectors of the host."""
+    """The fields of the result of one problem, with NumPy vectors."""
     f, g, status = fields["f"], fields["g"], fields["status"]
     mass = _checks.total(p.mu) if p.balanced else 1.0
     u, v = kernel.scalings(f, g, mass)
@@ -423,7 +428,7 @@ def _fields(
 
 
 def _extended_sums(K: Factored, u: Real, v: Real) -> tuple[Any, Any]:
-    """:func:`_sums` in extended precision, one combination of components after another."""
+    """:func:`_sums` in extended precision, one combination of components after the other."""
     left, right = ([f.astype(np.longdouble) for f in side] for side in (K._left, K._right))
     rows, cols = np.zeros(len(u), np.longdouble), np.zeros(len(v), np.longdouble)
     for parts in product(*(range(r) for r in K.ranks)):
@@ -437,7 +442,7 @@ def _extended_sums(K: Factored, u: Real, v: Real) -> tuple[Any, Any]:
 def _signs(
     kernel: FactoredKernel, u: Real, v: Real, signs: str, n_threads: int
 ) -> tuple[bool, float]:
-    """Whether negative entries were found, and in which share of all entries."""
+    """Whether negative entries were found, and the share of all entries that was checked."""
     n, m = kernel.K.shape
     eps = float(np.finfo(kernel.dtype).eps)
     if signs == "all" or n * m <= _LOOKED_AT:
@@ -457,7 +462,7 @@ def _share_of(count: int, n: int, m: int) -> float:
 
 
 def _lengths(side: tuple[Real, ...]) -> Real:
-    """Of every point, the product over the experts of the lengths of its components."""
+    """For every point, the product over the experts of the norm of its components."""
     squares: Real = np.einsum("...ci,...ci->...i", side[0], side[0])
     lengths: Real = np.sqrt(squares)
     for x in side[1:]:
@@ -492,7 +497,7 @@ class CompressionErrors:
     min_mass: float
     """smallest entry of the factored coupling"""
     status: str
-    """of the factored bridge"""
+    """the status of the factored bridge"""
     cut_gap: float
     """smallest gap at which an expert was truncated (erratum 11); NaN when unknown"""
 
@@ -503,7 +508,7 @@ def compression_errors(
     """Compares a factored bridge with the exact one, by blocks of rows (DAC-10, D.1).
 
     ``t`` (M,) is the latent coordinate of the columns that the barycentric maps average; j / M by
-    default. The figures are there whatever the status.
+    default. The figures are computed for every status.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore.factors import LowRank, compression_errors, solve_factored
@@ -540,7 +545,7 @@ def compression_errors(
         sums += [np.square(x).sum() for x in (true, ours - true, true_plan, plan - true_plan)]
         rows[start:stop], cols = plan.sum(axis=1), cols + plan.sum(axis=0)
         smallest = [min(a, float(x.min())) for a, x in zip(smallest, (ours, plan), strict=True)]
-        # Barycentric maps are of the conditional rows, which rows without mass have too.
+        # Barycentric maps are means under the conditional laws, which rows without mass have too.
         weights = np.exp(logits + g - (logits + g).max(axis=1, keepdims=True))
         maps[0, start:stop] = weights @ latent / weights.sum(axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -568,14 +573,14 @@ def _logits(expert: LowRank) -> Scores:
     source: Any = expert.source
     if source is None:
         raise ValueError(
-            "exact: wanted factors that know what they approximate, got given ones; "
+            "exact: wanted factors that keep what they approximate, got given factors; "
             "solve with qk.bridge(qk.poe(A, B, ...), mu, nu) over the exact operators"
         )
     if isinstance(source, np.ndarray):
         if source.min() < 0:
             raise ValueError(
                 f"exact: wanted arrays with entries >= 0, got {source.min():.3g}: "
-                "the exact kernel is negative itself"
+                "the exact kernel has negative entries itself"
             )
         with np.errstate(divide="ignore"):
             return scores.dense(np.log(source))

@@ -24,9 +24,9 @@ from .operators import KernelOperator, MarkovOperator, kernel, right_hand_side
 
 __all__ = ["Factored", "LowRank", "NegativeEntries", "ProductOfFactors"]
 
-# Products of ranks above this are refused: the work per point is that product.
+# The largest product of ranks that is accepted: the work per point is proportional to it.
 MOST_COMBINATIONS = 1 << 16
-# Rows that are looked at together when a dense comparison goes through blocks.
+# The number of rows that are computed at a time when all entries are visited by blocks of rows.
 BLOCK_ROWS = 256
 
 
@@ -35,11 +35,11 @@ class NegativeEntries:
     """The entries of a factored kernel (or coupling) that are below 0 by more than rounding."""
 
     count: int
-    """how many there are"""
+    """their number"""
     fraction: float
-    """of all entries"""
+    """their share of all entries"""
     smallest: float
-    """the smallest entry, of whatever sign"""
+    """the smallest of all entries; it is positive if none is negative"""
     mass: float
     """the sum of the negative entries"""
 
@@ -47,12 +47,12 @@ class NegativeEntries:
 class Factored(LinearMap):
     """:math:`K_{ij} = \\prod_e \\sum_c L^e_{ic} R^e_{cj}`: applied through its factors, never formed.
 
-    Batch axes of the factors are those of the kernel, ``K[k]`` is one of them. Factors on a device are
-    applied there; entries are looked at through a copy of the factors on the host.
+    The batch axes of the factors are those of the kernel, and ``K[k]`` is the kernel of problem k. Factors on
+    a device are applied there; single entries are computed from a copy of the factors on the host.
     """
 
     backend: Backend
-    # Components first, points contiguous: what the engines stream.
+    # Arrays (..., components, points) with contiguous points: the layout in which the engines read them.
     _left: tuple[Any, ...]
     _right: tuple[Any, ...]
 
@@ -68,7 +68,7 @@ class Factored(LinearMap):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64, as the factors came."""
+        """float32 or float64, the dtype of the factors."""
         out: np.dtype[Any] = np.dtype(self._left[0].dtype)
         return out
 
@@ -88,11 +88,11 @@ class Factored(LinearMap):
         return self._map(lambda e: e.T)
 
     def _map(self, change: Callable[[LowRank], LowRank]) -> Factored:
-        """The same product of changed experts."""
+        """The product of the changed experts."""
         raise NotImplementedError
 
     def __getitem__(self, index: Any) -> Factored:
-        """Kernels of a batch, by integers and slices for its leading axes."""
+        """The kernels of some problems of a batch, by integers and slices for its leading axes."""
         batch = self.batch
         at = _index(index, batch)
         return self._map(lambda e: e._part(at, batch))
@@ -135,7 +135,7 @@ class Factored(LinearMap):
         return self._given(found, True, at) if vector else b.give(found, None, at)
 
     def _given(self, product: Any, vector: bool, at: int) -> Any:
-        """A product (..., k, N) as the caller has right-hand sides: vectors, or columns."""
+        """A product (..., k, N) in the layout of the caller's right-hand side: a vector, or columns."""
         b = self.backend
         if vector:
             return b.give(b.squeeze(b.swap(product)), None, at)
@@ -145,7 +145,7 @@ class Factored(LinearMap):
         return self.backend.factored_product(self._left, self._right, z, at)
 
     def _visit(self, x: Real, n_threads: int | None) -> Real:
-        """The product with a vector of the host (..., M), as one of the host."""
+        """The product with a NumPy vector (..., M), as a NumPy vector."""
         b = self.backend
         out: Real = b.to_host(self._product(b.from_host(x[..., None, :]), b.at(n_threads)))
         return out[..., 0, :]
@@ -166,7 +166,7 @@ class Factored(LinearMap):
         return out
 
     def to_cpu(self) -> Factored:
-        """The same kernel with NumPy factors: itself where they are, else a copy that is kept."""
+        """The same kernel with NumPy factors: the kernel itself if it has them, else a copy, made once."""
         return self if self.backend.host_arrays else self._copy
 
     @cached_property
@@ -175,14 +175,17 @@ class Factored(LinearMap):
 
     @cached_property
     def _double(self) -> Factored:
-        """The same kernel with factors in double; the kernel itself when they are."""
+        """The same kernel with factors in double precision; the kernel itself if it has them already."""
         if self.dtype == np.float64:
             return self
         wide = np.dtype(np.float64)
         return self._map(lambda e: e._moved(lambda x: e.backend.converted(x, wide), e.backend))
 
     def _scaled(self, rows: Real, columns: Real) -> Factored:
-        """rows_i K_ij columns_j in double, by the factors of one expert; NumPy vectors (..., N), (..., M)."""
+        """The kernel rows_i K_ij columns_j in double precision, for NumPy vectors (..., N) and (..., M).
+
+        The vectors are multiplied into the factors of the first expert.
+        """
         expert, *others = (e for e in _experts(self._double))
 
         def times(factor: Any, scale: Real) -> Any:
@@ -203,8 +206,8 @@ class Factored(LinearMap):
         """Counts the negative entries, tile by tile: O(N M r) work, O(N + M) memory, on the host.
 
         An entry counts when it is below 0 by more than the rounding of its own computation,
-        :math:`\\epsilon \\sum_e (r_e + 2) \\prod_e \\|L^e_i\\| \\|R^e_j\\|`. Of a batch, a
-        :class:`qkcore.Batch` of them, whose fields are arrays.
+        :math:`\\epsilon \\sum_e (r_e + 2) \\prod_e \\|L^e_i\\| \\|R^e_j\\|`. For a batch, the result is a
+        :class:`qkcore.Batch`, whose fields are arrays.
 
         >>> import numpy as np, qkcore as qk
         >>> from qkcore.factors import LowRank
@@ -221,7 +224,7 @@ class Factored(LinearMap):
         return self._negative(u, v, float(np.finfo(self.dtype).eps), self._threads(n_threads))
 
     def _threads(self, n_threads: int | None) -> int:
-        """For what the host does with the factors."""
+        """The number of threads for work on the host."""
         self.backend.at(n_threads)  # a device takes no number of threads
         return resolve_threads(n_threads)
 
@@ -233,7 +236,7 @@ class Factored(LinearMap):
         n_threads: int,
         rows: npt.NDArray[np.int64] | None = None,
     ) -> NegativeEntries:
-        """Of u_i K_ij v_j, for u, v >= 0 of the kernel's dtype; in all rows, or in those given."""
+        """The negative entries of u_i K_ij v_j, for u, v >= 0 of the kernel's dtype, in all or some rows."""
         here = self.to_cpu()
         left = here._left if rows is None else tuple(f[:, rows] for f in here._left)
         slack = eps * sum(r + 2 for r in self.ranks)
@@ -253,8 +256,8 @@ class Factored(LinearMap):
     def relative_error(self, exact: object) -> float:
         """:math:`\\|K - A\\|_F / \\|A\\|_F` (D.1), by blocks of rows: O(M) memory, O(N M r) work.
 
-        ``exact`` is an operator, an array, or scores (for their exponential, e.g. of ``qk.poe``). Of a
-        batch, an array over it.
+        ``exact`` is an operator, an array, or scores (for their exponential, e.g. of ``qk.poe``). For a
+        batch, the result is an array over it.
 
         >>> import numpy as np, qkcore as qk
         >>> from qkcore.factors import low_rank
@@ -279,15 +282,15 @@ class Factored(LinearMap):
         return "" if self.device == "cpu" else f", device={self.device!r}"
 
 
-# What a kernel keeps of its factors, and a changed one must find anew.
+# The cached properties of a kernel; a copy with other factors must compute them anew.
 _KEPT = ("batch", "nonnegative", "_copy", "_double")
 
 
 class LowRank(Factored):
     """A matrix left @ right of rank r, for left (..., N, r) and right (..., r, M) (DAC-10, D.1).
 
-    The factors are kept with the points contiguous in memory; arrays that come otherwise are
-    copied once. :func:`low_rank` makes one from an operator. Factors on a device give a kernel there.
+    The factors are kept with the points contiguous in memory; arrays in another order are copied once.
+    :func:`low_rank` approximates an operator by such a matrix. Factors on a device give a kernel on it.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore.factors import LowRank
@@ -321,18 +324,18 @@ class LowRank(Factored):
         self.method = method
         """how the factors were found: "given", "dense", "svds", "randomised", "nonnegative", ..."""
         self.singular_values = singular_values
-        """those that were kept (..., r), largest first; None for factors that are not of an SVD"""
+        """the singular values that were kept (..., r), largest first; None if there was no SVD"""
         self.cut_gap = cut_gap
-        """1 - s_{r+1} / s_r, the gap at which the truncation cuts; NaN when it is not known.
-        Near 0 it cuts through a pair of equal singular values, and the result is one of many
-        equally good ones (erratum 11). Of a batch, an array."""
+        """1 - s_{r+1} / s_r, the relative gap after the last singular value that was kept; NaN if it is not
+        known. If it is near 0, the truncation separates a pair of equal singular values, and the result is
+        one of many equally good ones (erratum 11). For a batch, an array."""
         self.error = error
-        """relative Frobenius error against the source where the method gives it, else NaN"""
+        """relative Frobenius error against the source if the method computes it, else NaN"""
         self.source = source
-        """what was approximated: an operator, an array, or None"""
+        """the operator or array that was approximated, or None"""
 
     def _of(self, left: Any, right: Any, backend: Backend) -> LowRank:
-        """The same with other factors, which are checked and streamed already."""
+        """A copy with other factors, which must be checked and in the engines' layout already."""
         out = copy.copy(self)
         for name in _KEPT:
             out.__dict__.pop(name, None)
@@ -346,7 +349,7 @@ class LowRank(Factored):
         return change(self)
 
     def __getitem__(self, index: Any) -> LowRank:
-        """Kernels of a batch, by integers and slices for its leading axes."""
+        """The kernels of some problems of a batch, by integers and slices for its leading axes."""
         return self._part(_index(index, self.batch), self.batch)
 
     def _part(self, index: tuple[Any, ...], batch: tuple[int, ...]) -> LowRank:
@@ -383,7 +386,7 @@ class LowRank(Factored):
 
     @property
     def cuts_pair(self) -> Any:
-        """Whether the truncation goes through nearly equal singular values (erratum 11)."""
+        """Whether the truncation separates nearly equal singular values (erratum 11)."""
         return self.cut_gap < PAIR
 
     def __repr__(self) -> str:
@@ -394,17 +397,17 @@ class LowRank(Factored):
         return text + (", cuts a pair of singular values)" if np.any(self.cuts_pair) else ")")
 
 
-# Singular values closer than this, relatively, count as equal.
+# Singular values with a smaller relative difference than this count as equal.
 PAIR = 1e-3
 
 
 class ProductOfFactors(Factored):
-    """The entrywise product of low-rank matrices (DAC-10): what ``qk.poe`` of them gives.
+    """The entrywise product of low-rank matrices (DAC-10), as ``qk.poe`` returns it.
 
     :math:`(K z)_i = (L^0_i \\otimes L^1_i)\\cdot H` with
     :math:`H = \\sum_j z_j\\, R^0_j \\otimes R^1_j`, an array of :math:`r_0 \\times r_1` numbers: one visit
-    of the right factors, one of the left ones, O((N + M) r_0 r_1) work and no N x M array. More than
-    two experts multiply their ranks likewise; a device takes up to four.
+    of the right factors, one of the left factors, O((N + M) r_0 r_1) work and no N x M array. With more
+    than two experts the work is proportional to the product of all ranks; a device takes up to four experts.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore.factors import LowRank, ProductOfFactors
@@ -487,7 +490,7 @@ def _index(index: Any, batch: tuple[int, ...]) -> tuple[Any, ...]:
 
 
 def _turned(source: Any) -> Any:
-    """The transpose of what was approximated."""
+    """The transpose of the operator or array that was approximated."""
     if isinstance(source, np.ndarray):
         return source.swapaxes(-1, -2)
     return getattr(source, "T", None)

@@ -1,9 +1,8 @@
-"""Can a masked kernel carry the marginals at all, and on all of its entries? (DAC-7, B.2)
+"""Whether a masked kernel allows a coupling of the marginals, and whether it uses all entries (DAC-7, B.2).
 
-A coupling with the marginals mu, nu that lives on the allowed entries exists when the largest flow from
-rows to columns carries all mass. Sinkhorn's scaling itself exists when, moreover, every allowed entry is
-used by some such coupling (total support); otherwise the iteration creeps to its limit like 1/k while
-potentials diverge.
+A coupling of mu and nu on the allowed entries exists if the largest flow from rows to columns carries all
+mass. Sinkhorn's scaling itself exists if, in addition, every allowed entry carries mass in some such coupling
+(total support). Otherwise the iteration approaches its limit like 1/k, while the potentials diverge.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ __all__ = ["INFEASIBLE", "NO_TOTAL_SUPPORT", "diagnose", "usable_entries", "verd
 
 INFEASIBLE = "infeasible"
 NO_TOTAL_SUPPORT = "no total support"
-# Beyond this many entries the graph of allowed ones is not built.
+# The graph of allowed entries is not built for kernels with more entries than this.
 MAX_ENTRIES = 4_000_000
-# Up to this many it is, wherever a coupling that meets its marginals does not show its own support.
+# It is built for every kernel of at most this many entries whose coupling does not show total support itself.
 _SMALL = 250_000
 
 
@@ -37,7 +36,7 @@ def may_be_masked(s: Scores) -> bool:
 
 
 def diagnose(s: Scores, mu: Real, nu: Real) -> str | None:
-    """INFEASIBLE, NO_TOTAL_SUPPORT, "feasible", or None where it is too large to tell."""
+    """INFEASIBLE, NO_TOTAL_SUPPORT, "feasible", or None if the kernel is too large to tell."""
     if not may_be_masked(s):
         return "feasible"
     if _one_sided(s):
@@ -54,10 +53,10 @@ def diagnose(s: Scores, mu: Real, nu: Real) -> str | None:
 
 
 def verdict(s: Scores, mu: Real, nu: Real, f: Real, g: Real, status: str, error: float) -> str:
-    """What the marginals of a masked kernel allow, where the iteration's own word is in doubt.
+    """The status of a solve over a masked kernel, corrected if the marginals allow no solution.
 
-    The marginals of a problem without total support may be met to any tolerance, with potentials that have
-    no limit: that is said, and not called converged.
+    Without total support the marginals may be met to any tolerance although the potentials have no limit.
+    Such a result is not called converged.
     """
     if status == INFEASIBLE:
         return status
@@ -68,11 +67,11 @@ def verdict(s: Scores, mu: Real, nu: Real, f: Real, g: Real, status: str, error:
 
 
 def in_doubt(s: Scores, mu: Real, nu: Real, f: Real, g: Real, error: float) -> bool:
-    """Whether a coupling that meets its marginals may have no total support: then `diagnose` is due."""
+    """Whether a coupling that meets its marginals may lack total support, so that `diagnose` must decide."""
     if not may_be_masked(s):
         return False
     if _one_sided(s):
-        return True  # cheap to know
+        return True  # diagnose is cheap for these masks
     entries = math.prod(s.shape)
     if entries <= MAX_ENTRIES and _shows_its_support(s, mu, nu, f, g, error):
         return False
@@ -80,7 +79,7 @@ def in_doubt(s: Scores, mu: Real, nu: Real, f: Real, g: Real, error: float) -> b
 
 
 def _one_sided(s: Scores) -> bool:
-    """Whether a band, open on one side, is all that masks."""
+    """Whether the only mask is a band that is open on one side."""
     bounded = [abs(end) < UNBOUNDED for end in s.terms.band]
     return sum(bounded) == 1 and not (s.terms.masks or s.holed)
 
@@ -88,9 +87,9 @@ def _one_sided(s: Scores) -> bool:
 def _shows_its_support(s: Scores, mu: Real, nu: Real, f: Real, g: Real, error: float) -> bool:
     """Whether the coupling's own mass connects the rows and columns of every allowed entry.
 
-    Without total support, rows and columns fall into two parts that exchange no more mass than the marginals
-    are off, with allowed entries between them. So a part that grows by whoever exchanges more with it than
-    that cannot pass from one to the other.
+    Without total support, rows and columns split into two parts with allowed entries between them, and these
+    entries carry no more mass than the error of the marginals. So a set that starts from one row, and grows
+    by every row or column that exchanges more mass with it, stays within one of the two parts.
     """
     live_rows, live_cols = mu > 0, nu > 0
     allowed = (s.to_numpy() > -np.inf) & live_rows[:, None] & live_cols
@@ -113,7 +112,7 @@ def _shows_its_support(s: Scores, mu: Real, nu: Real, f: Real, g: Real, error: f
 
 
 def _run_away(s: Scores, mu: Real, nu: Real, f: Real, g: Real) -> bool:
-    """Whether potentials differ by more than scores and weights account for."""
+    """Whether the potentials spread over more than the scores and weights explain."""
 
     def spread(values: Real, weights: Real) -> float:
         least, most = math.inf, -math.inf
@@ -129,26 +128,26 @@ def _run_away(s: Scores, mu: Real, nu: Real, f: Real, g: Real) -> bool:
 
 
 def _staircase(mu: Real, nu: Real, offset: int) -> str:
-    """Row i sees the columns j <= i + offset: mass may only come from rows low enough."""
+    """The diagnosis for the mask in which row i sees the columns j <= i + offset."""
     rows, cols = _sums_before(mu), _sums_before(nu)
     later_rows, later_cols = _sums_before(mu[::-1])[::-1], _sums_before(nu[::-1])[::-1]
     slack, total_support = _slack(mu, nu), True
     for below, above, k in _pieces.pieces(rows, later_rows, np.arange(len(mu) + 1)):
         seen = np.clip(k + offset, 0, len(nu))  # how many columns the rows < k see
-        # Rows < k must fit into the columns that they see. The room that is left is computed on the side of
-        # the cut that has less mass, where it is known best.
+        # The mass of the rows < k must fit into the columns that they see. The remaining room is computed on
+        # the side of the cut that has less mass, because rounding errors are smaller there.
         spare = np.where(below <= above, cols[seen] - below, above - later_cols[seen])
         noise = slack * np.minimum(below, above)
         if (spare < -noise).any():
             return INFEASIBLE
-        # Where they fit exactly, no later row may use those columns: allowed entries that carry nothing.
+        # If it fits exactly, no later row can use those columns, although their entries are allowed.
         tight = (above > 0) & (cols[seen] > 0) & (spare <= noise)
         total_support = total_support and not tight.any()
     return "feasible" if total_support else NO_TOTAL_SUPPORT
 
 
 def _sums_before(weights: Real) -> npt.NDArray[np.longdouble]:
-    """The sum of the first k weights, for k from 0 to all of them."""
+    """The sums of the first k weights, for k from 0 to their number."""
     sums = np.empty(len(weights) + 1, np.longdouble)
     sums[0] = before = np.longdouble(0)
     for part, out in _pieces.pieces(weights, sums[1:]):
@@ -171,8 +170,8 @@ def usable_entries(s: Scores, mu: npt.ArrayLike, nu: npt.ArrayLike) -> npt.NDArr
     """The entries that carry mass in some coupling of mu and nu on the kernel's support (DAC-7).
 
     ``qk.bridge(s.masked(usable_entries(s, mu, nu)), mu, nu)`` converges geometrically to the limit that
-    plain iteration on ``s`` would only creep to. Builds the graph of allowed entries (N M at most 4e6).
-    Raises ValueError when there is no coupling at all.
+    plain iteration on ``s`` approaches only like 1/k. The function builds the graph of allowed entries (N M
+    is at most 4e6), and raises ValueError if there is no coupling at all.
 
     >>> import numpy as np, qkcore as qk
     >>> u = np.full(3, 1 / 3)
@@ -192,14 +191,14 @@ def usable_entries(s: Scores, mu: npt.ArrayLike, nu: npt.ArrayLike) -> npt.NDArr
         )
     usable = _usable(~np.isneginf(s.to_numpy()), rows, cols)
     if usable is None:
-        raise ValueError("s: no coupling of mu and nu lives on the entries that are not masked")
+        raise ValueError("s: no coupling of mu and nu exists on the entries that are not masked")
     return usable
 
 
 def _usable(allowed: npt.NDArray[np.bool_], mu: Real, nu: Real) -> npt.NDArray[np.bool_] | None:
     """Entries of some coupling, by the residual graph of a largest flow; None if there is none.
 
-    The flow is exact (cpp/src/bridge/transport_flow.cpp), so weights of any size count on their own scale.
+    The flow is exact (cpp/src/bridge/transport_flow.cpp), so small weights count beside large ones.
     There is no coupling if a set of rows has more mass than the columns it sees, by more than rounding
     of its weights.
     """
@@ -212,8 +211,8 @@ def _usable(allowed: npt.NDArray[np.bool_], mu: Real, nu: Real) -> npt.NDArray[n
         live.T, used.T, nu, col_rest, rounding
     ):
         return None
-    # What an entry carries may be there by rounding of the weights alone. Entries that carry too little to be
-    # sure are left out first; each comes back if all that flows through the cut it crosses is more than that.
+    # An entry may carry a little mass only because the weights are rounded. So entries with little mass are
+    # removed first, and put back if the mass through the cut that they cross is more than rounding explains.
     n = len(live)
     low = np.flatnonzero(amounts <= rounding.share * _checks.total(mu))
     low = low[np.argsort(-amounts[low], kind="stable")]
@@ -242,8 +241,8 @@ class _Rounding:
         self._equal = _exact_sum(mu) == _exact_sum(nu)
 
     def explains(self, difference: float, weights: Real) -> bool:
-        # Weights are whole multiples of their last digits. If the two totals are equal, sums that differ by
-        # much less than the last digit of the largest weight differ by the smaller weights, and truly so.
+        # A weight is a multiple of the unit of its last digit. If the two totals are equal, a difference much
+        # smaller than this unit of the largest weight comes from smaller weights, and not from rounding.
         finest = 0.25 * self._eps * float(weights.max(initial=0.0)) if self._equal else 0.0
         return finest <= difference <= self.share * _checks.total(weights)
 
@@ -266,7 +265,7 @@ def _overfull(
     left = np.flatnonzero(rest)
     if not left.size:
         return False
-    # Rows that mass could be moved to from those with mass left, and the columns they see, which are full.
+    # The rows to which mass can be moved from rows with mass left, and the columns they see, which are full.
     rows, cols = _reached(live, used, left)
     i, j = np.nonzero(live & rows[:, None] & cols)
     n, m = live.shape

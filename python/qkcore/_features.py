@@ -40,11 +40,11 @@ def nystrom(
     own feature space, from those before); "leverage" (recursive ridge leverage scores, Musco and
     Musco 2017). ``rank`` cuts the result to its best approximation of that rank.
 
-    Of a batch, the kernels' factors with its axes, filled with components of 0 where ranks differ; of
-    scores on a device, factors there, whose landmarks are chosen on the host.
+    For a batch the factors have its batch axes, and ranks that differ are made equal by components of 0. For
+    scores on a device the factors are on the device; the landmarks are chosen on the host.
 
-    The approximation is positive semidefinite, not entrywise positive: ``qk.bridge`` on it has the
-    guard of every factored kernel.
+    The approximation is positive semidefinite, but its entries can be negative: ``qk.bridge`` checks
+    their signs, as for every factored kernel.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore.factors import nystrom
@@ -85,7 +85,7 @@ def nystrom(
 
 
 def _each(s: Scores, factors: Callable[[Scores], Found], source: object) -> LowRank:
-    """The factors of every problem, from arrays of the host, put where the scores are."""
+    """The factors of every problem, computed from NumPy arrays and moved to the backend of the scores."""
     here, batch = s.backend.visited(s), s.batch
     found = [factors(here[k] if batch else here) for k in np.ndindex(batch)]
     return together(found, batch, s.backend, source)
@@ -100,12 +100,12 @@ def positive_features(
     """Positive random features of an exponential kernel: factors without a negative entry (DAC-10).
 
     :math:`e^{x\\cdot y} = E_w\\, e^{w\\cdot x - |x|^2/2}\\, e^{w\\cdot y - |y|^2/2}` for
-    a standard normal w (FAVOR+), with blocks of orthogonal w. Unbiased and entrywise positive: a
-    bridge over it always exists. The relative error of an entry is about
+    a standard normal w (FAVOR+), with blocks of orthogonal w. The estimate is unbiased and entrywise
+    positive, so that a bridge over it always exists. The relative error of an entry is about
     :math:`\\sqrt{(e^{|x + y|^2} - 1) / m}` for m features and centred points x, y (scaled by the root of
-    beta): of use for moderate scores, and slow to improve. Dot, forward, backward and distance
-    scores and their sums, shifted or normalised; no masks, no dense terms. Batches and scores on a device as
-    for :func:`nystrom`.
+    beta), so it is small only for moderate scores, and falls slowly with m. ``K`` may consist of dot,
+    forward, backward and distance scores and their sums, shifted or normalised, without masks and dense
+    terms. Batches and scores on a device are treated as in :func:`nystrom`.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore.factors import positive_features
@@ -127,7 +127,7 @@ def _positive(s: Scores, m: int, rng: int | np.random.Generator) -> Found:
     row, col = np.zeros(n), np.zeros(k)
     for x, y, beta in s.terms.dots:
         x, y = (z.astype(np.float64) * math.sqrt(beta) for z in (x, y))
-        # <x, y> = <x - a, y - b> + <x, b> + <a, y> - <a, b>: centred points vary least.
+        # <x, y> = <x - a, y - b> + <x, b> + <a, y> - <a, b>: the variance is least for centred points.
         a, b = x.mean(axis=0), y.mean(axis=0)
         row += x @ b
         col += y @ a - float(a @ b)
@@ -153,7 +153,7 @@ def _positive(s: Scores, m: int, rng: int | np.random.Generator) -> Found:
     w = _orthogonal_gaussian(m, X.shape[1], np.random.default_rng(rng))
     left = X @ w.T + (row - np.square(X).sum(axis=1) / 2)[:, None] - math.log(m)
     right = Y @ w.T + (col - np.square(Y).sum(axis=1) / 2)[:, None]
-    # A common factor of all entries is put where neither side overflows.
+    # A factor is moved from one side to the other, so that neither side overflows.
     shift = (float(left.max()) - float(right.max())) / 2
     left, right = left - shift, right + shift
     largest = float(np.finfo(s.dtype).maxexp) * math.log(2) / 2
@@ -162,14 +162,14 @@ def _positive(s: Scores, m: int, rng: int | np.random.Generator) -> Found:
     overflows = max(float(left.max()), float(right.max())) >= largest
     if overflows or not (F.any(axis=1).all() and H.any(axis=1).all()):
         raise OverflowError(
-            "K: wanted moderate scores, got ones whose features leave the range of "
+            "K: wanted moderate scores, got scores whose features leave the range of "
             f"{s.dtype}; scale the points or beta down, or use low_rank(..., nonnegative=True)"
         )
     return Found(np.ascontiguousarray(F.T), np.ascontiguousarray(H.T), f"{m} positive features")
 
 
 def _orthogonal_gaussian(m: int, d: int, rng: np.random.Generator) -> Real:
-    """m vectors, each standard normal, orthogonal within blocks of d (less variance, no bias)."""
+    """m standard normal vectors, orthogonal within blocks of d, which reduces the variance without bias."""
     blocks = [
         np.linalg.qr(rng.standard_normal((d, d)))[0] * np.sign(rng.standard_normal(d))
         for _ in range(-(-m // d))
@@ -203,7 +203,7 @@ def _seeding(s: Scores, count: int, rng: np.random.Generator) -> _Index:
         distance = np.minimum(distance, np.maximum(diagonal + diagonal[at] - 2 * column, 0))
         distance[chosen] = 0
         total = distance.sum()
-        if total <= 0:  # what is left coincides with landmarks
+        if total <= 0:  # all other points coincide with landmarks
             rest = np.setdiff1d(np.arange(len(diagonal)), chosen)
             chosen.append(int(rng.choice(rest)))
             continue

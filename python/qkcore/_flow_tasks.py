@@ -1,4 +1,4 @@
-"""What a backend is told of a flow, and what it gives back: particles (TPDE-2), Gaussian laws (TPDE-3)."""
+"""Arguments and results of a backend's flows: of particles (TPDE-2) and of Gaussian laws (TPDE-3)."""
 
 from __future__ import annotations
 
@@ -19,36 +19,36 @@ class FieldSpec(NamedTuple):
     """A field of attention among N particles (TPDE-1)."""
 
     kind: str
-    """of ``cpu.FIELD_KINDS``"""
+    """one of ``cpu.FIELD_KINDS``"""
     Q: npt.NDArray[np.float64]
-    """(layers, heads, k, d), and so is K; V is (layers, heads or 1, d, d)"""
+    """(layers, heads, k, d), the same shape as K; V is (layers, heads or 1, d, d)"""
     K: npt.NDArray[np.float64]
     V: npt.NDArray[np.float64]
     times: npt.NDArray[np.float64]
     """(layers,): layer l is in force from times[l] on"""
     order: npt.NDArray[np.intp] | None
-    """the particles by rising position under a mask; None: as they are"""
+    """the indices that sort the particles by their positions under a mask; None: they keep their order"""
     ends: npt.NDArray[np.int64] | None
-    """in that order, particle i sees the first ends[i]; None: everybody sees all"""
+    """in that order, particle i sees the first ends[i] particles; None: every particle sees all"""
     weights: npt.NDArray[np.float64] | None
-    """(N,), of sum 1; None: all weigh the same"""
+    """(N,), with sum 1; None: all particles have the same weight"""
     renormalise: bool
     sphere: bool
     epsilon: float
     tol: float | None
-    """of the marginals of Sinkhorn attention; None: what the dtype allows"""
+    """the tolerance for the marginals of Sinkhorn attention; None: chosen for the dtype"""
     max_visits: int
     parameters: Callable[[float], tuple[npt.NDArray[np.float64], ...]]
     """Q, K (heads, k, d) and V (heads or 1, d, d) in force at a time"""
     time_dependent: bool
-    """whether these are functions of time, and not layers"""
+    """whether Q, K and V are functions of time, and not layers"""
 
     def tol_of(self, dtype: Any) -> float:
         return self.tol or _SINKHORN_TOL[np.dtype(dtype).itemsize]
 
 
 class FlowOptions(NamedTuple):
-    """How particles are moved; the names are those that cpp/bind/register_particles.cpp reads."""
+    """Options of a flow of particles; cpp/bind/register_particles.cpp reads them by these names."""
 
     method: str
     t0: float
@@ -66,15 +66,15 @@ class FlowOptions(NamedTuple):
     t_eval: npt.NDArray[np.float64] | None
     sphere: bool
     radius: float
-    """the distance from 0 that ends the flow; 0: none does"""
+    """the flow ends when a particle has this distance from 0; 0: no limit"""
     n_clusters: int
     linkage: float
     report: Report
-    """told of the time after each step"""
+    """called with the time after each step"""
 
 
 class Flown(NamedTuple):
-    """What became of particles."""
+    """The result of a flow of particles."""
 
     t: npt.NDArray[np.float64]
     x: Any
@@ -86,10 +86,10 @@ class Flown(NamedTuple):
 
 
 class Laws(NamedTuple):
-    """Gaussian laws and how they are moved: what ``cpu.gaussian_flow`` is given, in its order."""
+    """Gaussian laws and the options of their flow: the arguments of ``cpu.gaussian_flow``, in its order."""
 
     field: int
-    """of cpp/include/qk/gaussian.hpp: 0 weighted, 1 l2, 2 sinkhorn"""
+    """the kind of field (cpp/include/qk/gaussian.hpp): 0 weighted, 1 l2, 2 sinkhorn"""
     gain: float
     raw_moment: bool
     epsilon: float
@@ -106,7 +106,7 @@ class Laws(NamedTuple):
     """equal steps, of which every ``every``-th is stored; 0: steps that adapt"""
     every: int
     output: npt.NDArray[np.float64]
-    """of steps that adapt: the times after t0 that are stored, the last of them t1"""
+    """for steps that adapt: the times after t0 that are stored; the last of them is t1"""
     rtol: float
     atol: float
     max_steps: int
@@ -116,11 +116,11 @@ class Laws(NamedTuple):
 
     @property
     def n_stored(self) -> int:
-        """How many times are kept, t0 among them."""
+        """The number of times that are stored, including t0."""
         return 1 + (-(-self.n_steps // self.every) if self.n_steps else len(self.output))
 
     def mapped(self, change: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Laws:
-        """The same with all arrays changed."""
+        """A copy with all arrays changed."""
         return self._replace(
             mean=change(self.mean),
             cov=change(self.cov),
@@ -130,7 +130,7 @@ class Laws(NamedTuple):
         )
 
     def of(self, chosen: npt.NDArray[np.intp]) -> Laws:
-        """The same for some of the trajectories, of which nobody is told."""
+        """A copy for some of the trajectories, without ``report``."""
 
         def rows(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
             return x if len(x) == 1 < len(self.mean) else np.ascontiguousarray(x[chosen])
@@ -139,15 +139,15 @@ class Laws(NamedTuple):
 
 
 class LawsFlown(NamedTuple):
-    """What became of Gaussian laws."""
+    """The result of a flow of Gaussian laws."""
 
     mean: Any
     """(times, n, d), an array of the backend"""
     cov: Any
     last: tuple[npt.NDArray[Any], npt.NDArray[Any]]
-    """mean and covariance at the end, as NumPy arrays, and so are their rates and the figures"""
+    """mean and covariance at the end, as NumPy arrays; the rates and the figures are NumPy arrays too"""
     rates: tuple[npt.NDArray[Any], npt.NDArray[Any]]
     figures: npt.NDArray[np.float64]
     """(n, 12), see cpp/bind/register_gaussian.cpp"""
     counts: npt.NDArray[np.int64]
-    """(n, 4): how each ended, steps, rejected ones, whether it stayed positive"""
+    """(n, 4): the status of each law, its steps, its rejected steps, whether it stayed positive"""

@@ -1,4 +1,4 @@
-"""Bridges over a kernel that the caller's own object gives the sums of."""
+"""Bridges over a kernel that only an object of the caller knows."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = ["GivenBridge"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class GivenBridge(SolvedBridge):
-    """A bridge over an object with ``rows`` and ``columns``: the names of :class:`SchrodingerBridge`.
+    """A solved bridge over an object with ``rows`` and ``columns``: like :class:`SchrodingerBridge`.
 
-    The coupling is :math:`\\Pi_{ij} = e^{f_i + s_{ij} + g_j}`, where only the object knows :math:`s`. All
-    that is computed here goes through its own methods; so does the final check. ``n_visits`` counts calls of
-    ``rows``, ``columns`` and ``curvature`` by the solver.
+    The coupling is :math:`\\Pi_{ij} = e^{f_i + s_{ij} + g_j}`, where only the object knows :math:`s`.
+    Everything here, including the final check, is computed by calls of its methods. ``n_visits`` counts the
+    solver's calls of ``rows``, ``columns`` and ``curvature``.
     """
 
     kernel: Any = field(repr=False)
 
-    @property  # of its own for each call, so that results can be shared between threads
+    @property  # a new object for each call, so that threads can share a result
     def _native(self) -> Any:
         return GivenKernel(self.kernel).native
 
@@ -77,7 +77,7 @@ class GivenBridge(SolvedBridge):
         return out.T.reshape(len(self.mu), *values.shape[1:]).astype(self.f.dtype)
 
     def _row_sums(self, g: Real) -> Real:
-        """log of the row sums of exp(s + g)."""
+        """The logarithms of the row sums of exp(s + g)."""
         lse: Real = self._native.row_sums(g, resolve_threads(None))
         return lse
 

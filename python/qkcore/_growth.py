@@ -1,4 +1,4 @@
-"""Integrals of the size of V along a flow: exact for layers, checked quadrature or a proof for functions."""
+"""Integrals of the norm of V over time: exact for layers; by quadrature or by given bounds for functions."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ __all__ = ["VBound", "grown"]
 Doubles = npt.NDArray[np.float64]
 VBound = float | Callable[[float, float], float] | None
 
-_STRATA = 2048  # of the whole time span, two random samples in each
-_PIECES = 64  # into which the quadrature cuts the whole span before it refines
+_STRATA = 2048  # strata of the whole time span; each has two random samples
+_PIECES = 64  # pieces into which the quadrature cuts the whole time span at first
 _RTOL = 1e-8
-_MOST_REFINED = 1500  # intervals of the quadrature
-_FAR_OFF = 0.02  # relative error that is too large to be added
-_LEAST_GAIN = 1e-2  # of a bound over intervals, for halving them once more
+_MOST_REFINED = 1500  # the most intervals of the quadrature
+_FAR_OFF = 0.02  # a quadrature with a larger relative error is refused
+_LEAST_GAIN = 1e-2  # halving ends when 512 halvings lower the bound by less than this share
 _MOST_INTERVALS = 4096
 
 
 def grown(field: AttentionField, t0: float, ends: Doubles, V_bound: VBound) -> Doubles:
-    """At least :math:`\\int_{t_0}^t\\|V(s)\\|\\,ds` for each time t, summed over heads."""
+    """An upper bound of :math:`\\int_{t_0}^t\\|V(s)\\|\\,ds` for each time t, summed over heads."""
     _, _, V = field._given
     if V_bound is not None and not callable(V):
         raise ValueError(
-            f"V_bound: wanted None for a V that is no function of t, whose integral is exact, got "
+            f"V_bound: wanted None for a V that is not a function of t, because its integral is exact, got "
             f"{_checks.shown(V_bound)}"
         )
     times = np.unique(np.concatenate([[t0], ends.ravel()]))
@@ -47,7 +47,7 @@ def grown(field: AttentionField, t0: float, ends: Doubles, V_bound: VBound) -> D
         else:
             piece = _checked_quadrature(field, a, b, (b - a) / float(times[-1] - times[0]))
         total.append(total[-1] + piece)
-    # Sums of so many terms may be low by their rounding.
+    # Rounding may make the sums too small, so they are raised by a bound on that.
     sums = np.array(total) * (1 + 4 * np.finfo(np.float64).eps * (len(total) > 2))
     found: Doubles = sums[np.searchsorted(times, ends)]
     return found
@@ -56,10 +56,10 @@ def grown(field: AttentionField, t0: float, ends: Doubles, V_bound: VBound) -> D
 def speed(field: AttentionField, t: float) -> float:
     """:math:`\\sum_h\\|V_h(t)\\|_2`, over epsilon for sinkhorn."""
     given = field._given[2]
-    if callable(given):  # nothing else is asked for: this is the inner loop
+    if callable(given):  # only V is evaluated, because this is the inner loop
         V = np.asarray(given(t))
         if V.shape != (field.d, field.d) or V.dtype.kind != "f" or not np.isfinite(V).all():
-            V = checks.values(V, field.heads, field.d, None)[0]  # or says what is wrong
+            V = checks.values(V, field.heads, field.d, None)[0]  # or an error
     else:
         V = field.parameters(t)[2]
     norms = np.linalg.svd(V, compute_uv=False)[..., 0]
@@ -75,19 +75,19 @@ def _layers(field: AttentionField, a: float, b: float) -> float:
 
 
 def _checked_quadrature(field: AttentionField, a: float, b: float, share: float) -> float:
-    """Adaptive quadrature plus its error, and not below what random samples of their own say."""
+    """Adaptive quadrature plus its error estimate, but at least what independent random samples show."""
     from scipy.integrate import quad_vec
 
     rng = np.random.default_rng(0)
     pieces = max(2, math.ceil(_PIECES * share))
-    # Cuts at random places: nodes that repeat with the period of V see only a part of it.
+    # The cuts are random, because nodes that repeat with the period of V would see only a part of it.
     cuts = np.sort(rng.uniform(a, b, pieces - 1))
     size: Any = lambda s: speed(field, float(s))  # noqa: E731  # SciPy's stubs refuse what it takes
     found: Any = quad_vec(
         size,
         a,
         b,
-        epsabs=1e-300,  # relative to the integral only
+        epsabs=1e-300,  # only the relative error counts
         epsrel=_RTOL,
         limit=_MOST_REFINED,
         points=cuts,
@@ -115,7 +115,7 @@ def _checked_quadrature(field: AttentionField, a: float, b: float, share: float)
 
 
 def _proved(field: AttentionField, a: float, b: float, V_bound: VBound) -> float:
-    """The sum of bounds over intervals; the one with the largest share is halved as long as that helps."""
+    """The sum of bounds over intervals, of which the largest is halved as long as that lowers the sum."""
     scale = 1 / (field.epsilon if field.kind == "sinkhorn" else 1.0)
 
     def above(s: float, e: float) -> float:

@@ -32,8 +32,11 @@ _MINUS_INF = 4  # of cpu.scan's flags
 
 
 class _Normalizer:
-    """Three arrays in one: the log-sum-exp, the maximum, and the log of the sum relative to that (the last
-    two are 0 where everything is masked). One rounded number would cost digits where scores are large."""
+    """The log-sum-exp of every row, its maximum, and the log of the sum relative to the maximum.
+
+    The last two are 0 where everything is masked. They are kept besides the first because rounding their sum
+    to one number costs digits when scores are large.
+    """
 
     __slots__ = ("_parts",)
 
@@ -48,7 +51,7 @@ class _Normalizer:
 
     @property
     def all(self) -> Real:
-        """The three of them."""
+        """All three, along the first axis of one array."""
         return self._parts
 
     def shifts(self) -> tuple[Real, ...]:
@@ -60,7 +63,7 @@ class _Normalizer:
 
 
 class Host(HostFactors, HostFlows):
-    """The one instance is ``HOST``."""
+    """The backend for NumPy arrays; its only instance is ``HOST``."""
 
     host_arrays = True
 
@@ -211,7 +214,7 @@ class Host(HostFactors, HostFlows):
         return out, top
 
     def unit_rows(self, name: str, x: Real) -> Real:
-        size = np.abs(x).max(axis=-1, keepdims=True)  # so that no square overflows or vanishes
+        size = np.abs(x).max(axis=-1, keepdims=True)  # so that no square overflows or underflows
         if not size.all():
             row = int(np.argmin(size))
             raise ValueError(
@@ -251,7 +254,7 @@ class Host(HostFactors, HostFlows):
         if t.backend is not self:
             raise TypeError(
                 f"s + t: wanted scores on {t.backend.place} on both sides, got scores of CPU arrays "
-                "beside them; move the arrays to one place"
+                "on one side; move the arrays to one place"
             )
 
     # ---- visits -------------------------------------------------------------------------------------

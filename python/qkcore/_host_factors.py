@@ -1,4 +1,4 @@
-"""What NumPy's engine does with the factors of low-rank kernels."""
+"""Factors of low-rank kernels in NumPy arrays, a part of the backend ``Host``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Particles and Gaussian laws in NumPy arrays, moved by the C++ engine: what ``Host`` has of flows."""
+"""Flows of particles and Gaussian laws in NumPy arrays, a part of the backend ``Host``."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ __all__ = ["HostFlows"]
 Real = npt.NDArray[np.floating[Any]]
 Velocity = Callable[[Any, float], Any]
 
-_MOST_UNKNOWNS = 4000  # of implicit methods, which factor a matrix of that size at every step
-# Sinkhorn keeps the N x N kernel below this size, and computes its entries anew above.
+_MOST_UNKNOWNS = 4000  # for implicit methods, which factor a matrix of this size at every step
+# Sinkhorn attention stores an N x N kernel of at most this size; entries of larger ones are computed anew.
 _STORED_BYTES = 2**28
 _METHODS = cpu.FLOW_METHODS
 
 
 class HostFlows:
-    """See the section on flows of ``_backend.Backend``."""
+    """The section "flows" of :class:`qkcore._backend.Backend`, on NumPy arrays."""
 
     def particles(self, name: str, X: Any, d: int | None) -> Real:
         return checks.one_cloud(name, X, d)
@@ -60,7 +60,7 @@ class HostFlows:
 
     def last_radius(self, states: Real) -> float:
         last = states[-1].astype(np.float64)
-        size = max(float(np.abs(last).max()), 1e-300)  # taken out, for squares not to overflow
+        size = max(float(np.abs(last).max()), 1e-300)  # divided by, so that squares do not overflow
         return size * float(np.linalg.norm(last / size, axis=1).max())
 
     def law(self, name: str, value: Any) -> Any:
@@ -83,7 +83,7 @@ class HostFlows:
 
 
 def _described(field: FieldSpec, x: Real) -> tuple[Any, ...]:
-    """What cpp/bind/register_particles.cpp reads of a field, of particles in the order of their positions."""
+    """The tuple that cpp/bind/register_particles.cpp reads; particles are sorted by their positions."""
     weights = field.weights
     return (
         cpu.FIELD_KINDS.index(field.kind),
@@ -119,6 +119,6 @@ def _back(field: FieldSpec | Velocity, x: Real, axis: int) -> Real:
 def _check_unknowns(where: str, method: str, n: int) -> None:
     if n > _MOST_UNKNOWNS:
         raise ValueError(
-            f"method: wanted an explicit one {where}, got {method!r}, which factors a matrix with {n} rows "
-            f"at every step; pass at most {_MOST_UNKNOWNS} unknowns, or method='dopri5'"
+            f"method: wanted an explicit method {where}, got {method!r}, which factors a matrix with {n} "
+            f"rows at every step; pass at most {_MOST_UNKNOWNS} unknowns, or method='dopri5'"
         )

@@ -1,8 +1,9 @@
-"""What notebooks show: a small table for each object, and a picture where it says more than numbers.
+"""HTML for notebooks: a small table for each object, and a picture if it says more than numbers.
 
-One element per object, well-formed XML, without scripts and style sheets. Text and axes take the colour of
-the page, masked entries and backgrounds are transparent: it reads on light and dark pages alike. Pictures
-carry their description as text. Nothing large is computed: entries are drawn of matrices up to 64 x 64.
+Each object is one element of well-formed XML without scripts and style sheets. Text and axes have the colour
+of the page, and masked entries and backgrounds are transparent, so that it can be read on light and dark
+pages. Every picture has a description as text. Nothing large is computed: entries are drawn only for matrices
+of at most 64 x 64 entries.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ if TYPE_CHECKING:
 MOST_DRAWN = 64
 MOST_CURVES = 60
 WIDTH, HEIGHT = 260, 160
-# Blue and orange that are seen on white and on black.
+# A blue and an orange that are visible on white and on black.
 BLUE, ORANGE = "#2f86d1", "#e08214"
-# Five colours of viridis, from dark to light; between them, straight lines.
+# Five colours of viridis from dark to light; the colours between them are interpolated linearly.
 SCALE = np.array([[68, 1, 84], [59, 82, 139], [33, 145, 140], [94, 201, 98], [253, 231, 37]])
 
 Rows = Sequence[tuple[str, str]]
@@ -44,7 +45,7 @@ Array = npt.NDArray[Any]
 
 
 def scores(s: Scores) -> str:
-    """Of lazy scores."""
+    """The card of lazy scores."""
     rows = [
         *_array_rows(s.shape, s.dtype, s.device),
         ("terms", ", ".join(s.terms.counts()) or "none"),
@@ -55,7 +56,7 @@ def scores(s: Scores) -> str:
 
 
 def operator(A: Any) -> str:
-    """Of a stochastic operator, a kernel, or any other linear map."""
+    """The card of a stochastic operator, a kernel, or any other linear map."""
     rows = _array_rows(A.shape, A.dtype, getattr(A, "device", "cpu"))
     weight, stochastic = getattr(A, "weight", None), hasattr(A, "axis")
     if stochastic:
@@ -75,7 +76,7 @@ def operator(A: Any) -> str:
 
 
 def bridge(b: SolvedBridge) -> str:
-    """Of any solved bridge, or a batch of them."""
+    """The card of any solved bridge, or of a batch of them."""
     head, _, state = str(b).splitlines()[0].partition(": ")
     batch = not isinstance(b.status, str)
     if batch and not np.all(b.converged):
@@ -100,7 +101,7 @@ def bridge(b: SolvedBridge) -> str:
 
 
 def flow(sol: ParticleFlow) -> str:
-    """Of the trajectory of particles."""
+    """The card of a trajectory of particles."""
     times, n, d = sol.x.shape
     here = not _device.on_device(sol.x)
     rows = [
@@ -116,7 +117,7 @@ def flow(sol: ParticleFlow) -> str:
 
 
 def bridge_flow(sol: BridgeFlow) -> str:
-    """Of particles moved by iterated bridges."""
+    """The card of particles moved by iterated bridges."""
     _, n, d = sol.x.shape
     here = not _device.on_device(sol.x)
     rows = [
@@ -133,7 +134,7 @@ def bridge_flow(sol: BridgeFlow) -> str:
 
 
 def gaussian_flow(sol: GaussianFlow) -> str:
-    """Of Gaussian laws over time."""
+    """The card of Gaussian laws over time."""
     here = not _device.on_device(sol.cov)
     batch = tuple(sol.mean.shape[1:-1])
     d = sol.mean.shape[-1]
@@ -157,7 +158,7 @@ def gaussian_flow(sol: GaussianFlow) -> str:
 
 
 def report(r: Report) -> str:
-    """Of the checks P0 to P4."""
+    """The table of the checks P0 to P4."""
     head = ("check", "", "verdict", "number", "threshold", "reason")
     marks = {"pass": "✓ ", "fail": "✗ "}
     body = "".join(
@@ -220,7 +221,7 @@ def _array_rows(shape: tuple[int, ...], dtype: Any, where: str) -> list[tuple[st
 
 
 def _range(values: Any, spec: str) -> str:
-    """One number, or the least and the largest of many.
+    """One number, or the least and the largest of several.
 
     >>> _range(7, "d"), _range([3, 12], "d"), _range([0.5, 0.5], ".1f")
     ('7', '3 to 12', '0.5')
@@ -231,7 +232,8 @@ def _range(values: Any, spec: str) -> str:
 
 
 def _bytes(size: float) -> str:
-    """
+    """A number of bytes with its unit.
+
     >>> _bytes(800), _bytes(3.2e9)
     ('800 B', '3.2 GB')
     """
@@ -245,7 +247,7 @@ def _bytes(size: float) -> str:
 
 
 def _small(matrix: Any) -> bool:
-    """Whether its entries are drawn: one matrix, of few rows and columns."""
+    """Whether the entries are drawn: only those of one matrix with few rows and columns."""
     return len(matrix.shape) == 2 and min(matrix.shape) > 0 and max(matrix.shape) <= MOST_DRAWN
 
 
@@ -345,12 +347,12 @@ def _trajectories(sol: ParticleFlow | BridgeFlow) -> str:
 
 
 def _spread(n: int) -> list[int]:
-    """At most MOST_CURVES of n, evenly chosen."""
+    """At most MOST_CURVES of n indices, evenly spaced."""
     return np.unique(np.linspace(0, n - 1, min(n, MOST_CURVES)).astype(int)).tolist() if n else []
 
 
 def _thinned(x: Array, y: Array, most: int = 120) -> tuple[Array, Array]:
-    """The first, the last and evenly chosen points between."""
+    """The first point, the last point, and points between them that are evenly spaced in their order."""
     keep = np.unique(np.linspace(0, len(x) - 1, min(len(x), most)).astype(int))
     return np.asarray(x)[keep], np.asarray(y)[keep]
 
@@ -427,7 +429,7 @@ def _chart(
 
 
 def _limits(values: Array) -> tuple[float, float]:
-    """Least and largest, never equal.
+    """The limits of an axis: the least and the largest value, moved apart if they are equal.
 
     >>> _limits(np.array([2.0, 5.0])), _limits(np.array([3.0, 3.0]))
     ((2.0, 5.0), (2.5, 3.5))
@@ -440,7 +442,7 @@ def _limits(values: Array) -> tuple[float, float]:
 
 
 def _share(values: Any, low: float, high: float) -> Any:
-    """Where values lie between two limits, from 0 to 1; quarters of them, for differences not to overflow."""
+    """The position of values between two limits, from 0 to 1; quarters are used to prevent overflow."""
     return (values / 4 - low / 4) / (high / 4 - low / 4)
 
 

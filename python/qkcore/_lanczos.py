@@ -1,12 +1,13 @@
 """Leading eigenpairs of Hermitian operators by thick-restart block Lanczos.
 
-ARPACK (SciPy's eigsh) starts from one vector: of an eigenvalue that repeats it may see one copy, without
-a word; complex operators it treats as not symmetric, so that vectors of a repeated eigenvalue are not
-orthogonal; and it multiplies one vector per pass over the matrix. Here a block of vectors is multiplied
-per pass, convergence is looked for at every step, and copies are looked for until none is left.
+ARPACK (SciPy's eigsh) starts from one vector, so it may silently miss copies of a repeated eigenvalue. It
+treats complex operators as not symmetric, so that the vectors of a repeated eigenvalue are not orthogonal.
+And it multiplies one vector per pass over the matrix. Here a block of vectors is multiplied per pass,
+convergence is tested as soon as enough vectors are there, and further copies are searched for until there
+are no more.
 
-All linear algebra is SciPy's: NumPy has a BLAS of its own, and the waiting threads of one slow the other
-down several times when they take turns.
+All linear algebra uses SciPy's BLAS. NumPy has another one, and if calls alternate between the two, the
+waiting threads of one make the other several times slower.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ def leading_by_lanczos(
 ) -> tuple[Values, Vectors] | None:
     """The k largest eigenvalues, largest first, with orthonormal vectors orthogonal to ``known`` (n, m).
 
-    ``block`` vectors are multiplied per pass and about ``basis`` are kept. None when the space would be
-    (nearly) exhausted: then the matrix is small enough to be diagonalised whole.
+    ``block`` vectors are multiplied per pass, and about ``basis`` are kept. Returns None if the basis would
+    span (nearly) the whole space: then the matrix is small enough to be diagonalised directly.
     """
     n = len(known)
     basis = max(basis, 2 * k + 6 * block)
@@ -45,8 +46,8 @@ def leading_by_lanczos(
         return None
     solver = _Lanczos(product, known, MAX_RESTARTS if max_restarts is None else max_restarts)
     values, vectors = solver.leading(k, block, basis)
-    # From a block of m vectors a Krylov space holds m vectors to every eigenvalue, however often it is
-    # repeated: where m are equal, those that are orthogonal to what is found are looked at too.
+    # A Krylov space from a block of m vectors has at most m vectors of an eigenvalue, even if it is repeated
+    # more often. So if m eigenvalues are equal, more are searched for, orthogonal to the vectors found.
     near = max(10 * solver.tol, math.sqrt(float(np.finfo(known.dtype).eps))) * solver.scale
     while k >= block and (values[: k - block + 1] - values[block - 1 : k] <= near).any():
         block, basis = max(block, 16), max(basis, 2 * k + 6 * 16)
@@ -60,7 +61,7 @@ def leading_by_lanczos(
         values, vectors = np.append(values, others), np.hstack([vectors, more])
         order = np.argsort(-values, kind="stable")
         values, vectors = values[order], vectors[:, order]
-    # Restarts cost a digit or two of orthogonality, which one factorisation gives back.
+    # Restarts cost a digit or two of orthogonality; a QR factorisation restores it.
     from scipy.linalg import qr
 
     vectors, _ = qr(vectors[:, :k], mode="economic", check_finite=False)
@@ -68,7 +69,10 @@ def leading_by_lanczos(
 
 
 class _Lanczos:
-    """Full orthogonalisation, orthogonal to ``locked``; tolerances relative to ``scale``, the norm seen."""
+    """The method with full orthogonalisation, on the space orthogonal to ``locked``.
+
+    Tolerances are relative to ``scale``, the largest eigenvalue (in magnitude) seen so far.
+    """
 
     def __init__(self, product: Product, locked: Vectors, max_restarts: int) -> None:
         self.product = product
@@ -80,7 +84,7 @@ class _Lanczos:
     def leading(
         self, k: int, size: int, basis: int, above: float = -math.inf
     ) -> tuple[Values, Vectors]:
-        """k pairs, or as many as are ``above``, largest first, by ``size`` vectors at a time."""
+        """The k leading pairs, or fewer if fewer are ``above``; ``size`` vectors are multiplied at a time."""
         from scipy.linalg import eigh
 
         n, m = self.locked.shape
@@ -109,7 +113,7 @@ class _Lanczos:
             tol = self.tol * self.scale
             residual = np.linalg.norm(B @ vectors[kept - size :], axis=0)
             wanted = int((values[:k] > above).sum())
-            # To see that no other is above, its value to a tenth of the mean spacing is enough.
+            # To decide that no other eigenvalue is above, a tenth of the mean spacing is accurate enough.
             enough = max(tol, 0.1 * (self.scale - above) / m) if m else tol
             if residual[:wanted].max(initial=0.0) <= tol and (
                 wanted == k or residual[wanted] <= enough
@@ -120,7 +124,7 @@ class _Lanczos:
                 if restarts == self.max_restarts:
                     raise RuntimeError(
                         f"eigenpairs: {int((residual[:k] <= tol).sum())} of the {k} wanted converged "
-                        f"within {restarts} restarts; ask for fewer, lower beta, or raise max_iter"
+                        f"within {restarts} restarts; ask for fewer pairs, lower beta, or raise max_iter"
                     )
                 restarts += 1
                 keep = max(k + size, kept // 2)
@@ -131,7 +135,7 @@ class _Lanczos:
 
 
 def _start(n: int, size: int, seed: int, dtype: np.dtype[Any]) -> Vectors:
-    """Always the same block for the same sizes, so that results repeat."""
+    """A random block that is always the same for the same sizes, so that results repeat."""
     rng = np.random.default_rng(seed)
     block: Vectors = rng.standard_normal((n, size))
     if dtype.kind == "c":
@@ -150,7 +154,7 @@ def _combine(basis: Vectors, weights: Vectors) -> Vectors:
 
 
 def _project(R: Vectors, basis: Vectors) -> tuple[Vectors, Vectors]:
-    """R without its part in the orthonormal basis, in the place of R, and the coefficients of that."""
+    """R minus its projection on the orthonormal basis (R is overwritten), and the coefficients of that."""
     from scipy.linalg.blas import get_blas_funcs
 
     if basis.shape[1] == 0:
@@ -161,10 +165,10 @@ def _project(R: Vectors, basis: Vectors) -> tuple[Vectors, Vectors]:
 
 
 def _orthonormal(R: Vectors, basis: Vectors) -> tuple[Vectors, Vectors]:
-    """Q and B with R = Q B + (basis), Q orthonormal and orthogonal to the basis.
+    """Q and B with R = Q B + (a part in the basis), where Q is orthonormal and orthogonal to the basis.
 
-    What is left of a column may be rounding alone, and is a direction all the same: a pass that takes
-    most of a column away is followed by another.
+    If a pass removes most of a column, the rest may be mostly rounding errors that are not orthogonal to the
+    basis, so another pass follows.
     """
     from scipy.linalg import qr
 

@@ -22,9 +22,9 @@ Real = npt.NDArray[np.floating[Any]]
 class Scores:
     """A lazy score matrix of shape (..., N, M). Build one with the functions of ``qk.scores``.
 
-    Every sum of scores has the same normal form, so sums, masks and shifts cost nothing until
-    reduced: dot terms + distance terms + dense terms + row shift + column shift, masked to -inf.
-    Scores of arrays on a device compute there and give arrays of the caller's library.
+    Every sum of scores has the same normal form: dot terms + distance terms + dense terms + row
+    shift + column shift, masked to -inf. So sums, masks and shifts compute nothing until the scores are
+    reduced. Scores of arrays on a device compute there, and return arrays of the caller's library.
 
     >>> import numpy as np, qkcore as qk
     >>> X = np.array([[0.0, 1.0], [2.0, 0.0], [1.0, 1.0]])
@@ -48,7 +48,7 @@ class Scores:
         "terms",
     )
 
-    # Array libraries must not try to loop over us: arr + s is an error, not an object array.
+    # NumPy must not loop over scores as if they were a sequence: array + s calls __radd__ instead.
     __array_ufunc__ = None
     __array_priority__ = 1000.0
 
@@ -63,7 +63,7 @@ class Scores:
         bound: float,
         backend: Backend = HOST,
     ) -> None:
-        # A sum that overflowed to -inf would pass for a mask.
+        # A sum that overflowed to -inf would look like a mask.
         _checks.no_overflow("scores", bound, dtype)
         if terms.offsets is not None and batch:
             raise ValueError(
@@ -76,16 +76,16 @@ class Scores:
         self.n_cols = n_cols
         self.terms = terms
         self.bound = bound
-        """what no finite score exceeds in magnitude"""
+        """an upper bound of the magnitude of all finite scores"""
         self.backend = backend
         self._described = backend.describe(self)
         self._holed: bool | None = None
         self.as_given = False
-        """whether points in the terms are the caller's own, and not times a W"""
+        """whether the points in the terms are the caller's, not multiplied by a matrix W"""
 
     @property
     def holed(self) -> bool:
-        """Whether -inf in an array or a shift masks an entry; looked up once."""
+        """Whether -inf in an array or a shift masks an entry; the answer is kept."""
         if self._holed is None:
             self._holed = any(map(self.backend.has_minus_inf, self.terms.numbers))
         return self._holed
@@ -96,7 +96,7 @@ class Scores:
 
     @property
     def _spec(self) -> tuple[Any, ...]:
-        """What the CPU engine reads."""
+        """The tuple that the CPU engine reads."""
         if not self.backend.host_arrays:
             raise TypeError(
                 f"scores: wanted scores of CPU arrays here, got {self!r}; copy the arrays to the CPU "
@@ -133,7 +133,7 @@ class Scores:
 
     @property
     def ndim(self) -> int:
-        """The number of axes: two and the batch axes."""
+        """The number of axes: two, plus the number of batch axes."""
         return len(self.batch) + 2
 
     @property
@@ -150,7 +150,7 @@ class Scores:
 
     @property
     def symmetric(self) -> bool:
-        """Whether s_ij = s_ji by construction (False when that is merely not known)."""
+        """Whether s_ij = s_ji by construction (False if it is only not known)."""
         same, t = self.backend.same, self.terms
         n_shifts = len(t.row_bias)
         return (
@@ -166,7 +166,7 @@ class Scores:
         )  # fmt: skip
 
     def rows(self, start: int, stop: int) -> Scores:
-        """Rows start to stop (exclusive) as scores of their own, lazily; not for ragged scores."""
+        """The scores of rows start to stop (exclusive), lazily; not for ragged scores."""
         first, last = _checks.integer("start", start), _checks.integer("stop", stop)
         if not 0 <= first < last <= self.n_rows:
             raise ValueError(
@@ -191,11 +191,11 @@ class Scores:
         return self._with(terms, shape=(last - first, self.n_cols))
 
     def columns(self, at: npt.NDArray[np.intp]) -> Scores:
-        """The scores of some columns, lazily; not where causal masks, windows or ragged blocks count them."""
+        """The scores of some columns, lazily; not with causal masks, windows or ragged blocks."""
         if self.terms.banded or self.terms.offsets is not None:
             raise ValueError(
-                "columns: wanted scores without causal masks, windows and ragged blocks, which "
-                "count columns; apply these afterwards, as a mask"
+                "columns: wanted scores without causal masks, windows and ragged blocks, which depend on "
+                "the numbers of the columns; mask the chosen columns afterwards, with masked()"
             )
         take = self.backend.taken
         terms = self.terms.map(
@@ -204,7 +204,7 @@ class Scores:
         return self._with(terms, shape=(self.n_rows, len(at)))
 
     def _problem(self, k: int) -> Scores:
-        """Problem k of a batch, its axes counted as one, or block k of ragged scores, lazily."""
+        """Problem k of a batch (in the order of its flattened axes), or block k of ragged scores, lazily."""
         if self.terms.offsets is None:
             at = tuple(int(i) for i in np.unravel_index(k, self.batch))
             rows = cols = slice(None)
@@ -226,7 +226,7 @@ class Scores:
 
     # ---- problems of a batch ------------------------------------------------------------------
 
-    def __bool__(self) -> bool:  # scores are something, however many problems they have
+    def __bool__(self) -> bool:  # scores are true, even with no problems
         return True
 
     def __len__(self) -> int:
@@ -238,16 +238,16 @@ class Scores:
         return self.batch[0]
 
     def __getitem__(self, index: Any) -> Scores:
-        """Problems of a batch, by integers and slices for its leading axes: ``s[2]``, ``s[0, :3]``.
+        """Some problems of a batch, by integers and slices for its leading axes: ``s[2]``, ``s[0, :3]``.
 
-        Block k of ragged scores is ``s[k]``. For rows see :meth:`rows`.
+        Block k of ragged scores is ``s[k]``. For rows, use :meth:`rows`.
         """
         if self.terms.offsets is not None:
             return self._problem(_checks.index("index", index, len(self)))
         if not self.batch:
             raise TypeError(
-                f"index: wanted scores with batch axes, got one problem of shape {self.shape}; rows(first, "
-                "last) takes rows, to_numpy() gives entries"
+                f"index: wanted scores with batch axes, got one problem of shape {self.shape}; use "
+                "rows(first, last) for rows, and to_numpy() for entries"
             )
         try:
             batch = np.broadcast_to(np.int8(0), self.batch)[index].shape
@@ -299,15 +299,18 @@ class Scores:
         )
 
     def _common_offsets(self, other: Scores) -> Offsets | None:
-        """The ragged blocks of a sum. A band counts from a block's corner, so it must not move."""
+        """The ragged blocks of a sum.
+
+        A band counts from the corner of each block, so scores that already have one cannot become ragged.
+        """
         mine, theirs = self.terms.offsets, other.terms.offsets
         if mine is None or theirs is None:
             whole, offsets = (self, theirs) if mine is None else (other, mine)
             if offsets is not None and whole.terms.banded:
                 raise ValueError(
-                    "s + t: wanted causal masks and windows applied after ragged(), got one on "
-                    "scores that are not ragged beside ragged ones; call ragged() first, on each "
-                    "or on the sum"
+                    "s + t: wanted causal masks and windows applied after ragged(), got the sum of ragged "
+                    "scores and of masked scores that are not ragged; call ragged() before masking, on "
+                    "each or on the sum"
                 )
             return offsets
         if not all(map(np.array_equal, mine, theirs)):
@@ -320,7 +323,8 @@ class Scores:
     def __mul__(self, factor: object) -> Scores:
         """Scores times a number other than 0 (an inverse temperature). Masks stay masks.
 
-        A negative number turns closest into farthest; it is refused where -inf masks entries of arrays.
+        A negative number turns the closest points into the farthest. It is refused if arrays mask entries by
+        -inf, because these would become +inf.
         """
         if isinstance(factor, (Scores, np.ndarray)):
             return NotImplemented
@@ -332,9 +336,9 @@ class Scores:
         if c < 0 and self.holed:
             raise ValueError(
                 f"factor: wanted a number > 0 for scores in which -inf masks entries, got {c:g}; mask them "
-                "by masked(), which a sign does not touch"
+                "by masked() instead, which stays a mask under a change of sign"
             )
-        # Checked before the shifts are multiplied: they must not overflow on the way.
+        # This is checked before the shifts are multiplied, because the products must not overflow.
         _checks.no_overflow("scores", abs(c) * self.bound, self.dtype)
         _checks.representable("factor", abs(c), self.dtype)
 
@@ -357,7 +361,7 @@ class Scores:
         return self * (1.0 / number)
 
     def __neg__(self) -> Scores:
-        """The scores with the other sign; see ``*``."""
+        """The scores times -1, with the same limits as ``*``."""
         return self * -1.0
 
     def __sub__(self, other: object) -> Scores:
@@ -376,7 +380,7 @@ class Scores:
         return NotImplemented if array is None else array + self
 
     def _array_term(self, what: str, value: object) -> Scores | None:
-        """An array (..., N, M) beside scores, as a dense term."""
+        """An array (..., N, M) that is added to scores, as a dense term; None if it is not an array."""
         if isinstance(value, (int, float)):
             raise TypeError(
                 f"{what}: wanted scores or an array (..., N, M), got {value!r}; a constant cancels in every "
@@ -437,12 +441,15 @@ class Scores:
         return self._shift(rows, columns, ("rows", "columns"))
 
     def _coupled(self, f: npt.ArrayLike | None, g: npt.ArrayLike | None) -> Scores:
-        """f_i + s_ij + g_j, the logarithm of a coupling: the potentials are about as large as the scores, and
-        their sum is rounded only after the first of them has taken most of a score away."""
+        """f_i + s_ij + g_j, the logarithm of a coupling.
+
+        The potentials are about as large as the scores. They are added to the rounded score one after the
+        other, because the first one cancels most of it, and the second sum then has a small rounding error.
+        """
         return self._shift(f, g, ("f", "g"), REFERENCE)
 
     def _with_potentials(self, f: Real, g: Real) -> Scores:
-        """As :meth:`_coupled`, of potentials that are known to be fine: NumPy's, of the scores' dtype."""
+        """Like :meth:`_coupled`, without checks, for potentials in NumPy arrays of the scores' dtype."""
         stage = LATE if self.terms.rounding.late else REFERENCE
         terms = self.terms.shifted(1, (f,), stage).shifted(0, (g,), stage)
         return self._with(terms)
@@ -464,7 +471,7 @@ class Scores:
         ]
         found = self.backend.vectors(self.dtype, self.batch, *(side[1:] for side in sides))
         batch, bound, terms = self.batch, self.bound, self.terms
-        # Normalised scores are small where they matter, and their shifts come after what made them small.
+        # Normalised scores are small where they matter, so further shifts are added after the normalisation.
         stage = LATE if terms.rounding.late else stage
         for (axis, name, _, _), (shift, largest) in zip(sides, found, strict=True):
             bound += largest
@@ -473,9 +480,12 @@ class Scores:
         return self._with(terms, batch=batch, bound=bound)
 
     def normalized(self, shifts: tuple[Any, ...], *axes: int) -> Scores:
-        """Adds shifts of the rows (axis 1), the columns (axis 0) or both to the rounded scores, one after the
-        other: minus a maximum, and what remains. Scores do not grow by them, so ``bound`` stays."""
-        # A second maximum is one of scores that are small already.
+        """Adds shifts of the rows (axis 1), the columns (axis 0) or both to the rounded scores.
+
+        The shifts are minus a maximum, and then minus the rest of the normaliser. They do not make scores
+        larger, so ``bound`` stays.
+        """
+        # If there are late shifts already, the scores are small, and this maximum comes after those shifts.
         stages = (LATE if self.terms.rounding.late else REFERENCE, LATE)[: len(shifts)]
         terms = self.terms
         for axis in axes:
@@ -485,10 +495,10 @@ class Scores:
     def ragged(
         self, row_offsets: npt.ArrayLike, column_offsets: npt.ArrayLike | None = None
     ) -> Scores:
-        """Many problems of different sizes in one: block-diagonal scores, -inf outside the blocks.
+        """Many problems of different sizes as one: block-diagonal scores, -inf outside the blocks.
 
-        Block b holds rows ``row_offsets[b]:row_offsets[b+1]`` and the same range of columns, or
-        that of ``column_offsets``. Causal masks and windows count from the corner of each block.
+        Block b has the rows ``row_offsets[b]:row_offsets[b+1]`` and the same range of columns, or the range
+        given by ``column_offsets``. Causal masks and windows count from the corner of each block.
         """
         if self.terms.offsets is not None:
             raise ValueError("ragged: these scores are ragged already; call it once")
@@ -518,7 +528,7 @@ class Scores:
         return out
 
     def to_device(self, *, out: Any = None, stream: Any = None) -> Any:
-        """The scores as an array (..., N, M) where they are computed; masked entries are -inf."""
+        """The scores as an array (..., N, M) on their device or the CPU; masked entries are -inf."""
         return self._array(None, out, stream)
 
     def _array(self, weight: str | None, out: Any, stream: Any) -> Any:
@@ -532,9 +542,9 @@ class Scores:
     ) -> Real:
         """:math:`\\log\\sum_j e^{s_{ij}}` for each row (axis=1) or over i for each column (axis=0).
 
-        -inf where everything is masked. O(N + M) memory when the scores come from points. ``out``: an array
-        to write to. ``stream``: where to compute on a device (an integer handle, or a stream object of CuPy,
-        PyTorch or CUDA Python); by default where the caller's library works now.
+        It is -inf where everything is masked, and takes O(N + M) memory if the scores come from points.
+        ``out``: an array to write to. ``stream``: the stream to use on a device (an integer handle, or a
+        stream object of CuPy, PyTorch or CUDA Python); by default the current stream of the caller's library.
         """
         s, b = (self if _checks.axis(axis) == 1 else self.T), self.backend
         at = b.at(n_threads, stream)
@@ -546,7 +556,7 @@ class Scores:
         return lse
 
     def max(self, axis: int = 1, *, n_threads: int | None = None) -> Real:
-        """The largest score of each row (axis=1) or column (axis=0), (..., N); -inf where all is masked."""
+        """The largest score of each row (axis=1) or column (axis=0); -inf where everything is masked."""
         s, b = (self if _checks.axis(axis) == 1 else self.T), self.backend
         out: Real = b.largest(s, b.at(n_threads))
         return out
@@ -575,7 +585,7 @@ class Scores:
 
 
 def computed(name: str, array: Real, dtype: Any, copy: bool | None) -> npt.NDArray[Any]:
-    """What ``np.asarray`` gets of something lazy: an array that has just been made."""
+    """The result of ``np.asarray`` of a lazy object, whose array has just been computed."""
     if copy is False:
         raise ValueError(
             f"{name}: wanted copy=None or True, got False; the array has to be computed"

@@ -1,4 +1,4 @@
-"""What every operator is to other libraries: a linear map with products, sums and multiples."""
+"""The base class of all operators: a linear map with products, sums and multiples."""
 
 from __future__ import annotations
 
@@ -17,19 +17,20 @@ if TYPE_CHECKING:
 
 __all__ = ["LEFT", "RIGHT", "LinearMap", "OperatorSum"]
 
-# What errors call the arrays beside the operator, which have no other name there.
+# The names in error messages for the operands of @, which are not arguments with names.
 LEFT, RIGHT = "left operand of @", "right operand of @"
 
 
 class LinearMap:
     """A real matrix (..., N, M) that is applied without being formed.
 
-    ``np.asarray(A)`` computes the matrix. ``scipy.sparse.linalg.aslinearoperator(A)`` takes it as it is, so
-    SciPy's eigensolvers and linear solvers do. ``A + B``, ``A - B``, ``2 * A`` are linear maps again.
+    ``np.asarray(A)`` computes the matrix. ``scipy.sparse.linalg.aslinearoperator(A)`` accepts the operator,
+    so SciPy's eigensolvers and linear solvers accept it too. ``A + B``, ``A - B``, ``2 * A`` are linear maps
+    again.
     """
 
     __slots__ = ()
-    # So that `array @ operator` comes to us and not to the array library's own product.
+    # With these, `array @ operator` calls __rmatmul__ below instead of the array library's own product.
     __array_ufunc__ = None
     __array_priority__ = 1000.0
 
@@ -40,7 +41,7 @@ class LinearMap:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64, as the data came."""
+        """float32 or float64, the dtype of the data."""
         raise NotImplementedError
 
     @property
@@ -59,11 +60,11 @@ class LinearMap:
         return out
 
     def _applied(self, name: str, V: Any, n_threads: int | None = None) -> Any:
-        """The product with V, which the caller knows by this name."""
+        """The product with V; ``name`` is the caller's name for it, for messages."""
         raise NotImplementedError
 
     def _applied_left(self, name: str, U: Any, n_threads: int | None = None) -> Any:
-        """The product from the left with U, which the caller knows by this name."""
+        """The product from the left with U; ``name`` is the caller's name for it, for messages."""
         raise NotImplementedError
 
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
@@ -81,9 +82,10 @@ class LinearMap:
         return computed("operator", self.to_numpy(), dtype, copy)
 
     def plot(self, *, axes: Sequence[Axes] | None = None) -> Figure:
-        """Draws a heat map, and of a square operator of up to 1000 rows the spectrum; returns the figure.
+        """Draws a heat map, and for a square operator of at most 1000 rows its spectrum; returns the figure.
 
-        ``axes``: as many of your own. With more than 256 rows or columns, means of blocks are drawn.
+        ``axes``: one existing axes for each picture. With more than 256 rows or columns, means of blocks are
+        drawn.
         """
         from . import _plots
 
@@ -119,7 +121,7 @@ class LinearMap:
     # ---- sums and multiples -------------------------------------------------------------------------
 
     def __add__(self, other: object) -> OperatorSum:
-        """The sum of two operators, applied one after the other."""
+        """The sum of two operators; a product with it applies each of them and adds the results."""
         if not isinstance(other, LinearMap):
             return NotImplemented
         return OperatorSum((*_parts(self), *_parts(other)))
@@ -188,7 +190,7 @@ class OperatorSum(LinearMap):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64, that of all terms."""
+        """float32 or float64, the dtype of all terms."""
         return self.parts[0][1].dtype
 
     @property

@@ -1,4 +1,4 @@
-"""The transport problem as a linear programme: the one place that hands it to SciPy's HiGHS."""
+"""The transport problem as a linear programme, solved by SciPy's HiGHS."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy.typing as npt
 
 Doubles = npt.NDArray[np.float64]
 
-_NEAREST = 8  # routes per place to begin with, and to add
-_PRICED = 20_000  # routes from which on prices are worth an entropic problem
+_NEAREST = 8  # the number of routes per place in the first problem, and of routes added to it later
+_PRICED = 20_000  # from so many routes on, an entropic problem is solved for the first prices
 _TIGHT = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
-_REDUCED = 1e-11  # of the largest cost: what counts as a negative reduced cost
+_REDUCED = 1e-11  # a reduced cost below minus this share of the largest cost counts as negative
 
 
 def least_cost(cost: Doubles, supply: Doubles, demand: Doubles) -> float:
-    """:math:`\\min_\\pi \\langle c, \\pi\\rangle` over couplings of supply (n,) and demand (m,), of one mass.
+    """:math:`\\min_\\pi \\langle c, \\pi\\rangle` over couplings of supply (n,), demand (m,) of equal mass.
 
     >>> import numpy as np
     >>> from qkcore._linear_transport import least_cost
@@ -25,25 +25,25 @@ def least_cost(cost: Doubles, supply: Doubles, demand: Doubles) -> float:
     """
     give, take = supply > 0, demand > 0
     mass = float(supply.sum())
-    # Equal to the last bit, as the solver wants them.
+    # Both sides are normalised to mass 1, because the solver needs equal totals.
     shares = supply[give] / mass, demand[take] / float(demand.sum())
     return mass * _optimal(*shares, np.ascontiguousarray(cost[np.ix_(give, take)]))
 
 
 def _optimal(supply: Doubles, demand: Doubles, cost: Doubles) -> float:
-    """The transport problem by column generation: few routes at first, then those that the prices ask for.
+    """The transport problem by column generation: few routes at first, then routes of negative reduced cost.
 
-    It ends when no route that was left out has a negative reduced cost, which proves the optimum of the
-    whole problem.
+    It ends when no route that was left out has a negative reduced cost, which proves that the optimum is that
+    of the whole problem.
     """
     import scipy.optimize
     import scipy.sparse as sp
 
-    solver: Any = scipy.optimize  # its stubs refuse sparse constraints, which it takes
+    solver: Any = scipy.optimize  # Any, since the stubs refuse sparse constraints, which work
     m, k = cost.shape
     if m == 1 or k == 1:
         return float((cost * np.outer(supply, demand)).sum())
-    used = _corner(supply, demand)  # some plan lives on these
+    used = _corner(supply, demand)  # routes of one plan: the first problem is feasible
     near = min(_NEAREST, m, k)
     first = cost - _entropic_prices(supply, demand, cost) if cost.size >= _PRICED else cost
     used[np.arange(m)[:, None], np.argpartition(first, near - 1, axis=1)[:, :near]] = True
@@ -59,7 +59,7 @@ def _optimal(supply: Doubles, demand: Doubles, cost: Doubles) -> float:
         problem = {"A_eq": A[:-1], "b_eq": limits, "method": "highs"}
         found = solver.linprog(cost[i, j], **problem, options=_TIGHT)
         if found.status != 0:
-            # Masses near the tolerance, as softmax rows have them, can look infeasible to the presolver.
+            # If masses are near its tolerance, as in softmax rows, the presolver may say "infeasible".
             found = solver.linprog(cost[i, j], **problem, options={**_TIGHT, "presolve": False})
         if found.status != 0:
             raise RuntimeError(f"HiGHS did not solve the transport problem: {found.message}")
@@ -78,9 +78,9 @@ def _optimal(supply: Doubles, demand: Doubles, cost: Doubles) -> float:
 
 
 def _entropic_prices(supply: Doubles, demand: Doubles, cost: Doubles) -> Doubles:
-    """Prices f_i + g_j of an entropic problem nearby (m, k): they find most routes of the optimum at once.
+    """Prices f_i + g_j (m, k) of a similar entropic problem, which show most routes of the optimum at once.
 
-    Nothing depends on how good they are but the number of rounds: 1 instead of 3 to 11.
+    The result does not depend on them, only the number of rounds does: 1 instead of 3 to 11.
     """
     from .bridges import bridge
     from .scores import dense
@@ -90,7 +90,7 @@ def _entropic_prices(supply: Doubles, demand: Doubles, cost: Doubles) -> Doubles
         return np.zeros_like(cost)
     try:
         found = bridge(dense(cost / -epsilon), supply, demand, tol=1e-3)
-    except (ArithmeticError, RuntimeError, ValueError):  # a kernel too narrow for float64, say
+    except (ArithmeticError, RuntimeError, ValueError):  # e.g. float64 cannot hold the kernel
         return np.zeros_like(cost)
     prices = np.add.outer(found.f - np.log(supply), found.g - np.log(demand)) * epsilon
     return np.asarray(prices) if np.isfinite(prices).all() else np.zeros_like(cost)
