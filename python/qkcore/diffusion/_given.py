@@ -1,4 +1,4 @@
-"""Functions of the points, given as arrays or callables, and what they make of a kernel's columns."""
+"""Functions of the points, given as arrays or callables, and the column factors made of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Double = npt.NDArray[np.float64]
 
 
 def positive_values(name: str, given: object, points: Real) -> Double:
-    """A positive number for every point: an array (n,), or a function that makes one of points (n, d)."""
+    """A positive number for every point, from an array (n,) or a function that maps points (n, d) to one."""
     value: Any = given(points.copy()) if callable(given) else given
     what = f"what {name} returns" if callable(given) else name
     values = _checks.doubles(name, value)
@@ -26,15 +26,15 @@ def positive_values(name: str, given: object, points: Real) -> Double:
     if not (values > 0).all():
         at = int(np.argmin(values))
         raise ValueError(
-            f"{name}: wanted numbers > 0, got {values[at]:.3g} for point {at}; leave out points that shall "
-            "not count"
+            f"{name}: wanted numbers > 0, got {values[at]:.3g} for point {at}; leave out points that "
+            "should not count"
         )
     return values
 
 
 @dataclass(frozen=True)
 class RightFactors:
-    """What multiplies the columns of a kernel before its rows are normalised, from the parameters of a map.
+    """The factors r of a kernel's columns, applied before its rows are normalised.
 
     :math:`r_j = w_j\\,q_j^{-\\alpha}`, where q is the density of the points, given or the kernel's own sums;
     for a target density :math:`\\pi` it is :math:`r_j = \\pi_j^{1/2} \\rho_j^{-(m+2)/2} / q_j`.
@@ -47,7 +47,7 @@ class RightFactors:
 
     @property
     def plain(self) -> bool:
-        """Whether there is nothing but a power of the kernel's own sums."""
+        """Whether r is only a power of the kernel's own row sums."""
         return self.log_weights is None and self.log_target is None and self.log_density is None
 
     @property
@@ -59,7 +59,7 @@ class RightFactors:
     def logarithms(
         self, log_sums: Double | None, log_bandwidth: Double | None, dimension: float
     ) -> Double | None:
-        """log r, None where all are 1. Sums of a kernel of variable bandwidth are divided by its volume."""
+        """log r, or None if all r are 1. Sums with a variable bandwidth are divided by its volume."""
         log_q = self.log_density
         if log_sums is not None:
             log_q = log_sums.astype(np.float64)
@@ -92,13 +92,13 @@ def right_factors(
     if target is not None:
         if weights is not None:
             raise ValueError(
-                "weights: wanted None beside a target, which is a weight itself, got both; multiply the "
-                "target by the square of the weights"
+                "weights: wanted None together with a target, which is a weight itself, got both; multiply "
+                "the target by the square of the weights"
             )
         if power not in (0, 1):
             raise ValueError(
-                f"alpha: wanted 0 or 1 beside a target, which divides by the density, got {power:g}; leave "
-                "alpha out"
+                f"alpha: wanted 0 or 1 together with a target, which divides by the density, got {power:g}; "
+                "leave alpha out"
             )
     elif density is not None and power == 0:
         raise ValueError(
