@@ -436,8 +436,8 @@ def test_metrics_and_large_neighbourhoods_in_single_precision() -> None:
         ({"weights": lambda x: x}, ValueError, r"weights: wanted what weights returns of shape \(20,\)"),
         ({"target": np.zeros(20)}, ValueError, "target: wanted numbers > 0, got 0 for point 0"),
         ({"weights": np.full(20, np.nan)}, ValueError, "weights: wanted finite"),
-        ({"target": bump, "weights": bump}, ValueError, "weights: wanted None beside a target"),
-        ({"target": bump, "alpha": 0.5}, ValueError, "alpha: wanted 0 or 1 beside a target"),
+        ({"target": bump, "weights": bump}, ValueError, "weights: wanted None together with a target"),
+        ({"target": bump, "alpha": 0.5}, ValueError, "alpha: wanted 0 or 1 together with a target"),
         ({"density": bump}, ValueError, "density: wanted alpha other than 0"),
         ({"bandwidth": "narrow"}, ValueError, "bandwidth: wanted one of 'global'"),
         ({"bandwidth": np.ones(3)}, ValueError, r"bandwidth: wanted bandwidth of shape \(20,\)"),
@@ -466,7 +466,7 @@ def test_what_a_fitted_map_refuses() -> None:
     reach = float(np.sqrt(4 / model.rates_[0]))  # where nothing is left of coordinate 0
     radius = np.sqrt(2 * (reach - 1))
     with pytest.raises(
-        ValueError, match="X: wanted points that see enough of coordinate 0, got point 1"
+        ValueError, match="X: wanted points to which coordinate 0 can be extended, got point 1"
     ):
         model.transform(np.array([[0.0, 0.0], [radius, 0.0]]))
 

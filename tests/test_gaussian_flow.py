@@ -411,7 +411,7 @@ BAD = [
     ({"t_eval": [0.5]}, ValueError, "t_eval: wanted none beside n_steps"),
     ({"n_steps": None, "t_eval": [0.5, 2]}, ValueError, r"t_eval: wanted times within t_span \(0"),
     ({"n_steps": None, "t_eval": [0.5, 0.1]}, ValueError, "t_eval: wanted rising times"),
-    ({"n_steps": None, "store": 2}, ValueError, "store: wanted .all. or .final. of steps that"),
+    ({"n_steps": None, "store": 2}, ValueError, "store: wanted .all. or .final. with adaptive"),
     (
         {"n_steps": None, "method": "euler"},
         ValueError,

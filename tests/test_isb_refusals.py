@@ -126,7 +126,7 @@ def test_unevenness_is_the_error_of_the_displacement() -> None:
         max_unevenness=0.3,
     )
     assert not ended.converged and 0 < ended.n_steps < 400
-    assert "drawn together" in ended.message and 'method="split"' in ended.message
+    assert "clustered" in ended.message and 'method="split"' in ended.message
     assert ended.unevenness[-1] <= 0.3 and np.isfinite(ended.X).all()
 
 

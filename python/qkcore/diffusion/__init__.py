@@ -8,7 +8,7 @@
 ``diffusion_distance(P, ..)`` the distance between t-step laws, from the operator itself
 ``choose_beta(X, rule)``      the automatic scales, with the rule stated
 ``DiffusionMap``              coordinates :math:`\\lambda_k^t\\psi_k`, also of new points
-``DisconnectedWarning``       they tell a few points from the rest
+``DisconnectedWarning``       the coordinates only tell a few points from the rest
 ============================= ==================================================================
 
 :math:`P^-` (columns normalised) is ``operator(...).T``, as K is symmetric. Everything but ``to_numpy``

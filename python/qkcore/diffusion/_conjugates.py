@@ -24,9 +24,9 @@ class Conjugate(NamedTuple):
     """:math:`S_{ij} = K_{ij} r_i r_j / \\sqrt{Z_i Z_j}`, with the spectrum of the diffusion operator."""
 
     S: KernelOperator | None
-    """None where only products are known"""
+    """S as an operator; None if there is only ``multiply``"""
     multiply: Product | None
-    """the product with S where it is stored"""
+    """the product with S, if S is stored"""
     log_z: Double
     """the row sums of K_ij r_i r_j, up to a factor"""
     shift: Real | None
@@ -35,7 +35,7 @@ class Conjugate(NamedTuple):
 
 
 class Spectrum(NamedTuple):
-    """Eigenvalues and right eigenvectors besides the trivial pair, the stationary law, passes made."""
+    """Eigenpairs other than the trivial one, the stationary law, and the number of passes over the matrix."""
 
     values: Double
     vectors: npt.NDArray[Any]
@@ -52,10 +52,12 @@ def of_all_pairs(
     bounded: bool,
     n_threads: int,
 ) -> Conjugate:
-    """From scores of all pairs. ``stored``: S is formed. ``bounded``: no score is above 0, the diagonal's."""
+    """The conjugate from scores of all pairs. ``stored``: S is formed and kept. ``bounded``: no score is
+    above 0, and those on the diagonal are 0."""
     variable = isinstance(weights, VariableKernel)
-    # Bounded scores give weights from 0 to 1, with 1 on the diagonal: sums and their powers are numbers, and
-    # the stored weights serve them all. Other metrics and powers go by logarithms.
+    # Bounded scores give weights from 0 to 1, with 1 on the diagonal. Then the row sums and their powers stay
+    # in the range of the dtype, and all are computed from the stored weights. For other metrics and powers
+    # they are computed in logarithms.
     if stored and bounded and factors.plain and not variable and abs(factors.alpha) <= 2:
         K = StoredKernel(s, n_threads)
         none = np.zeros(s.n_rows, s.dtype)
@@ -83,7 +85,7 @@ def of_all_pairs(
 def of_neighbors(
     graph: NeighborGraph, weights: GlobalKernel | LocalKernel, factors: RightFactors
 ) -> Conjugate:
-    """From scores of neighbours; S is a sparse array in double precision."""
+    """The conjugate from scores of neighbours; S is a sparse array in double precision."""
     s = graph.scores()
     log_sums = s.log_row_sums(None) if factors.estimates_density else None
     shift = _log_factors(weights, factors, log_sums)
@@ -111,9 +113,10 @@ def spectrum(
     restarts: int | None,
     n_threads: int,
 ) -> Spectrum:
-    """The leading pairs of the chain P, or of the one that stays in place with probability 1 - slowness.
+    """The leading eigenpairs of the chain P, or of a slower chain if ``slowness`` is given.
 
-    That one is :math:`I + C(P - I)` for the slowness C: reversible with respect to the law of P over C.
+    The slower chain :math:`I + C(P - I)`, C = diag(slowness), moves from i with probability C_i and else
+    stays there. It is reversible with respect to the law of P divided by C.
     """
     law = np.exp(c.log_z - c.log_z.max())
     multiply = c.multiply

@@ -1,4 +1,4 @@
-"""Eigenpairs of the symmetric conjugate besides the known one: formed or matrix-free."""
+"""Eigenpairs of the symmetric conjugate other than the known one, from a stored matrix or without one."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from .._native import cpu
 from .._spectral import DENSE_UP_TO, fix_signs, leading_eigenpairs
 from ..operators import KernelOperator
 
-# Vectors multiplied at a time, and basis vectors kept. Where every entry costs an exp, 16 vectors take
-# 1.6 times as long as one; where weights are read, four take little longer than one.
+# How many vectors are multiplied at a time, and how many basis vectors are kept. If every entry costs an exp,
+# 16 vectors take 1.6 times as long as one. If stored weights are read, four take little longer than one.
 _LAZY = (16, 240)
 _FORMED = (4, 80)
-# Columns of the surrogate: their cost grows with the square of their number, and past the trace _ENOUGH of
-# the rest (that of the operator is 1 and more) they cost more than the pass they save. A pass over what is
-# not formed costs more.
+# The surrogate is made of some columns of the operator, at a cost that grows with the square of their number.
+# Once the trace of the rest is below _ENOUGH (that of the operator is at least 1), further columns cost more
+# than the pass that they save. A pass costs more if the matrix is not stored, so the threshold is lower then.
 _POINTS_PER_COLUMN, _COLUMNS_PER_PAIR, _MIN_RANK, _MAX_RANK = 25, 8, 100, 400
-_ENOUGH = {True: 1e-4, False: 1e-8}  # formed, not formed
+_ENOUGH = {True: 1e-4, False: 1e-8}  # with and without a stored matrix
 
 
 def nontrivial_eigenpairs(
@@ -36,10 +36,10 @@ def nontrivial_eigenpairs(
     *,
     dtype: np.dtype[Any],
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any], int]:
-    """The k largest eigenvalues of S, and vectors, besides the known pair (1, root); the passes made.
+    """The k largest eigenvalues of S other than the known pair (1, root), their vectors, and the passes made.
 
-    ``multiply`` is the product with S if that is stored; S may be None then. ``definite`` says that S is
-    positive semidefinite: then a part of it tells what the rest can hold.
+    ``multiply`` is the product with S if that is stored; then S may be None. ``definite`` says that S is
+    positive semidefinite, so that some of its columns give a bound on the rest.
     """
     n = len(root)
     first = root.astype(dtype)[:, None]
@@ -56,8 +56,8 @@ def nontrivial_eigenpairs(
         passes += 1
         return times(x)
 
-    # Moving the known eigenvalue to -1, below all others, keeps constants apart from other vectors of
-    # eigenvalue 1 (of clusters that do not see each other).
+    # The known eigenvalue is moved to -1, below all others. This separates its vector from other vectors of
+    # eigenvalue 1, which exist if clusters have no weights between them.
     def deflated(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
         y = product(x)
         y -= first * (2 * (first.T @ x))
@@ -82,7 +82,7 @@ def nontrivial_eigenpairs(
 def _surrogate(
     S: KernelOperator, first: npt.NDArray[Any], k: int, enough: float, n_threads: int
 ) -> Surrogate | None:
-    """The leading part of S from some of its columns; None if it does not tell the first k vectors."""
+    """The leading part of S from some of its columns; None if it does not determine the first k vectors."""
     n = S.shape[0]
     rank = min(_MAX_RANK, max(_MIN_RANK, n // _POINTS_PER_COLUMN, _COLUMNS_PER_PAIR * k))
     if 2 * rank > n:
@@ -99,7 +99,7 @@ def _lazy_product(S: KernelOperator, n_threads: int) -> Product:
 
 
 def stored_bytes(n: int, dtype: np.dtype[Any]) -> int:
-    """What the upper half of an N x N matrix takes, in whole tiles."""
+    """Bytes of the upper half of an N x N matrix, stored in whole tiles."""
     side = -(-n // cpu.SYMMETRIC_TILE)
     return side * (side + 1) // 2 * cpu.SYMMETRIC_TILE**2 * dtype.itemsize
 
@@ -121,6 +121,6 @@ class StoredKernel:
         return lambda x: column * self(column * x)
 
     def log_row_sums(self, shift: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """log sum_j exp(s_ij + shift_i + shift_j), for shifts whose exponentials are numbers."""
+        """log sum_j exp(s_ij + shift_i + shift_j), for shifts whose exponentials do not overflow."""
         out: npt.NDArray[Any] = np.log(self(np.exp(shift)[:, None])[:, 0]) + shift
         return out

@@ -1,4 +1,4 @@
-"""Functions of the points, given as arrays or callables, and what they make of a kernel's columns."""
+"""Functions of the points, given as arrays or callables, and the column factors made of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Double = npt.NDArray[np.float64]
 
 
 def positive_values(name: str, given: object, points: Real) -> Double:
-    """A positive number for every point: an array (n,), or a function that makes one of points (n, d)."""
+    """A positive number for every point, from an array (n,) or a function that maps points (n, d) to one."""
     value: Any = given(points.copy()) if callable(given) else given
     what = f"what {name} returns" if callable(given) else name
     values = _checks.doubles(name, value)
@@ -23,13 +23,13 @@ def positive_values(name: str, given: object, points: Real) -> Double:
         raise ValueError(
             f"{name}: wanted {what} of shape ({len(points)},), a number for each point, got {values.shape}"
         )
-    _checks.all_positive(name, values, do="leave out points that shall not count")
+    _checks.all_positive(name, values, do="leave out points that should not count")
     return values
 
 
 @dataclass(frozen=True)
 class RightFactors:
-    """What multiplies the columns of a kernel before its rows are normalised, from the parameters of a map.
+    """The factors r of a kernel's columns, applied before its rows are normalised.
 
     :math:`r_j = w_j\\,q_j^{-\\alpha}`, where q is the density of the points, given or the kernel's own sums;
     for a target density :math:`\\pi` it is :math:`r_j = \\pi_j^{1/2} \\rho_j^{-(m+2)/2} / q_j`.
@@ -42,7 +42,7 @@ class RightFactors:
 
     @property
     def plain(self) -> bool:
-        """Whether there is nothing but a power of the kernel's own sums."""
+        """Whether r is only a power of the kernel's own row sums."""
         return self.log_weights is None and self.log_target is None and self.log_density is None
 
     @property
@@ -54,7 +54,7 @@ class RightFactors:
     def logarithms(
         self, log_sums: Double | None, log_bandwidth: Double | None, dimension: float
     ) -> Double | None:
-        """log r, None where all are 1. Sums of a kernel of variable bandwidth are divided by its volume."""
+        """log r, or None if all r are 1. Sums with a variable bandwidth are divided by its volume."""
         log_q = self.log_density
         if log_sums is not None:
             log_q = log_sums.astype(np.float64)
@@ -87,13 +87,13 @@ def right_factors(
     if target is not None:
         if weights is not None:
             raise ValueError(
-                "weights: wanted None beside a target, which is a weight itself, got both; multiply the "
-                "target by the square of the weights"
+                "weights: wanted None together with a target, which is a weight itself, got both; multiply "
+                "the target by the square of the weights"
             )
         if power not in (0, 1):
             raise ValueError(
-                f"alpha: wanted 0 or 1 beside a target, which divides by the density, got {power:g}; leave "
-                "alpha out"
+                f"alpha: wanted 0 or 1 together with a target, which divides by the density, got {power:g}; "
+                "leave alpha out"
             )
     elif density is not None and power == 0:
         raise ValueError(

@@ -14,15 +14,15 @@ from ..scores import distance, dot
 
 Double = npt.NDArray[np.float64]
 
-TREE_UP_TO = 8  # dimensions in which a k-d tree beats going through all pairs
-_BLOCK = 2**22  # distances that are held at a time
-# The smallest scale of a point, as a share of its distance from the middle of the data. The scores are
-# differences of numbers up to the square of its inverse: at the floor they have an error of about 1e-5.
+TREE_UP_TO = 8  # up to this many dimensions a k-d tree is faster than going through all pairs
+_BLOCK = 2**22  # number of distances that are stored at a time
+# The smallest scale of a point, relative to its distance from the centre of the data. The scores are
+# differences of numbers up to the square of the inverse of this, so their error is then about 1e-5.
 _FLOOR = 1e-5
 
 
 def own_copy(W: WLike) -> WLike:
-    """What transform needs must not change with the caller's array."""
+    """A copy of W, so that changes of the caller's array after fit do not reach transform."""
     if W is None:
         return None
     return tuple(map(np.array, W)) if isinstance(W, tuple) else np.array(W)
@@ -44,7 +44,7 @@ def features_of(points: Real, W: WLike, what: str) -> Double:
 
 
 def neighbor_count(value: object, n: int) -> int:
-    """``n_neighbors`` as the caller gave it, and no more than there are other points."""
+    """``n_neighbors``, checked, but at most the number of other points."""
     return min(
         _checks.integer_within("n_neighbors", value, 1, 10**9, "use one neighbour at least"), n - 1
     )
@@ -53,8 +53,8 @@ def neighbor_count(value: object, n: int) -> int:
 def neighbor_distances(queries: Double, points: Double, rank: int, n_threads: int) -> Double:
     """The distance from each query to its rank-th nearest of the points, the nearest having rank 0.
 
-    Where that is 0, because points are repeated, it is the distance to the nearest point that differs
-    (0 if none does). In blocks: O(N) memory.
+    If that is 0, because points are repeated, it is the distance to the nearest different point (0 if there
+    is none). Distances are computed in blocks, in O(N) memory.
     """
     from scipy.spatial import cKDTree
 
@@ -89,13 +89,13 @@ class LocalKernel:
     """The scores :math:`-\\beta |x_i-x_j|^2/(\\sigma_i\\sigma_j)` with a scale for every point.
 
     With :math:`y = x/\\sigma` and :math:`q = |x|^2/\\sigma` the scores are
-    :math:`\\beta(2\\,y_i\\cdot y_j - q_i/\\sigma_j - q_j/\\sigma_i)`: three dot products, so that nothing
-    N x N is needed. The terms cancel, so points are taken from their median and in float64.
+    :math:`\\beta(2\\,y_i\\cdot y_j - q_i/\\sigma_j - q_j/\\sigma_i)`: three dot products, so that no
+    N x N array is needed. The terms cancel, so points are taken relative to their median, in float64.
     """
 
     beta = 1.0
     scales: Double
-    """of the points of the fit"""
+    """the scales of the points of the fit"""
 
     def __init__(self, points: Real, W: WLike, what: str) -> None:
         self._W = own_copy(W)
@@ -114,12 +114,12 @@ class LocalKernel:
         raise NotImplementedError
 
     def scores(self) -> Scores:
-        """Between the points of the fit: symmetric."""
+        """The scores between the points of the fit; they are symmetric."""
         terms = _terms(self.features, self.scales)
         return _lifted(terms, terms, self.beta)
 
     def cross(self, points: Real, scales: Double | None) -> Scores:
-        """From new points, of these scales, to those of the fit."""
+        """The scores from new points with these scales to the points of the fit."""
         assert scales is not None
         left = _terms(self.features_of(points), scales)
         return _lifted(left, _terms(self.features, self.scales), self.beta)
@@ -166,7 +166,7 @@ def _terms(x: Double, scales: Double) -> tuple[Double, Double, Double]:
 def _lifted(
     left: tuple[Double, Double, Double], right: tuple[Double, Double, Double], beta: float
 ) -> Scores:
-    """The three dot products; the same arrays on both sides show the symmetry."""
+    """The sum of the three dot products, known to be symmetric if both sides are the same arrays."""
     y, q, r = left
     v, p, t = right
     cross = dot(y, v, beta=2 * beta)
@@ -186,12 +186,12 @@ class GlobalKernel:
         return features_of(points, self._W, "neighbors")
 
     def scores(self) -> Scores:
-        """Between the points of the fit: symmetric."""
+        """The scores between the points of the fit; they are symmetric."""
         return distance(self._points, W=self._W, beta=self.beta)
 
     def scales_of(self, points: Real, n_threads: int) -> None:
-        """None: the one scale there is is beta's."""
+        """None, because beta is the only scale."""
 
     def cross(self, points: Real, scales: Double | None) -> Scores:
-        """From new points to those of the fit."""
+        """The scores from new points to the points of the fit."""
         return distance(points, self._points, W=self._W, beta=self.beta)

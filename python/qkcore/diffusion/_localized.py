@@ -1,4 +1,4 @@
-"""Maps whose coordinates tell a few points from the rest instead of showing the shape of the data."""
+"""Warnings of coordinates that tell a few points from the rest instead of showing the shape of the data."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy.typing as npt
 
 Double = npt.NDArray[np.float64]
 
-# An eigenvalue this close to 1 belongs to parts that exchange nothing, by item size.
+# An eigenvalue this close to 1 (by the item size of the dtype) means parts with no weights between them.
 _ONE = {4: 1e-5, 8: 1e-8}
-# A coordinate is localised when it lives on at most this share of the points and the walk leaves them with a
-# probability below 1 - _SLOW per step. Of 680 clouds of 17 kinds with the default beta (normal laws in 1 to
-# 50 dimensions, uniform ones, rolls, moons, rings, clusters) none was; see docs/diffusion.md.
+# A coordinate is localised if it is concentrated on at most this share of the points, and the walk leaves
+# them with a probability below 1 - _SLOW per step. With the default beta none of 680 clouds of 17 kinds
+# (normal laws in 1 to 50 dimensions, uniform ones, rolls, moons, rings, clusters) had such a coordinate; see
+# docs/diffusion.md.
 _SHARE, _SLOW = 0.02, 0.99
-_FEWEST = 10  # points below which a coordinate of one point is no surprise
+_FEWEST = 10  # among fewer points, a coordinate of a single point is normal
 _MOST_PARTS = 50
 _SHOWN = 6
 
@@ -24,13 +25,13 @@ _SHOWN = 6
 class DisconnectedWarning(UserWarning):
     """The points of a diffusion map fall into parts, or a coordinate belongs to a few points only.
 
-    Such a map is right for its kernel, and of little use: coordinates that tell an outlier from the rest take
-    the places of those that show the shape of the data.
+    Such a map is correct for its kernel, but of little use: coordinates that tell an outlier from the rest
+    take the places of those that show the shape of the data.
     """
 
 
 def effective_points(law: npt.NDArray[Any], vectors: npt.NDArray[Any]) -> Double:
-    """The number of points that each vector lives on: :math:`1/\\sum_i w_i^2`, :math:`w = \\pi|\\psi|^2`."""
+    """On how many points each vector is concentrated: :math:`1/\\sum_i w_i^2`, :math:`w = \\pi|\\psi|^2`."""
     weight = law.astype(np.float64)[:, None] * np.abs(vectors.astype(np.complex128)) ** 2
     weight /= weight.sum(axis=0)
     out: Double = 1 / (weight**2).sum(axis=0)
@@ -38,10 +39,9 @@ def effective_points(law: npt.NDArray[Any], vectors: npt.NDArray[Any]) -> Double
 
 
 def part_sizes(vectors: npt.NDArray[Any]) -> list[int]:
-    """The sizes of the parts on which vectors (n, k) of eigenvalue 1, constants included, differ.
+    """The sizes of the disconnected parts, from all vectors (n, k) of eigenvalue 1, constants included.
 
-    In the space of all of them the rows of points in different parts are orthogonal, and those of points in
-    one part are parallel.
+    The rows of points in different parts are orthogonal, and those of points in one part are parallel.
     """
     rows = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-300)
     free = np.ones(len(rows), bool)
@@ -65,7 +65,7 @@ def warn_of_parts(
     *,
     with_constant: bool,
 ) -> None:
-    """Warns of parts that do not see each other, and of coordinates that live on a few points.
+    """Warns of parts with no weights between them, and of coordinates concentrated on a few points.
 
     ``with_constant``: the constant vector, of eigenvalue 1, is known and not among the vectors.
     """
@@ -84,8 +84,8 @@ def warn_of_parts(
         else:
             sizes = sizes[: found + 1]
         texts.append(
-            f"the points fall into {many} parts that do not see each other, of {_listed(sizes)} points "
-            f"({_plural(found, 'eigenvalue')} besides the first {'is' if found == 1 else 'are'} 1)"
+            f"the points fall into {many} parts with almost no weight between them, of {_listed(sizes)} "
+            f"points ({_plural(found, 'eigenvalue')} besides the first {'is' if found == 1 else 'are'} 1)"
         )
     lives_on = effective_points(law, vectors)
     few = (lives_on <= max(1.5, _SHARE * n)) & (np.abs(values) > _SLOW)

@@ -38,18 +38,18 @@ Weights = GlobalKernel | LocalKernel
 
 
 class _Fitted(NamedTuple):
-    """What transform needs."""
+    """What transform uses; fixed by ``fit``."""
 
     t: float
     weights: Weights
     shift: Real | None
-    """log of what multiplies the columns of the kernel"""
+    """the logarithms of the factors of the kernel's columns"""
     graph: NeighborGraph | None
     narrowest: float
     """the smallest variable bandwidth"""
 
     def normalized(self, s: NeighborLogits) -> csr_array[Any]:
-        """The rows of a sparse kernel, with columns multiplied, over their sums."""
+        """The sparse kernel with its columns multiplied by their factors, and rows that sum to 1."""
         return s.kernel(-s.log_row_sums(self.shift), self.shift)
 
 
@@ -59,8 +59,8 @@ class DiffusionMap(Transformer):
     The coordinates of point i after t steps are :math:`\\lambda_k^t\\psi_{ik}`, k = 1, 2, ...: right
     eigenvectors of :func:`operator`, largest eigenvalues first, normalised by
     :math:`\\sum_i\\pi_i\\psi_{ik}^2 = 1`. The trivial pair (eigenvalue 1, constant vector) is left out.
-    Distances between coordinates are diffusion distances. Each vector's largest entry is positive, so
-    that results repeat.
+    Distances between coordinates are diffusion distances. Each vector's largest entry is positive, which
+    makes results reproducible.
 
     Parameters (scikit-learn's conventions; all are arguments of the constructor):
 
@@ -70,15 +70,16 @@ class DiffusionMap(Transformer):
     - ``bandwidth``: "global", one scale for all points; "self-tuning", one for each (Zelnik-Manor and
       Perona 2005): the kernel is :math:`e^{-\\beta D_{ij}^2/(\\sigma_i\\sigma_j)}`, :math:`\\sigma_i` the
       distance of point i to its ``n_neighbors``-th neighbour, for data with outliers, or of uneven density;
-      "variable" (Berry and Harlim 2016): the same with a bandwidth :math:`\\rho_i = q_i^{-1/2}` from the
-      density, by whose square the generator is divided, so that its limit is known; or that bandwidth itself,
-      as an array (N,) or a function of points (m, d) that gives (m,).
+      "variable" (Berry and Harlim 2016): the same with the bandwidth :math:`\\rho_i = q_i^{-1/2}`, q the
+      density, in place of :math:`\\sigma_i`; the generator is divided by :math:`\\rho^2`, so that its limit
+      is known. Or give a bandwidth :math:`\\rho`, as an array (N,) or a function of points (m, d) that gives
+      (m,).
     - ``n_neighbors``: for "self-tuning", "variable" and for the rule "knn".
     - ``neighbors``: None for the weights of all pairs, or k: weights are kept where one point is among the k
       nearest of the other (itself included), in a sparse array. O(N k) memory and time.
     - ``alpha``: density normalisation as in :func:`operator`: 0 none, 1 removes the sampling density.
-    - ``density``: the density of the points where it is known, up to a factor, instead of the kernel's row
-      sums; an array (N,) or a function of points. So are the next two.
+    - ``density``: the density of the points, up to a factor, if it is known; default: the kernel's row sums.
+      An array (N,) or a function of points, like the next two.
     - ``weights``: numbers w > 0 that multiply the kernel's columns: in the limit a drift
       :math:`2\\nabla\\log w` is added.
     - ``target``: a density :math:`\\pi`, up to a factor. The columns are divided by the density of the points
@@ -90,20 +91,20 @@ class DiffusionMap(Transformer):
     - ``max_memory``: bytes. If the upper half of the N x N symmetric conjugate fits, it is formed once and
       read for every product; otherwise every product is computed from the points, 16 vectors at a time,
       in O(N) memory. The default, 256 MB, forms it up to N = 8000 in double and 11500 in single precision.
-    - ``max_iter``: restarts of the eigensolver (None: as many as it likes; it raises when they run out).
+    - ``max_iter``: the most restarts of the eigensolver, which raises if they are not enough. None: 1000.
     - ``n_threads``: for the library's own products.
 
     After ``fit``: ``eigenvalues_`` (without the trivial 1), ``eigenvectors_`` (N, n_components),
     ``embedding_``, ``stationary_`` (N,), ``beta_``, ``beta_rule_`` ("given", "median", "dimension", "knn"),
     ``dimension_`` (of the rule "dimension" and of variable bandwidths; else None), ``scales_``
     (:math:`\\sigma` or :math:`\\rho`, (N,); None if global), ``rates_`` (minus the eigenvalues of the
-    generator, :math:`4\\beta(1-\\lambda_k)`, and of a variable bandwidth over :math:`\\min\\rho^2`; None of
-    "self-tuning", which has no limit of this kind), ``effective_points_`` (how many points each coordinate
-    lives on: :math:`1/\\sum_i(\\pi_i\\psi_{ik}^2)^2`), ``materialized_`` (whether the array was formed),
-    ``n_iter_`` (passes over the matrix), ``points_`` (a copy of X), ``n_features_in_``.
+    generator, :math:`4\\beta(1-\\lambda_k)`, divided by :math:`\\min\\rho^2` for a variable bandwidth; None
+    for "self-tuning", which has no limit of this kind), ``effective_points_`` (on how many points each
+    coordinate is concentrated: :math:`1/\\sum_i(\\pi_i\\psi_{ik}^2)^2`), ``materialized_`` (whether the array
+    was formed), ``n_iter_`` (passes over the matrix), ``points_`` (a copy of X), ``n_features_in_``.
 
-    ``fit`` warns with :class:`DisconnectedWarning` where points fall into parts that do not see each other,
-    or where a coordinate lives on a few points only, as it does with outliers.
+    ``fit`` warns with :class:`DisconnectedWarning` if the points fall into parts with no weights between
+    them, or if a coordinate is nearly 0 except at a few points, as happens with outliers.
 
     >>> import numpy as np
     >>> from qkcore import diffusion
@@ -159,7 +160,7 @@ class DiffusionMap(Transformer):
 
     def _fit(self, X: npt.ArrayLike, stacklevel: int) -> DiffusionMap:
         where = backend_of(X)
-        # New points are compared with these.
+        # A copy, with which transform compares new points.
         points = np.array(self._points(where.here("X", X)), order="C")
         n = len(points)
         k = _checks.integer("n_components", self.n_components)
@@ -211,14 +212,14 @@ class DiffusionMap(Transformer):
         self.n_iter_ = passes
         self.points_: Real = points
         self._learn_features(X, points)
-        # What transform needs must not change with parameters that are set after fit.
+        # Kept apart, so that parameters that are set after fit do not change transform.
         self._fitted = _Fitted(t, weights, conjugate.shift, graph, narrowest)
         self.embedding_: Real = self.eigenvectors_ * _powers(self.eigenvalues_, t)
         self._warn(weights, law, stacklevel + 1)
         return self
 
     def _warn(self, weights: Weights, law: npt.NDArray[np.float64], stacklevel: int) -> None:
-        """Warns of parts and of coordinates of few points."""
+        """Warns of disconnected parts, and of coordinates concentrated on few points."""
         other = 'pass bandwidth="self-tuning"'
         if isinstance(weights, GivenBandwidth):
             other = "bound the bandwidth"
@@ -228,7 +229,9 @@ class DiffusionMap(Transformer):
             other = f"raise neighbors (now {self.neighbors})"
         values = self.eigenvalues_
         if isinstance(weights, VariableKernel):
-            # The chain of a variable bandwidth is slow where that is wide: at the mean bandwidth it is not.
+            # With a variable bandwidth the chain seldom moves where the bandwidth is wide. The eigenvalues
+            # are corrected for how seldom it moves at the mean bandwidth, so that slowness alone does not
+            # warn.
             spread = float(np.exp(np.log(weights.scales).mean())) / float(weights.scales.min())
             values = np.maximum(1 - (1 - values) * values.dtype.type(spread**2), 0)
         remedy = (
@@ -246,11 +249,11 @@ class DiffusionMap(Transformer):
         )
 
     def _near(self, n: int, where: Backend) -> int | None:
-        """``neighbors``, no more than there are points."""
+        """``neighbors``, checked, but at most the number of points; None for all pairs."""
         if self.neighbors is None:
             return None
         k = _checks.integer_within(
-            "neighbors", self.neighbors, 2, 10**9, "a point is its own nearest, and needs another"
+            "neighbors", self.neighbors, 2, 10**9, "each point is its own nearest neighbour"
         )
         if not where.host_arrays:
             raise TypeError(
@@ -309,7 +312,7 @@ class DiffusionMap(Transformer):
     def operator_(self) -> MarkovOperator:
         """The fitted diffusion operator, (N, N); in double precision unless the bandwidth is global.
 
-        That of a variable bandwidth is the chain before its steps are made rare where the bandwidth is wide.
+        With a variable bandwidth it is the chain before it is slowed down where the bandwidth is wide.
         """
         self._require_fitted("embedding_")
         fitted = self._fitted
@@ -362,7 +365,7 @@ class DiffusionMap(Transformer):
     def eigenfunctions(self, X: npt.ArrayLike) -> Real:
         """:math:`\\psi_k(x) = \\lambda_k^{-1}\\sum_j P(x, x_j)\\psi_{jk}` at points X (m, d): Nyström.
 
-        Rounding is divided by the eigenvalue too; eigenvalues that are 0 to rounding are refused.
+        The division magnifies rounding errors too, so eigenvalues that are 0 up to rounding are refused.
         """
         where, product, shares = self._extended(X)
         if shares is None:
@@ -372,10 +375,10 @@ class DiffusionMap(Transformer):
         return out
 
     def _extended(self, X: npt.ArrayLike) -> tuple[Backend, Real, Real | None]:
-        """sum_j P(x, x_j) psi_jk; a density of x itself would cancel in the row's normaliser.
+        """sum_j P(x, x_j) psi_jk, and its ratio to psi_k(x) if that is not the eigenvalue.
 
-        With it the share of psi_k(x) that this is, where it is not the eigenvalue: of a variable bandwidth,
-        1 - (1 - lambda_k) rho(x)^2 / min rho^2.
+        A density of x itself is not needed, since it cancels in the normaliser of the row. The ratio is given
+        for a variable bandwidth only, where it is 1 - (1 - lambda_k) rho(x)^2 / min rho^2.
         """
         self._require_fitted("embedding_")
         where = backend_of(X)
@@ -408,8 +411,8 @@ class DiffusionMap(Transformer):
         if lost.any():
             row, k = np.unravel_index(int(np.argmax(lost)), lost.shape)
             raise ValueError(
-                f"X: wanted points that see enough of coordinate {k}, got point {row}, whose bandwidth "
-                f"{scales[row]:.3g} is too wide for it; fit at most {k} components, or raise beta"
+                f"X: wanted points to which coordinate {k} can be extended, got point {row}, whose bandwidth "
+                f"{scales[row]:.3g} is too wide for that; fit at most {k} components, or raise beta"
             )
         return where, product, shares.astype(points.dtype)
 
@@ -425,8 +428,8 @@ class DiffusionMap(Transformer):
     def diffusion_distance(self, i: npt.ArrayLike, j: npt.ArrayLike | None = None) -> Real:
         """:math:`D_t(i,j) = \\big(\\sum_k\\lambda_k^{2t}(\\psi_{ik}-\\psi_{jk})^2\\big)^{1/2}` (DAC-5).
 
-        Indices of fitted points, of one shape or broadcast; without j from i to every point, (..., N).
-        With all N - 1 components this is the distance of the t-step laws, see
+        i and j are indices of fitted points, and broadcast; without j, the distances from i to every point,
+        (..., N). With all N - 1 components this is the distance of the t-step laws, see
         :func:`qkcore.diffusion.diffusion_distance`; with fewer it is at most that.
 
         >>> import numpy as np
@@ -451,8 +454,8 @@ class DiffusionMap(Transformer):
     ) -> Figure:
         """Draws the fitted points in two coordinates; returns the matplotlib figure.
 
-        ``components``: which two, counted from 0. ``color``: a number for each point. ``ax``: axes of your
-        own.
+        ``components``: which two, counted from 0. ``color``: a number for each point. ``ax``: the axes to
+        draw on.
         """
         from .. import _plots
 
@@ -468,7 +471,7 @@ class DiffusionMap(Transformer):
 
 
 def _powers(values: Real, t: float) -> Real:
-    """values ** t. Negative eigenvalues (of indefinite metrics) have integer powers only."""
+    """values ** t. Unless t is an integer, negative eigenvalues (of indefinite metrics) are refused."""
     if t == int(t):
         whole: Real = values ** int(t)
         return whole

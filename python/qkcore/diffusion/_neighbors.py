@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from .._lazy_scores import Real
 
 _Index = npt.NDArray[np.int64]
-_ROWS = 4096  # points whose neighbours are lists at a time
+_ROWS = 4096  # number of points whose neighbours are Python lists at the same time
 # Distances this close to that of the last neighbour are ties: the graph must not depend on rounding.
 _TIE = 1e-12
 
 
 class NeighborLogits:
-    """Scores where points are neighbours, -inf elsewhere: compressed rows, none of them empty."""
+    """Scores of neighbours, and -inf for all other pairs, as compressed rows. No row is empty."""
 
     def __init__(self, starts: _Index, columns: _Index, values: Double, n_columns: int) -> None:
         self._starts, self._columns, self._values = starts, columns, values
@@ -52,8 +52,9 @@ class NeighborLogits:
 class NeighborGraph:
     """Which points are neighbours: one of them is among the k nearest of the other, itself included.
 
-    So the graph is symmetric, and new points have edges of both sorts too: to their own nearest points, and
-    to those whose k-th neighbour is farther away than they are. Ties of the k-th neighbour all belong to it.
+    So the graph is symmetric. New points too have edges to their own k nearest points, and to the points
+    whose k-th neighbour is farther away than they are. All points as far away as the k-th neighbour are
+    included.
     """
 
     def __init__(self, kernel: GlobalKernel | LocalKernel, points: Real, k: int, n_threads: int):
@@ -63,19 +64,19 @@ class NeighborGraph:
         self._radii = self._reach(self._points, n_threads)
 
     def scores(self) -> NeighborLogits:
-        """Between the points of the fit: symmetric."""
+        """The scores between the points of the fit; they are symmetric."""
         scales = getattr(self._kernel, "scales", None)
         return self._scores(self._points, self._radii, scales)
 
     def cross(self, points: Real, scales: Double | None, n_threads: int) -> NeighborLogits:
-        """From new points, of these scales, to those of the fit."""
+        """The scores from new points with these scales to the points of the fit."""
         x = np.ascontiguousarray(self._kernel.features_of(points))
         return self._scores(x, self._reach(x, n_threads), scales)
 
     def _scores(self, x: Double, radii: Double, scales: Double | None) -> NeighborLogits:
         rows, columns = self._edges(x, radii)
         squares = np.zeros(len(rows))
-        for k in range(x.shape[1]):  # one coordinate at a time: O(N k) memory
+        for k in range(x.shape[1]):  # one coordinate at a time, to need O(N k) memory only
             squares += (x[rows, k] - self._points[columns, k]) ** 2
         if scales is not None:
             assert isinstance(self._kernel, LocalKernel)

@@ -75,7 +75,7 @@ def bistochastic(
 
 
 def symmetric_conjugate(P: MarkovOperator, *, n_threads: int | None = None) -> KernelOperator:
-    """The symmetric operator with the spectrum of P (DAC-5, 3.2): what is diagonalised.
+    """The symmetric operator with the spectrum of P, for finding eigenvectors (DAC-5, 3.2).
 
     :math:`S_{ij} = e^{s_{ij}}/\\sqrt{Z_i Z_j} = \\sqrt{\\pi_i/\\pi_j}\\,P_{ij}`. An eigenvector v of S
     gives the right eigenvector :math:`v_i/\\sqrt{\\pi_i}` of P and the left one
@@ -95,7 +95,7 @@ def symmetric_conjugate(P: MarkovOperator, *, n_threads: int | None = None) -> K
 
 
 def _halved(rows: MarkovOperator, n_threads: int | None) -> Scores:
-    """s_ij - lse_i / 2 - lse_j / 2, with one array for both shifts so that the symmetry shows."""
+    """s_ij - lse_i / 2 - lse_j / 2, with one array for both shifts, which marks the scores as symmetric."""
     b = rows.scores.backend
     halves = [b.scaled(x, 0.5) for x in rows._normalizer(b.at(n_threads)).shifts()]
     return rows.scores.normalized(tuple(halves), 0, 1)
@@ -104,7 +104,7 @@ def _halved(rows: MarkovOperator, n_threads: int | None) -> Scores:
 def _density_normalized(
     s: Scores, alpha: object, n_threads: int | None
 ) -> tuple[Scores, Real | None]:
-    """log of K_ij / (q_i q_j)^alpha, and the column shift that does it (None if alpha is 0)."""
+    """log of K_ij / (q_i q_j)^alpha, and the shift -alpha log q that was added (None if alpha is 0)."""
     power = _checks.number("alpha", alpha)
     if power == 0:
         return s, None
@@ -114,7 +114,7 @@ def _density_normalized(
 
 
 def _reversible(name: str, P: object) -> MarkovOperator:
-    """The row-stochastic form of one softmax of symmetric scores."""
+    """P or its transpose, whichever has rows that sum to 1; one chain with symmetric scores is wanted."""
     hint = "make one with qk.diffusion.operator(X, beta=...)"
     P = _checks.instance(name, P, MarkovOperator, "a diffusion operator", hint)
     rows = P if P.axis == 1 else P.T
@@ -143,7 +143,7 @@ class Laplacian:
     def __init__(self, operator: Markov | KernelOperator, degree: Real, kind: str) -> None:
         self._operator = operator
         self.degree = degree
-        """what stands on the diagonal before the operator is subtracted, (N,)"""
+        """the diagonal from which the operator is subtracted, (N,)"""
         self.kind = kind
 
     @property
@@ -153,12 +153,12 @@ class Laplacian:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64, as the data came."""
+        """The dtype of the data, float32 or float64."""
         return self._operator.dtype
 
     @property
     def T(self) -> Laplacian:
-        """The transposed Laplacian: itself but for "random_walk"."""
+        """The transposed Laplacian; only "random_walk" differs from its transpose."""
         return Laplacian(self._operator.T, self.degree, self.kind)
 
     def apply(self, V: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
@@ -209,8 +209,8 @@ def laplacian(
     =================== ===================================================================
 
     :math:`K = e^s` are the weights before rows are normalised, divided by densities if alpha is not 0.
-    All annihilate constants but "symmetric", which annihilates :math:`\\sqrt\\pi`. For a bistochastic
-    operator they are the same.
+    All map constants to 0, except "symmetric", which maps :math:`\\sqrt\\pi` to 0. For a bistochastic
+    operator all three are the same.
 
     >>> import numpy as np
     >>> from qkcore import diffusion
@@ -225,7 +225,7 @@ def laplacian(
         for name, value in (("beta", beta), ("alpha", alpha), ("W", W)):
             if value is not None:
                 raise ValueError(
-                    f"{name}: wanted for points only, got {value!r} beside an operator, which has "
+                    f"{name}: wanted for points only, got {value!r} together with an operator, which has "
                     f"its own; leave {name} out"
                 )
         chain = P
@@ -259,8 +259,8 @@ def diffusion_distance(
 ) -> Real:
     """:math:`D_t(i,j) = \\big(\\sum_k (P^t_{ik} - P^t_{jk})^2/\\pi_k\\big)^{1/2}` for pairs (DAC-5).
 
-    i and j are indices of one shape, or broadcast. From t products with P, exactly and without
-    eigenvectors; :meth:`DiffusionMap.diffusion_distance` is for many pairs.
+    i and j are indices of one shape, or broadcast. It takes t products with P and no eigenvectors, and is
+    exact; for many pairs :meth:`DiffusionMap.diffusion_distance` is faster.
 
     >>> import numpy as np
     >>> from qkcore import diffusion

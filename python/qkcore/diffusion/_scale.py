@@ -1,4 +1,4 @@
-"""The scale of the kernel from the data, by a stated rule (DAC-5)."""
+"""Rules that find the scale of the kernel from the data (DAC-5)."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RULES = ("median", "dimension", "knn")
 
 @dataclass(frozen=True)
 class BetaChoice:
-    """What a rule for beta found. Made by :func:`choose_beta`."""
+    """The beta that a rule found; see :func:`choose_beta`."""
 
     beta: float
     rule: str
@@ -39,21 +39,22 @@ def choose_beta(
 
     "median"
         beta = 1 / median of the squared distances between different points (those at distance 0 do
-        not count). A wide kernel: every point sees about half of the others.
+        not count). The kernel is wide: typically half of the other points have a weight above 1/e.
     "dimension"
         The beta at which the kernel sum :math:`T = \\sum_{ij} e^{-\\beta D^2_{ij}}` grows fastest with
         the scale :math:`\\epsilon = 1/\\beta` (Berry, Giannakis and Harlim 2015): the maximum of
         :math:`\\frac{d\\log T}{d\\log\\epsilon} = \\beta\\,\\frac{\\sum D^2 K}{\\sum K}`, found
         on powers of 2 and refined to 0.1 %. On a manifold of dimension m, T grows like
-        :math:`\\epsilon^{m/2}`, so twice the maximum estimates m. A narrow kernel, which follows the
+        :math:`\\epsilon^{m/2}`, so twice the maximum estimates m. The kernel is narrow and follows the
         shape of the data.
     "knn"
-        beta = 1 / median of the squared distances from points to their ``n_neighbors``-th neighbour. A narrow
-        kernel, whatever the dimension and however far apart clusters are; the scale in dense regions isolates
-        points in sparse ones, for which ``DiffusionMap(bandwidth="self-tuning")`` has one scale each.
+        beta = 1 / median of the squared distances from points to their ``n_neighbors``-th neighbour. The
+        kernel is narrow, whatever the dimension and however far apart clusters are. A scale that suits dense
+        regions isolates points in sparse ones; ``DiffusionMap(bandwidth="self-tuning")`` has a scale for each
+        point.
 
-    Of more than 1000 points, 1000 evenly spaced in their order are looked at, so the rule repeats ("knn"
-    looks for their neighbours among all points).
+    Of more than 1000 points, the rules look at 1000, evenly spaced in their order, so that results are
+    reproducible ("knn" looks for their neighbours among all points).
 
     >>> import numpy as np
     >>> from qkcore import diffusion
@@ -102,7 +103,8 @@ def fastest_growth(minus: Scores, middle: float) -> BetaChoice:
         slope = -float(weight @ P.expected_score() / weight.sum())
         return slope, float(lse.max() + np.log(weight.sum()) - np.log(len(lse)))
 
-    # Wider than 2^-4 every weight is near 1; narrower than T ~ N every point is alone.
+    # Below 2^-4 times the middle beta every weight is near 1. Once T is near N, every point has weight with
+    # itself only, and the search ends.
     best, slope = -4, -math.inf
     for exponent in range(-4, 100):
         found, above = growth(exponent)

@@ -26,10 +26,10 @@ class VariableKernel(LocalKernel):
     def __init__(self, points: Real, W: WLike) -> None:
         super().__init__(points, W, "bandwidth")
         self.dimension = 0.0
-        """of the data: what powers of the bandwidth become densities"""
+        """the intrinsic dimension of the data, which is in the powers that relate bandwidths to densities"""
 
     def choose(self, beta: float | None, dimension: float | None) -> BetaChoice:
-        """Sets beta and the dimension; what is not given is where the kernel sum grows fastest."""
+        """Sets beta and the dimension; if not given, they are found where the kernel sum grows fastest."""
         found: BetaChoice | None = None
         if beta is None or (dimension is None and self.dimension == 0.0):
             found = _growth(self)
@@ -57,14 +57,14 @@ class GivenBandwidth(VariableKernel):
     def scales_of(self, points: Real, n_threads: int) -> Double:
         if self._function is None:
             raise ValueError(
-                "bandwidth: wanted a function of points to extend the map to new ones, got an array for "
-                "those of fit; pass a callable (m, d) -> (m,)"
+                "bandwidth: wanted a function of points to extend the map to new ones, got an array for the "
+                "points of fit; pass a callable (m, d) -> (m,)"
             )
         return positive_values("bandwidth", self._function, points)
 
 
 class DensityBandwidth(VariableKernel):
-    """:math:`\\rho = \\hat q^{-1/2}`, scaled to the geometric mean 1: wide kernels where points are few.
+    """:math:`\\rho = \\hat q^{-1/2}`, scaled to the geometric mean 1, so wide where points are sparse.
 
     The density :math:`\\hat q` is that of a self-tuning kernel,
     :math:`\\hat q_i\\propto\\sigma_i^{-m}\\sum_j e^{-b|x_i-x_j|^2/(\\sigma_i\\sigma_j)}`, with b and the
@@ -114,6 +114,6 @@ def _growth(kernel: LocalKernel) -> BetaChoice:
 
 
 def _whole(found: BetaChoice, d: int) -> float:
-    """The estimate as a number of coordinates: manifolds have whole dimensions."""
+    """The estimated dimension rounded to an integer from 1 to d, since manifolds have whole dimensions."""
     assert found.dimension is not None
     return float(min(max(round(found.dimension), 1), d))

@@ -1,7 +1,7 @@
 """Gaussian laws under attention: flows, formulas, entropic transport, energies (TPDE-3, TPDE-4).
 
 ============================= ====================================================================
-``flow(kind, mean, cov, ..)`` mean and covariance over time, many laws at once, a status for each
+``flow(kind, mean, cov, ..)`` means and covariances of many laws over time, each with a status
 ``velocity(kind, ..)``        the affine field :math:`b + Mx` that moves them
 ``softmax_line`` ...          solutions on a line: softmax, L2, Sinkhorn
 ``commuting``, ``rank_one``   solutions for commuting parameters and from a covariance of rank one

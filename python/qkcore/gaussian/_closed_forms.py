@@ -1,4 +1,4 @@
-"""Gaussian flows that have a formula: on a line, with commuting parameters, of rank one (TPDE-3)."""
+"""Gaussian flows in closed form: on a line, with commuting parameters, of rank one (TPDE-3)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,8 @@ def softmax_blow_up_line(s0: npt.ArrayLike, a: npt.ArrayLike, v: npt.ArrayLike) 
 def softmax_line(s0: npt.ArrayLike, a: npt.ArrayLike, v: npt.ArrayLike, t: npt.ArrayLike) -> Real:
     """The variance :math:`s(t) = (s_0^{-1} - 2vat)^{-1}` on a line under softmax attention (TPDE 4.3).
 
-    Arguments broadcast; t may be inf, for the limit. Beyond the blow-up time there is no solution: inf.
+    Arguments broadcast; t may be inf, for the limit. The result is inf from the blow-up time on, where there
+    is no solution.
 
     >>> import numpy as np
     >>> from qkcore.gaussian import softmax_line
@@ -63,9 +64,9 @@ def l2_line(
 ) -> Real:
     """The variance on a line under L2 attention, :math:`\\dot s = 4qkvs^2/(1 + 2k^2s)` (TPDE 4.13).
 
-    Integrated: with :math:`u = 1/(2k^2s)`, :math:`u + \\log u` falls at the rate :math:`2qv/k`, so that u is
-    Wright's omega of it. Never infinite at a finite time (lemma 4.12). Arguments broadcast; t may be inf, for
-    the limit.
+    With :math:`u = 1/(2k^2s)`, :math:`u + \\log u` falls at the rate :math:`2qv/k`, so u is Wright's omega
+    function of a linear function of time. The variance is finite at every finite time (lemma 4.12). Arguments
+    broadcast; t may be inf, for the limit.
 
     >>> from qkcore.gaussian import l2_line
     >>> round(float(l2_line(1.0, 1.0, 1.0, -1.0, 2.0)), 6)
@@ -109,13 +110,14 @@ def sinkhorn_line(
         *map(_checks.doubles, "av", (a, v)),
         _checks.doubles("t", t, inf=True),
     )
-    limit = np.where(v_ * a_ * np.sign(time) > 0, math.inf, 0.0)  # of what moves
+    # The limit of a variance that is not constant.
+    limit = np.where(v_ * a_ * np.sign(time) > 0, math.inf, 0.0)
     still = (a_ == 0) | (start == 0) | (v_ == 0)
     forever, time = np.isinf(time), np.where(np.isinf(time), 0.0, time)
     size = np.where(still, 1.0, np.abs(a_))
     theta0 = np.arcsinh(2 * size * np.where(still, 1.0, start) / eps)
     target = theta0 - 1 / np.tanh(theta0 / 2) + 2 * v_ * np.sign(a_) * time / eps
-    # Increasing in theta; theta - coth(theta/2) = target lies between these.
+    # theta - coth(theta/2) increases with theta, and equals the target between these bounds.
     low = 1 / (2 + np.abs(target))
     high = np.maximum(target, 0) + 3.0
     for _ in range(60):
@@ -130,7 +132,7 @@ def sinkhorn_line(
 
 
 def _grown(rate: Real, time: Real) -> Real:
-    """rate * time, where nothing grows for ever at the rate 0."""
+    """rate * time, and 0 for a rate of 0 even if the time is inf."""
     with np.errstate(invalid="ignore"):
         return np.where(rate == 0, 0.0, rate * time)
 
@@ -153,13 +155,13 @@ class Commuting:
     generator: Real
     """B"""
     blow_up_time: float
-    """1 / the largest eigenvalue of :math:`\\Sigma_0^{1/2}B\\Sigma_0^{1/2}`, inf when there is none > 0"""
+    """1 / the largest eigenvalue of :math:`\\Sigma_0^{1/2}B\\Sigma_0^{1/2}`, inf if no eigenvalue is > 0"""
     limit: Real | None
-    """:math:`\\lim\\Sigma(t)` when it does not blow up, else None: the part of the law on ker B"""
+    """:math:`\\lim\\Sigma(t)`, the part of the law on ker B; None if it blows up"""
     limit_rank: int | None
 
     def __call__(self, t: npt.ArrayLike) -> Real:
-        """Σ at times t (...), (..., d, d); t must lie before the blow-up."""
+        """Σ at times t (...), as (..., d, d); t must be before the blow-up."""
         times = _checks.doubles("t", t)
         if not (times < self.blow_up_time).all():
             raise ValueError(
@@ -208,8 +210,9 @@ def commuting(cov: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike) -> Commuti
 
 
 def _growth_rates(cov: Real, generator: Real, noise: float = 1e-12) -> tuple[Real, Real]:
-    """Eigenvalues of :math:`\\Sigma^{1/2}B\\Sigma^{1/2}`, rounding set to 0, and its eigenvectors times
-    :math:`\\Sigma^{1/2}`: :math:`\\Sigma(t)` is the sum of their squares over 1 - t rate."""
+    """Eigenvalues (rates) of :math:`\\Sigma^{1/2}B\\Sigma^{1/2}`, and :math:`\\Sigma^{1/2}` times its
+    eigenvectors u, so that :math:`\\Sigma(t) = \\sum_k u_k u_k^\\top / (1 - t\\,rate_k)`. Rates that are
+    rounding errors are set to 0."""
     half = root(cov)
     rates, vectors = np.linalg.eigh(half @ generator @ half)
     size = np.abs(rates).max(axis=-1, keepdims=True)
@@ -217,19 +220,19 @@ def _growth_rates(cov: Real, generator: Real, noise: float = 1e-12) -> tuple[Rea
 
 
 class CommutingBatch(NamedTuple):
-    """What proposition 4.4 says of each law of a batch."""
+    """What proposition 4.4 says about each law of a batch."""
 
     applies: npt.NDArray[np.bool_]
-    """where the parameters commute: always in one dimension"""
+    """whether the parameters commute, which they always do in one dimension"""
     blow_up: npt.NDArray[np.float64]
     limit: npt.NDArray[np.float64]
-    """of the covariances, NaN where they blow up or the proposition does not apply"""
+    """the limits of the covariances; NaN if they blow up or the proposition does not apply"""
     limit_rank: npt.NDArray[np.int64]
-    """-1 where there is no limit"""
+    """their ranks; -1 if there is no limit"""
 
 
 def commuting_batch(cov: Real, A: Real, V: Real) -> CommutingBatch:
-    """Blow-up times, limits and their ranks of a batch, (..., d, d), as :func:`commuting` has them."""
+    """Blow-up times, limits and ranks of limits as by :func:`commuting`, for a batch (..., d, d)."""
     sigma, a, v = np.broadcast_arrays(*(x.astype(np.float64) for x in (cov, A, V)))
     B = v @ a
     B = B + B.swapaxes(-1, -2)
@@ -283,13 +286,13 @@ def _square(name: str, value: npt.ArrayLike, d: int) -> Real:
 
 @dataclass(frozen=True, eq=False)
 class RankOne:
-    """:math:`\\Sigma(t) = u(t)u(t)^\\top`: u runs along :math:`e^{\\tau V}u_0`, on a clock of its own."""
+    """:math:`\\Sigma(t) = u(t)u(t)^\\top` with :math:`u(t) = e^{\\tau(t) V}u_0` for a time change τ."""
 
     t: npt.NDArray[np.float64]
     u: Real = field(repr=False)
     """(times, d)"""
     clock: npt.NDArray[np.float64] = field(repr=False)
-    """τ at these times: :math:`u(t) = e^{\\tau V}u_0`"""
+    """τ at these times"""
 
     @property
     def cov(self) -> Real:
@@ -300,8 +303,8 @@ class RankOne:
 def rank_one(u0: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike, t: npt.ArrayLike) -> RankOne:
     """The softmax flow from :math:`u_0u_0^\\top`: :math:`\\dot u = (u^\\top Au)Vu` (TPDE 4.6).
 
-    The paper leaves u(t) open. Up to a clock it is explicit: :math:`u = e^{\\tau V}u_0` with
-    :math:`\\dot\\tau = q(\\tau) = u^\\top Au`, one scalar equation, which is solved to 1e-12. Times beyond a
+    The paper gives no formula for u(t). Up to a time change it is explicit: :math:`u = e^{\\tau V}u_0` with
+    :math:`\\dot\\tau = q(\\tau) = u^\\top Au`. This scalar equation is solved to 1e-12. Times beyond a
     blow-up are refused.
 
     >>> import numpy as np
@@ -322,7 +325,7 @@ def rank_one(u0: npt.ArrayLike, A: npt.ArrayLike, V: npt.ArrayLike, t: npt.Array
     _checks.rising("t", times, strictly=False)
     _checks.none_negative("t", times, "times from 0 on")
 
-    def rates(y: Real, _: float) -> Real:  # of the clock, and of u beside it
+    def rates(y: Real, _: float) -> Real:  # the derivatives of tau and of u
         speed = float(y[1:] @ a @ y[1:])
         return np.append(speed, speed * (v @ y[1:]))
 

@@ -25,17 +25,18 @@ def sinkhorn_energy(
     epsilon: float = 1.0,
     as_printed: bool = False,
 ) -> float:
-    """:math:`F_\\varepsilon`; the Sinkhorn flow descends it if :math:`A = A^\\top = -V` (TPDE-4, 5.11-5.12).
+    """The energy :math:`F_\\varepsilon` of the Sinkhorn flow if :math:`A = A^\\top = -V` (TPDE-4, 5.11-5.12).
 
-    :math:`F_\\varepsilon = -\\frac12 OT_\\varepsilon(\\mu, \\mu) +
-    \\frac{1}{4\\varepsilon}\\int(|Qx|^2 + |Kx|^2)d\\mu`, for a Gaussian
+    The flow descends :math:`F_\\varepsilon = -\\frac12 OT_\\varepsilon(\\mu, \\mu) +
+    \\frac{1}{4\\varepsilon}\\int(|Qx|^2 + |Kx|^2)d\\mu`. For a Gaussian law this is
 
     .. math:: \\tfrac{1}{4\\varepsilon}\\left(-\\mathfrak{B}_\\varepsilon^2(\\Sigma, \\Sigma)
        + \\mathrm{Tr}\\,Q\\Sigma Q^\\top + \\mathrm{Tr}\\,K\\Sigma K^\\top + 2\\alpha^\\top A\\alpha\\right).
 
-    Eq 5.12 has :math:`\\alpha^\\top(Q^\\top Q + K^\\top K)\\alpha` for the last term, which forgets that
-    :math:`OT_\\varepsilon` contains :math:`|Q\\alpha - K\\alpha|^2/2\\varepsilon`; its gradient is not
-    the Sinkhorn flow unless :math:`Q\\alpha = K\\alpha` (erratum 22). ``as_printed=True`` gives that reading.
+    Eq 5.12 has :math:`\\alpha^\\top(Q^\\top Q + K^\\top K)\\alpha` as the last term, which forgets that
+    :math:`OT_\\varepsilon` contains :math:`|Q\\alpha - K\\alpha|^2/2\\varepsilon`. The gradient of that is
+    not the Sinkhorn flow unless :math:`Q\\alpha = K\\alpha` (erratum 22). ``as_printed=True`` computes the
+    printed formula.
 
     >>> import numpy as np
     >>> from qkcore.gaussian import sinkhorn_energy
@@ -102,9 +103,9 @@ def bures_rate(cov: npt.ArrayLike, gradient: npt.ArrayLike) -> Real:
 def twisted_energy(mean: npt.ArrayLike | None, cov: npt.ArrayLike, A: npt.ArrayLike) -> float:
     """:math:`\\frac12\\iint e^{Ax\\cdot y}d\\mu\\,d\\mu` of a Gaussian law (TPDE-4, 5.4, D.2).
 
-    The softmax flow descends it when :math:`-VA^{-\\top}` is symmetric and positive definite. It is
-    infinite as soon as the largest singular value of :math:`\\Sigma^{1/2}A\\Sigma^{1/2}` reaches 1; the
-    absolute value in the paper's determinant hides that (erratum 24).
+    The softmax flow descends it if :math:`-VA^{-\\top}` is symmetric and positive definite. It is infinite
+    if the largest singular value of :math:`\\Sigma^{1/2}A\\Sigma^{1/2}` is 1 or more; the absolute value in
+    the paper's determinant hides that (erratum 24).
 
     >>> import numpy as np
     >>> from qkcore.gaussian import twisted_energy
@@ -122,7 +123,8 @@ def twisted_energy(mean: npt.ArrayLike | None, cov: npt.ArrayLike, A: npt.ArrayL
     if singular[0] >= 1:
         return math.inf
     d = len(singular)
-    # x = alpha + L xi, y = alpha + L eta: exp(b.z + z'Jz/2) over z = (xi, eta), standard normal
+    # With x = alpha + L xi and y = alpha + L eta, this is the mean of exp(b.z + z'Jz/2) over z = (xi, eta),
+    # which is standard normal.
     zero = np.zeros((d, d))
     inner = np.eye(2 * d) - np.block([[zero, T.T], [T, zero]])
     b = np.concatenate([L @ a.T @ alpha, L @ a @ alpha])

@@ -1,4 +1,4 @@
-"""Gaussian laws under attention, many trajectories at once, and what becomes of each (TPDE-3)."""
+"""Gaussian laws under attention: many trajectories at once, and a status for each (TPDE-3)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["flow"]
 _FORMS = ("covariance", "pushforward")
 _JUDGES = ("covariance", "law")
 _RTOL = {4: 1e-5, 8: 1e-8}
-_TIMES = 101  # that are kept of steps that adapt, unless the caller names some
-# An eigenvalue below this fraction of the size is not rounding or the error of a step, but a step too long.
+_TIMES = 101  # number of stored times with adaptive steps, if the caller gives none
+# An eigenvalue below minus this fraction of the size is no rounding or step error; the steps were too long.
 _POSITIVITY = 1e-3
 
 
@@ -57,7 +57,7 @@ def flow(
     progress: bool = False,
     n_threads: int | None = None,
 ) -> GaussianFlow:
-    """Mean and covariance of tokens with a Gaussian law, layer after layer (TPDE-3, 4.1-4.15).
+    """The mean and covariance over time of tokens with a Gaussian law (TPDE-3, 4.1-4.15).
 
     Attention moves a Gaussian law by an affine velocity :math:`b + Mx` (see :func:`velocity` for M and b
     of each ``kind``), so it stays Gaussian and
@@ -67,33 +67,37 @@ def flow(
     e.g. :math:`\\dot\\Sigma = V\\Sigma A\\Sigma + \\Sigma A^\\top\\Sigma V^\\top` for softmax (eq 4.1),
     :math:`A = K^\\top Q`.
 
-    ``mean`` (..., d), or None for 0; ``cov`` (..., d, d), singular allowed; ``Q``, ``K`` (..., k, d);
-    ``V`` (..., d, d). Leading axes are a batch and broadcast: thousands of laws under one field, or each
-    under its own. ``heads`` > 1: Q and K are the heads' matrices stacked by rows (eq 2.9), V is (d, d)
-    for all heads or (..., heads, d, d).
+    ``mean`` (..., d), or None for 0; ``cov`` (..., d, d), which may be singular; ``Q``, ``K`` (..., k, d);
+    ``V`` (..., d, d). Leading axes are a batch and broadcast: thousands of laws under the same parameters, or
+    each under different ones. ``heads`` > 1: Q and K are the matrices of the heads stacked by rows (eq 2.9),
+    V is (d, d) for all heads or (..., heads, d, d).
 
     ``n_steps`` gives that many equal steps of "euler", "heun", "rk4", "dopri5" or "rodas4", as in
-    :func:`qkcore.flow`. Without it "dopri5" and "rodas4" adapt their steps, for every trajectory on its own,
-    to ``rtol`` (1e-8, in float32 1e-5) and ``atol`` (a hundredth of rtol). "rodas4" is implicit, for stiff
-    flows, in which fast directions that have long settled keep explicit steps short (one start takes dopri5
-    230 000 steps, rodas4 500); it factors a matrix of size d + d(d+1)/2 at every step, in float64, for at
-    most 4000 unknowns. ``form``: "covariance" applies the method to the ODE of the covariance (as the paper
-    does, the default but for dopri5; too long a step can leave the cone of covariances, see status
-    "indefinite"), "pushforward" gives the exact law of the particles that the method moves,
-    :math:`P\\Sigma P^\\top`: always positive semidefinite, rank kept, small eigenvalues as exact as large
-    ones.
+    :func:`qkcore.flow`. Without it, "dopri5" and "rodas4" adapt their steps, separately for every trajectory,
+    to ``rtol`` (1e-8, in float32 1e-5) and ``atol`` (a hundredth of rtol). "rodas4" is implicit. It is for
+    stiff flows, in which fast directions keep explicit steps short long after they have settled (from one
+    start, dopri5 takes 230 000 steps and rodas4 500). It factors a matrix of size d + d(d+1)/2 at every step,
+    in float64, for at most 4000 unknowns.
 
-    What is kept: of equal steps all times, or what ``store`` says: "all", every k-th (an integer) or "final"
-    (the start and the end). Of steps that adapt the times in ``t_eval``, at which steps end; by default 101
-    equally far apart, with ``store="final"`` the start and the end. More than ``max_memory`` bytes of states
-    is refused.
+    ``form``: "covariance" applies the method to the ODE of the covariance, as the paper does. It is the
+    default except for dopri5. A step that is too long can give a matrix that is not a covariance (status
+    "indefinite"). "pushforward" gives the exact law of the particles that the method moves,
+    :math:`P\\Sigma P^\\top`, which is always positive semidefinite; it keeps the rank, and small eigenvalues
+    are as accurate as large ones.
 
-    Every trajectory gets a status, see :class:`GaussianFlow`. ``judge``: "covariance" looks at Σ alone
-    (as the paper), "law" at the mean too (in the size, the larger of :math:`|\\Sigma|_F` and
-    :math:`|\\alpha|^2`). ``settle_tol``, ``max_growth``, ``rank_tol``: the tolerances named there.
+    ``store`` says which states are stored. With equal steps: "all", every k-th (an integer k), or "final"
+    (the start and the end). Adaptive steps store the times in ``t_eval``, at which steps end; by default 101
+    equally spaced times, or with ``store="final"`` the start and the end. More than ``max_memory`` bytes of
+    states are refused.
 
-    With ``mean`` and ``cov`` on a device the states stay there (``Q``, ``K``, ``V`` come from the host): at
-    most 8 dimensions, equal steps of "euler", "heun" or "rk4", every kind but sinkhorn.
+    Every trajectory gets a status, see :class:`GaussianFlow`. ``judge``: "covariance" decides it from Σ
+    alone, as the paper does, and "law" also from the mean (growth is then that of the larger of
+    :math:`|\\Sigma|_F` and :math:`|\\alpha|^2`). ``settle_tol``, ``max_growth`` and ``rank_tol`` are
+    tolerances that are explained there.
+
+    With ``mean`` and ``cov`` on a device the states stay there (``Q``, ``K``, ``V`` come from the host).
+    There, at most 8 dimensions, equal steps of "euler", "heun" or "rk4", and every kind except sinkhorn are
+    supported.
 
     >>> import numpy as np, qkcore as qk
     >>> I = np.eye(2)
@@ -118,7 +122,7 @@ def flow(
     checks.choice("judge", judge, _JUDGES)
     if method in IMPLICIT and shape == "pushforward":
         raise ValueError(
-            f'form: wanted "covariance" with method="{method}", whose steps are no maps of particles, got '
+            f'form: wanted "covariance" with method="{method}", whose steps do not move particles, got '
             '"pushforward"; leave form out, or pass method="dopri5"'
         )
     relative = _RTOL[dtype.itemsize] if rtol is None else _checks.positive("rtol", rtol)
@@ -126,7 +130,7 @@ def flow(
         method, n_steps, rtol, atol, (relative, 0.01 * relative)
     )
     every, times = _kept(steps, store, _checks.output_times(t_eval, span), span)
-    stored = np.unique(np.concatenate([[t0], times, [t1]]))  # of steps that adapt
+    stored = np.unique(np.concatenate([[t0], times, [t1]]))  # for adaptive steps
     settings: dict[str, Any] = {
         "settle_tol": _checks.positive("settle_tol", settle_tol),
         "rank_tol": _checks.positive("rank_tol", rank_tol),
@@ -200,7 +204,7 @@ def flow(
 def _kept(
     steps: int, store: int | str, t_eval: checks.Doubles | None, span: tuple[float, float]
 ) -> tuple[int, checks.Doubles]:
-    """After how many equal steps a state is stored, and the times that are asked for of steps that adapt."""
+    """After how many equal steps a state is stored, and the times to store with adaptive steps."""
     if isinstance(store, str):
         if store not in ("all", "final"):
             raise ValueError(
@@ -211,28 +215,29 @@ def _kept(
         every = _checks.count("store", store)
         if not steps:
             raise ValueError(
-                'store: wanted "all" or "final" of steps that adapt, got an integer; pass t_eval='
+                'store: wanted "all" or "final" with adaptive steps, got an integer; pass t_eval='
             )
     if steps:
         if t_eval is not None:
             raise ValueError(
-                "t_eval: wanted none beside n_steps, of whose steps store= keeps some; drop one of them"
+                "t_eval: wanted none beside n_steps, got times; drop one of them (of equal steps, store= "
+                "chooses which are kept)"
             )
         return min(every, steps), np.empty(0)
     if t_eval is None:
         return 1, np.linspace(*span, 2 if store == "final" else _TIMES)
-    return 1, t_eval.copy()  # the result keeps it
+    return 1, t_eval.copy()  # a copy, which becomes part of the result
 
 
 def _as_one_head(p: Parameters) -> bool:
-    """Heads with one V, in fields that are linear in A: one head with the sum of their A does the same."""
+    """Whether one head with the sum of all A gives the same field, which is linear in A, as heads share V."""
     equal = p.heads > 1 and p.kind in ("softmax", "linear", "linear_epsilon")
     return equal and bool((p.V[..., :1, :, :] == p.V).all())
 
 
 def _native_field(p: Parameters) -> tuple[int, float, bool, float]:
-    """(field, gain, raw moment, epsilon) as the C++ side names them."""
-    means = float(p.heads) if _as_one_head(p) else 1.0  # each head adds V mean
+    """(field, gain, raw moment, epsilon), as the arguments of the C++ core are called."""
+    means = float(p.heads) if _as_one_head(p) else 1.0  # each of the merged heads adds V mean
     return {
         "softmax": (0, means, False, 1.0),
         "linear": (0, 0.0, True, 1.0),
@@ -245,7 +250,7 @@ def _native_field(p: Parameters) -> tuple[int, float, bool, float]:
 def _native_arrays(
     p: Parameters, alpha: Real, sigma: Real, batch: tuple[int, ...]
 ) -> tuple[Real, Real, Real, Real, Real]:
-    """mean (n, d), cov (n, d, d), score, query, value (n or 1, heads, d, d), all contiguous."""
+    """The contiguous arrays mean (n, d), cov (n, d, d), and score, query, value (n or 1, heads, d, d)."""
     d, dtype = p.d, sigma.dtype
 
     def rows(array: Real, core: tuple[int, ...]) -> Real:
@@ -268,10 +273,10 @@ def _native_arrays(
 
 
 def _growth_exponent(p: Parameters, batch: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """q such that the rate of log |Σ| is bounded by a multiple of :math:`|\\Sigma|^q`, of the flat batch.
+    """q such that the rate of log |Σ| is bounded by a multiple of :math:`|\\Sigma|^q`, for the flat batch.
 
-    Softmax and linear attention: 1. L2: 0 when every head's K has full column rank, else 1/2 (erratum 26).
-    Sinkhorn: 0, as correlations are at most 1.
+    For softmax and linear attention q is 1. For L2 it is 0 if the K of every head has full column rank, and
+    1/2 otherwise (erratum 26). For Sinkhorn it is 0, because correlations are at most 1.
     """
     if p.kind == "sinkhorn":
         q: npt.NDArray[np.float64] = np.zeros(())
@@ -288,15 +293,16 @@ def _growth_exponent(p: Parameters, batch: tuple[int, ...]) -> npt.NDArray[np.fl
 def _own_times(
     p: Parameters, alpha: Real, size: npt.NDArray[np.float64], batch: tuple[int, ...]
 ) -> npt.NDArray[np.float64]:
-    """Times of the flat batch (2, n) in which the field could change a covariance, and a mean, by their size.
+    """Times (2, n) that the field needs at least to change covariances, and means, by their own size.
 
-    One over a bound of the rate from norms of the parameters and of the covariances at the start (``size``);
-    inf where nothing can move. A span much shorter than that says nothing about rest.
+    They are one over bounds of the rates, from norms of the parameters and of the covariances at the start
+    (``size``), for the flat batch; inf if nothing can move. From a much shorter span one cannot tell whether
+    a trajectory has settled.
     """
     v, size = _spectral_norm(p.V), size[..., None]  # (..., heads)
     mean = np.linalg.norm(alpha.astype(np.float64), axis=-1)[..., None]
     gain: float | Real = 1.0
-    if p.kind == "l2":  # |Sigma K^T (1 + 2 K Sigma K^T)^-1| is at most both of these
+    if p.kind == "l2":  # both are bounds on |Sigma K^T (1 + 2 K Sigma K^T)^-1|
         slope = 2 * _spectral_norm(p.Q) * np.minimum(size * _spectral_norm(p.K), np.sqrt(size / 8))
     elif p.kind == "sinkhorn":  # correlations are at most 1
         slope = np.minimum(size * _spectral_norm(p.A) / p.epsilon, 1.0) / p.epsilon
@@ -316,7 +322,8 @@ def _own_times(
 def _spectral_norm(x: Real) -> npt.NDArray[np.float64]:
     """The largest singular values of matrices (..., k, d), from the eigenvalues of their squares."""
     x = x.astype(np.float64)
-    size = np.abs(x).max(axis=(-2, -1), keepdims=True)  # taken out, for squares not to overflow
+    # The size is divided out, so that squares do not overflow.
+    size = np.abs(x).max(axis=(-2, -1), keepdims=True)
     size[size == 0] = 1.0
     scaled = x / size
     values = np.linalg.eigvalsh(scaled.swapaxes(-1, -2) @ scaled)
@@ -324,7 +331,7 @@ def _spectral_norm(x: Real) -> npt.NDArray[np.float64]:
 
 
 def _known(p: Parameters, sigma: Real, batch: tuple[int, ...]) -> CommutingBatch:
-    """Proposition 4.4 for the flat batch; it applies nowhere to other kinds and to several heads."""
+    """Proposition 4.4 for the flat batch; it does not apply to other kinds and to several heads."""
     n, d = math.prod(batch), p.d
     if p.kind not in ("softmax", "linear_epsilon") or p.heads != 1:
         return CommutingBatch(
@@ -351,7 +358,7 @@ def _judge(
     top: npt.NDArray[np.float64],
     settings: dict[str, Any],
 ) -> dict[str, Any]:
-    """Statuses, end times, eigenvalues and ranks of the flat batch; ``top``: spectral norms at the start."""
+    """Statuses, end times, eigenvalues, ranks of the flat batch; ``top`` are spectral norms at the start."""
     t_end, _, _, _, mark_t, mark_size, mark_growth, early_size, early_growth = found.figures.T[:9]
     first_t, first_size, early_t = found.figures.T[9:]
     end, positive, cov = found.counts[:, 0], found.counts[:, 3], found.last[1]
@@ -365,8 +372,9 @@ def _judge(
     decay = np.where((values > 0) & np.isfinite(decay), decay, 0.0)
     kept = (values > settings["rank_tol"] * top[:, None]) & (decay > -0.5)
 
-    # Where the limit is known: how far is it? Elsewhere: how far would as much time again carry the law, or
-    # the time that the field needs to move anything at all, if that is longer? (Rates of blow-ups overflow.)
+    # A law has settled if it is near its limit, where that is known. Elsewhere it has settled if the present
+    # rate would move it little over another span of the same length, or over the time that the field needs to
+    # move anything, if that is longer. (Rates of blow-ups may overflow.)
     reference = np.linalg.norm(laws.cov.astype(np.float64), axis=(-2, -1))
     with np.errstate(over="ignore", invalid="ignore"):
         speed = np.linalg.norm(cov_rate.astype(np.float64), axis=(-2, -1))
@@ -384,11 +392,12 @@ def _judge(
     status = np.where(settled, "converged", "not settled").astype("<U14")
 
     gone = end == cpu.FLOW_STATUS.index("blew up")
-    # Where growth ~ size^q with q > 0 is possible, a blow-up like (T - t)^(-1/q) is. The rate of the last
-    # doubling over the rate since the first one: 1 for an exponential, less for a power of t, about
-    # (r^q - 1) / (q log r) for a blow-up that has grown r-fold; their geometric mean divides the two.
-    # When the steps resolved less than r = 6: q as measured over the last doubling; none at all: only a
-    # superlinear field outruns them.
+    # If the growth rate may be like size^q with q > 0, a blow-up like (T - t)^(-1/q) is possible. To
+    # recognise it, the rate of the last doubling is divided by the mean rate since the first one. This ratio
+    # is 1 for an exponential, less for a power of t, and about (r^q - 1) / (q log r) for a blow-up that has
+    # grown r-fold. The threshold is the geometric mean of 1 and that number. If the steps resolved growth by
+    # less than r = 6, q as measured over the last doubling decides. If they resolved none, it counts as a
+    # blow-up, because only a superlinear field outruns the steps.
     q = np.where(exponent > 0, exponent, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         r = mark_size / first_size
@@ -400,21 +409,22 @@ def _judge(
             surge > np.sqrt((r**q - 1) / (q * np.log(r))),
             (early_growth <= 0) | (measured > 0.5 * q),
         )
-    # A trajectory that turns while it grows may shrink for a moment, just at the mark.
+    # A trajectory that turns while it grows may happen to shrink at the moment at which the rate was
+    # measured.
     rate = np.where((mark_growth > 0) | (early_size == 0), mark_growth, last_rate)
     explosive = gone & (exponent > 0) & (rate > 0) & sudden
     status[gone] = "diverged"
     status[explosive] = "blew up"
-    # The closed form knows better than the steps: they may pass a blow-up without seeing it, or see one in
-    # growth that ends.
+    # The closed form overrules the steps, which may pass a blow-up without noticing it, or take growth that
+    # ends for one.
     exact_time = t0 + known.blow_up
     passed = known.applies & (exact_time <= t_end)
     status[passed | (gone & known.applies & np.isfinite(exact_time))] = "blew up"
     status[gone & known.applies & np.isinf(exact_time)] = "diverged"
     for why in ("step limit", "step underflow"):
         status[end == cpu.FLOW_STATUS.index(why)] = why
-    # Steps that no longer resolve a blow-up may leave the cone, so there the resolved states count, and the
-    # sign of what blew up.
+    # Steps that no longer resolve a blow-up may make a covariance indefinite. So in a blow-up only the
+    # resolved states must be positive semidefinite, and the eigenvalue that blew up must be positive.
     scale = np.maximum(np.abs(values).max(axis=-1), top)
     lost = values[:, 0] < -_POSITIVITY * scale
     lost[explosive] = (positive[explosive] == 0) | (values[explosive, 0] < -values[explosive, -1])
@@ -435,6 +445,6 @@ def _judge(
 
 
 def _shape(value: npt.NDArray[Any], batch: tuple[int, ...]) -> Any:
-    """The figures of a batch in its shape; of one trajectory as numbers and strings."""
+    """Values of a flat batch in the shape of the batch; those of one trajectory as numbers and strings."""
     shaped = value.reshape((*batch, *value.shape[1:]))
     return shaped[()].item() if shaped.ndim == 0 else shaped

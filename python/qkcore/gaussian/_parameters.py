@@ -1,4 +1,4 @@
-"""Q, K, V of a Gaussian flow: checks, heads, batch axes, and the matrices that the fields need."""
+"""The parameters Q, K, V of a Gaussian flow: checks, heads, batch axes, and matrices made of them."""
 
 from __future__ import annotations
 
@@ -67,13 +67,13 @@ def check_parameters(
     epsilon: object = 1.0,
     heads: object = 1,
 ) -> Parameters:
-    _checks.one_of("kind", kind, KINDS, "the other fields keep no Gaussian law Gaussian")
+    _checks.one_of("kind", kind, KINDS, "other fields do not keep laws Gaussian")
     for name, given in (("Q", Q), ("K", K), ("V", V)):
         if callable(given):
             raise TypeError(
                 f"{name}: wanted a constant matrix, got a function; parameters are constant within one call "
-                f"of qk.gaussian: cut the time into layers, and start each with {name}(t) from the last "
-                "mean and covariance of the one before; particles take functions (qk.AttentionField)"
+                f"of qk.gaussian: cut the time into layers, and start each with {name}(t) from the last mean "
+                "and covariance of the layer before; flows of particles accept functions (qk.AttentionField)"
             )
     n_heads = _checks.count("heads", heads, do="pass heads=1 for a single head")
     q, k = (_matrix(name, value, d, dtype) for name, value in (("Q", Q), ("K", K)))

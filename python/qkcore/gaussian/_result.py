@@ -1,4 +1,4 @@
-"""What a Gaussian flow gives back: the states, and for every trajectory what became of it."""
+"""The result of a Gaussian flow: the states, and for every trajectory how it ended."""
 
 from __future__ import annotations
 
@@ -16,26 +16,27 @@ __all__ = ["STATUSES", "GaussianFlow"]
 
 
 _MEANING = {
-    "converged": "the covariance is as near its limit as settle_tol asks for",
+    "converged": "the covariance is within settle_tol of its limit",
     "not settled": "the end of t_span was reached, and the law still moves",
-    "diverged": "the covariance grew by the factor max_growth, at a rate that points to no finite time",
+    "diverged": "the covariance grew by the factor max_growth, but its growth does not suggest a blow-up "
+    "at a finite time",
     "blew up": "the covariance becomes infinite at blow_up_time",
-    "indefinite": "the steps were too long for the covariance to stay one; pass more n_steps, or none, "
-    "for steps that adapt",
+    "indefinite": "the steps were too long: the covariance did not stay positive semidefinite; pass more "
+    "n_steps, or n_steps=None for adaptive steps",
     "step limit": "max_steps were not enough; if the steps are short for stability alone (a stiff flow), "
     "pass method='rodas4'",
-    "step underflow": "the tolerance asks for steps below those that t can resolve",
+    "step underflow": "the tolerance needs steps that are too small to change t",
 }
 STATUSES = tuple(_MEANING)
 
 
 @dataclass(frozen=True, eq=False)
 class GaussianFlow(Ended):
-    """Means and covariances over time, one status per trajectory, none left out (TPDE-3).
+    """Means and covariances over time, and a status for every trajectory (TPDE-3).
 
-    With batch axes every figure is an array over the batch; for one trajectory ``status`` is a string
-    and the figures are numbers. A trajectory that ended before the last time keeps its last finite
-    state from then on: see ``t_end``.
+    With batch axes ``status`` and the numbers about trajectories are arrays over the batch; for one
+    trajectory they are a string and numbers. A trajectory that ended before the last time keeps its last
+    finite state from then on: see ``t_end``.
     """
 
     t: npt.NDArray[np.float64] = field(repr=False)
@@ -45,30 +46,31 @@ class GaussianFlow(Ended):
     cov: Real = field(repr=False)
     """(times, ..., d, d), symmetric to the last bit"""
     status: Any
-    """"converged": the covariance is within ``settle_tol`` of its initial norm from the limit, where that is
-    known in closed form (``blow_up_exact``); elsewhere at the present rate as much time again, and no less
-    than the time that the field takes to change anything by its size (from norms of Q, K, V), would
-    move it by less than that. "not settled": it is farther off, or would move by more. "diverged": its
-    norm grew by the factor ``max_growth``, at a rate that does not point to a finite time; "blew up": the
-    same, at a rate that does (``blow_up_time``), or the closed form has a blow-up before the end, which
-    steps that are too long pass by; "indefinite": the steps were too long for it to stay
-    positive semidefinite; "step limit": ``max_steps`` used up (of a stiff flow, which ``method="rodas4"`` is
-    for, as printing says); "step underflow": the tolerance asks for steps below those that t can resolve"""
+    """"converged": the distance of the covariance to its limit is at most ``settle_tol`` times its initial
+    norm, if the limit is known in closed form (``blow_up_exact``). Otherwise: at its present rate the
+    covariance would move by no more than that over another span of the same length, or over the time that the
+    field needs to change anything by its own size (from norms of Q, K, V), if that is longer. "not settled":
+    it is farther away, or would move by more. "diverged": its norm grew by the factor ``max_growth``, but the
+    growth does not suggest a blow-up at a finite time. "blew up": the same, but the growth suggests a blow-up
+    at ``blow_up_time``, or the closed form has one before the end, even if steps that are too long missed it.
+    "indefinite": the steps were too long for the covariance to stay positive semidefinite. "step limit":
+    ``max_steps`` were used up, as happens in stiff flows, for which ``method="rodas4"`` is meant. "step
+    underflow": the tolerance needs steps that are too small to change t"""
     t_end: Any
-    """the time of the last state; less than the last time where a trajectory ended early"""
+    """the time of the last state; less than the last time if a trajectory ended early"""
     blow_up_time: Any
-    """the time of the blow-up, inf where there is none: in closed form where the parameters commute
-    (``blow_up_exact``), else extrapolated from the last step that resolved the growth"""
+    """the time of the blow-up, inf if there is none: in closed form if the parameters commute
+    (``blow_up_exact``), otherwise extrapolated from the last step that resolved the growth"""
     blow_up_exact: Any
     eigenvalues: Real = field(repr=False)
-    """of the last covariance, ascending, (..., d)"""
+    """the eigenvalues of the last covariance, ascending, (..., d)"""
     decay: Real = field(repr=False)
-    """:math:`t\\dot\\lambda/\\lambda` of these: near -1 for one that vanishes like 1/t, near 0 for one
-    that stays"""
+    """:math:`t\\dot\\lambda/\\lambda` of these eigenvalues: near -1 if they vanish like 1/t, near 0 if they
+    stay"""
     rank: Any
-    """the rank of the limit: in closed form where there is one and the status is "converged", else
-    eigenvalues above ``rank_tol`` times the largest initial one and with ``decay`` above -1/2; a statement
-    about the limit where the status is "converged\""""
+    """the rank of the limit, in closed form if there is one and the status is "converged". Otherwise the
+    number of eigenvalues above ``rank_tol`` times the largest initial one and with ``decay`` above -1/2,
+    which says something about the limit only if the status is "converged\""""
     mean_rate: Real = field(repr=False)
     """the time derivative of the last mean"""
     cov_rate: Real = field(repr=False)
@@ -88,13 +90,13 @@ class GaussianFlow(Ended):
 
     @property
     def success(self) -> Any:
-        """Whether the end of the span was reached and the law still is one, an array for batches."""
+        """Whether the end of the span was reached with a valid covariance, an array for batches."""
         found = np.isin(np.asarray(self.status), ("converged", "not settled"))
         return found if self._batch else bool(found)
 
     @property
     def message(self) -> str:
-        """What the status means, in a sentence; for a batch how many ended with which."""
+        """What the status means, in a sentence; for a batch how many trajectories have each status."""
         if not self._batch:
             return _MEANING[self.status]
         return ", ".join(f"{n} {name}" for name, n in self.counts().items())

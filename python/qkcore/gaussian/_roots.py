@@ -2,7 +2,7 @@
 
 With :math:`\\Sigma = LL^\\top` and :math:`\\Omega = RR^\\top` (x = Lξ, y = Rη) only :math:`T = R^\\top A L`
 couples ξ and η. In the coordinates of its singular vectors, :math:`T = U\\,\\mathrm{diag}(t)\\,W^\\top`, the
-problem falls apart into lines with correlation
+problem splits into independent problems on lines, with the correlation
 :math:`\\rho = 2t/(\\varepsilon + \\sqrt{\\varepsilon^2 + 4t^2})`, the solution of
 :math:`\\rho/(1 - \\rho^2) = t/\\varepsilon`. Nothing is inverted: Σ, Ω and A may be singular.
 """
@@ -58,7 +58,7 @@ def regression(sigma: Real, omega: Real, A: Real, epsilon: float) -> Real:
 def conditional(sigma: Real, omega: Real, A: Real, epsilon: float) -> Real:
     """Cov(y | x) of the coupling, (..., d, d); Cov(x | y) is ``conditional(omega, sigma, A^T, epsilon)``."""
     found = lines(sigma, omega, A, epsilon)
-    # Directions of y that no line carries (d_y > d_x) keep their variance: Omega - right right^T.
+    # If d_y > d_x, some directions of y belong to no line and keep their variance, Omega - right right^T.
     rest = omega - found.right @ found.right.swapaxes(-1, -2)
     if found.right.shape[-1] == omega.shape[-1]:
         rest = np.zeros_like(rest)

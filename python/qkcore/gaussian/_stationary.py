@@ -16,7 +16,7 @@ __all__ = ["Stationarity", "stationarity", "stationary_rank_bound"]
 
 @dataclass(frozen=True)
 class Stationarity:
-    """Whether Σ is a stationary point of eq 4.1, and what the lemmas say of it."""
+    """Whether Σ is a stationary point of eq 4.1, and what the lemmas say about it."""
 
     stationary: bool
     """:math:`|\\dot\\Sigma|_F` is at most ``tol`` times ``scale``"""
@@ -26,13 +26,14 @@ class Stationarity:
     """:math:`2|V|\\,|A|\\,|\\Sigma|^2` (Frobenius): the residual cannot be larger"""
     tol: float
     rank: int
-    """eigenvalues of Σ above ``tol`` times the largest"""
+    """number of eigenvalues of Σ above ``tol`` times the largest"""
     rank_bound: int | None
     """proposition 4.8: dim ker A + min(positive, negative eigenvalues); None unless V = I and A = Aᵀ"""
     in_kernel: float | None
-    """|Vu| / (|V| |u|) for Σ = uuᵀ of rank one, else None; 0: stationary (lemma 4.7)"""
+    """|Vu| / (|V| |u|) for Σ = uuᵀ of rank one, otherwise None; if it is 0, Σ is stationary (lemma 4.7)"""
     isotropy: float | None
-    """:math:`u^\\top(A + A^\\top)u` over its largest size, for rank one; 0: stationary (lemma 4.7)"""
+    """:math:`u^\\top(A + A^\\top)u` over its largest possible size, for rank one; if it is 0, Σ is stationary
+    (lemma 4.7)"""
     direction: Real | None = field(repr=False)
     """u"""
 
@@ -78,8 +79,9 @@ def stationarity(
 ) -> Stationarity:
     """Tests whether Σ is a stationary point of the softmax flow (TPDE 4.6-4.8).
 
-    A covariance of rank one, :math:`uu^\\top`, is one iff :math:`Vu = 0` or :math:`u^\\top(A + A^\\top)u = 0`
-    (lemma 4.7); with V = I and symmetric A the rank of one is bounded (proposition 4.8).
+    A covariance :math:`uu^\\top` of rank one is stationary iff :math:`Vu = 0` or
+    :math:`u^\\top(A + A^\\top)u = 0` (lemma 4.7). With V = I and symmetric A, the rank of stationary points
+    is bounded (proposition 4.8).
 
     >>> import numpy as np
     >>> from qkcore.gaussian import stationarity

@@ -21,7 +21,7 @@ class Quadratic:
 
     centre: Real
     matrix: Real
-    """U (..., d, d), of either sign"""
+    """U (..., d, d), symmetric but not necessarily positive"""
     linear: Real
     constant: Any
 
@@ -44,9 +44,9 @@ class EntropicPlan:
     kl: Any
     """:math:`KL(\\pi\\|\\mu\\otimes\\nu) = -\\frac12\\sum\\log(1 - \\rho_i^2)`"""
     mean: Real = field(repr=False)
-    """of (x, y)"""
+    """the mean of (x, y)"""
     cov: Real = field(repr=False)
-    """of (x, y): :math:`\\Sigma`, the cross covariance and :math:`\\Omega`"""
+    """the covariance of (x, y), with the blocks :math:`\\Sigma`, ``cross`` and :math:`\\Omega`"""
     cross: Real = field(repr=False)
     """:math:`\\mathrm{Cov}(x, y) = A^{-1}C^\\top` of theorem A.3, (..., d_x, d_y)"""
     correlations: Real
@@ -97,9 +97,9 @@ def entropic_ot(
     """Entropic transport between N(mean_x, cov_x) and N(mean_y, cov_y) (TPDE-4, theorem A.3).
 
     Minimises :math:`\\int|Qx - Ky|^2/2\\varepsilon\\,d\\pi + KL(\\pi\\|\\mu\\otimes\\nu)` over couplings.
-    ``Q`` (k, d_x), ``K`` (k, d_y), the identity when None; means None for 0; leading axes of the laws
-    are a batch. Singular covariances and singular :math:`A = K^\\top Q` are fine (the paper's formula
-    inverts both): square roots by eigh, then one SVD, and a formula for each singular value.
+    ``Q`` (k, d_x) and ``K`` (k, d_y) are the identity if None, and means are 0 if None; leading axes of the
+    laws are a batch. Covariances and :math:`A = K^\\top Q` may be singular, though the paper's formula
+    inverts both: square roots are found by eigh, followed by one SVD and a formula for each singular value.
 
     >>> import numpy as np, qkcore as qk
     >>> I = np.eye(1)
@@ -133,7 +133,8 @@ def entropic_ot(
     cost = (trace / 2 - (found.strength * found.rho).sum(axis=-1)) / eps + offset
     U = (A.T @ given_x @ A / eps - q.T @ q) / eps
     W = (A @ given_y @ A.T / eps - k.T @ k) / eps
-    # At the centres the density ratio is prod (1 - rho^2)^-1/2; the gauge is that of the discrete bridges.
+    # At the centres the density ratio is prod (1 - rho^2)^-1/2. The constant is split between f and g such
+    # that the mean of g is 0, as in discrete bridges.
     g_centre = 0.5 * np.einsum("...ij,...ji->...", W, omega)
     f = Quadratic(alpha, U, shift @ q / eps, kl + offset - g_centre)
     g = Quadratic(beta, W, -shift @ k / eps, g_centre)
@@ -161,7 +162,7 @@ def entropic_ot(
 
 
 def _conditional(omega: Real, right: Real, one_minus_square: Real) -> Real:
-    """Cov(y | x): the lines keep 1 - rho^2 of their variance, directions that no line carries all."""
+    """Cov(y | x): lines keep 1 - rho^2 of their variance, and directions that belong to no line all of it."""
     turned = right.swapaxes(-1, -2)
     out: Real = (right * one_minus_square[..., None, :]) @ turned
     if right.shape[-1] < right.shape[-2]:
@@ -179,9 +180,9 @@ def entropic_bures(
 ) -> Any:
     """:math:`\\mathfrak{B}^2_\\varepsilon = 2\\varepsilon\\,OT_\\varepsilon` of centred laws (TPDE-4, 5.13).
 
-    Eq 5.13 subtracts :math:`|\\alpha_1 - \\alpha_2|^2`, which is the part of the means only for Q = K = I
-    (erratum 22); here it is the covariances' part for any Q and K. Its limit for
-    :math:`\\varepsilon\\to0` and Q = K = I is :func:`bures`.
+    Eq 5.13 subtracts :math:`|\\alpha_1 - \\alpha_2|^2`, which is the contribution of the means only for
+    Q = K = I (erratum 22). The result here is the contribution of the covariances for any Q and K. Its limit
+    for :math:`\\varepsilon\\to0` and Q = K = I is :func:`bures`.
 
     >>> import numpy as np
     >>> from qkcore.gaussian import bures, entropic_bures
@@ -229,7 +230,7 @@ def _law(
 def _pair(
     Q: npt.ArrayLike | None, K: npt.ArrayLike | None, d_x: int, d_y: int
 ) -> tuple[Real, Real]:
-    """Q (k, d_x) and K (k, d_y), float64."""
+    """The checked matrices Q (k, d_x) and K (k, d_y) in float64; the identity for None."""
     if (Q is None or K is None) and d_x != d_y:
         raise ValueError(
             f"Q, K: wanted matrices (k, {d_x}) and (k, {d_y}) between spaces of different dimension, got None"

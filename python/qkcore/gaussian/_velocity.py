@@ -45,7 +45,7 @@ def velocity(
     epsilon: float = 1.0,
     heads: int = 1,
 ) -> AffineVelocity:
-    """The field that tokens with law N(mean, cov) see, in closed form (TPDE-3).
+    """The velocity field of tokens with law N(mean, cov), in closed form (TPDE-3).
 
     With :math:`A = K^\\top Q`, summed over heads:
 
@@ -58,7 +58,8 @@ def velocity(
     "linear_epsilon"   :math:`\\varepsilon^{-1} V\\alpha + V\\Sigma A x` (2.2, expanded softmax)
     ================== ==========================================================================
 
-    Singular covariances and singular A are fine. Shapes as in :func:`flow`; NumPy, float64 inside.
+    Covariances and A may be singular. Shapes are those of :func:`flow`. It takes NumPy arrays and computes in
+    float64.
 
     >>> import numpy as np
     >>> from qkcore.gaussian import velocity
@@ -85,7 +86,7 @@ def field_of(p: Parameters, alpha: Real, sigma: Real) -> AffineVelocity:
     if p.kind == "l2":
         K = p.K.astype(np.float64)
         Kt = K.swapaxes(-1, -2)
-        # Sigma K^T (I + 2 K Sigma K^T)^-1, which never asks for Sigma^-1
+        # Sigma K^T (I + 2 K Sigma K^T)^-1, which does not need Sigma^-1
         inner = np.eye(K.shape[-2]) + 2 * K @ S @ Kt
         B = np.linalg.solve(inner, K @ S).swapaxes(-1, -2)
         slope = 2 * B @ p.Q.astype(np.float64)

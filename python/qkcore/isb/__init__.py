@@ -1,7 +1,7 @@
 """Wasserstein gradient flows from same-marginal Schrödinger bridges (ISB-1 to ISB-4).
 
 =================================== ================================================================
-``barycentric(X, epsilon)``         :math:`B_{\\rho,\\varepsilon}`, the mean of Y given X = x under the bridge
+``barycentric(X, epsilon)``         :math:`B_{\\rho,\\varepsilon}`, the mean of Y given X = x in the bridge
 ``step(X, epsilon, theta=)``        :math:`x + (B_{\\sigma,\\varepsilon}(x) - x)/\\theta`; ``euler_step``
 ``heat_flow(X, epsilon, n)``        2x - B for x: :math:`\\partial_t\\rho = \\tfrac12\\Delta\\rho`
 ``kl_flow``, ``ornstein_uhlenbeck`` to a log-concave target given by its score or potential

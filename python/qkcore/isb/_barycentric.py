@@ -34,8 +34,8 @@ __all__ = ["BarycentricMap", "barycentric"]
 class BarycentricMap(Ended, WarnsOnUse):
     """:math:`B_{\\rho,\\varepsilon}` of a weighted cloud: its values, and how the solve went.
 
-    Of a batch of clouds every field has the batch axes in front, and ``B[k]`` is the map of one cloud. Of a
-    cloud on a device, ``X`` and ``values`` are there; the weights and potentials are NumPy's.
+    For a batch of clouds every field has the batch axes in front, and ``B[k]`` is the map of one cloud. For a
+    cloud on a device, ``X`` and ``values`` are there; weights and potentials are NumPy arrays.
     """
 
     X: Any = field(repr=False)
@@ -51,13 +51,13 @@ class BarycentricMap(Ended, WarnsOnUse):
     """"converged", or why not: "iteration limit", "visit limit", "stagnated" (at the precision of the
     dtype)"""
     converged: Any
-    """the marginal was met within ``tol`` at a final check from the points"""
+    """whether the marginal was met within ``tol`` at a final check from the points"""
     n_iter: Any
-    """iterations that the solve took"""
+    """number of iterations of the solve"""
     n_visits: Any
-    """visits of all entries that it took"""
+    """number of visits, each of which computes with all entries of the kernel"""
     errors: npt.NDArray[np.float64] = field(repr=False)
-    """L1 error of the marginal after each iteration; of a batch, the last one of each cloud"""
+    """L1 error of the marginal after each iteration; for a batch, the last one of each cloud"""
     error: Any
     """L1 error of the marginal at the final check"""
     tol: float
@@ -69,15 +69,15 @@ class BarycentricMap(Ended, WarnsOnUse):
 
     @cached_property
     def operator(self) -> MarkovOperator:
-        """The conditional law of Y given X = x_i as a Markov operator (N x N), nothing formed."""
+        """The conditional law of Y given X = x_i as a lazy Markov operator (N x N)."""
         return softmax(distance(self.X, beta=_beta(self.epsilon)).shift(columns=self._columns))
 
     @property
     def self_weight(self) -> Any:
-        """:math:`\\sum_i\\Pi_{ii}`: the mass that stays on its own point, 1 when no point sees another.
+        """:math:`\\sum_i\\Pi_{ii}`: the mass that stays on its own point; 1 if the points are too far apart.
 
-        For particles drawn from a law it tells how far their map is from the law's: the displacement
-        :math:`B - x` falls short by about this fraction.
+        For particles drawn from a law it tells how far their map is from that of the law: the displacement
+        :math:`B - x` is too small by about this fraction.
         """
         found = np.exp(2 * self.potential).sum(axis=-1)
         return found if found.ndim else float(found)
@@ -117,9 +117,8 @@ class BarycentricMap(Ended, WarnsOnUse):
         points = b.points(("Y", "Y"), Y, None)[0]
         _checks.same_dtype("Y", points, self._dtype, "the support")
         _checks.same_space("Y", points.shape[-1], self.X.shape[-1], "the support")
-        if points.ndim > 2 and not np.ndim(
-            self.converged
-        ):  # many clouds under one map are one cloud
+        # Under one map, the points of many clouds are mapped as one cloud.
+        if points.ndim > 2 and not np.ndim(self.converged):
             here = b.here("Y", Y)
             flat = self(b.give(b.from_host(here.reshape(-1, here.shape[-1]))))
             return b.give(b.from_host(b.here("values", flat).reshape(here.shape)))
@@ -128,7 +127,7 @@ class BarycentricMap(Ended, WarnsOnUse):
         return softmax(s).apply(self.X, n_threads=threads)
 
     def score(self, Y: npt.ArrayLike | None = None) -> Any:
-        """:math:`2(B(x) - x)/\\varepsilon`, near :math:`\\nabla\\log\\rho(x)` for small epsilon."""
+        """:math:`2(B(x) - x)/\\varepsilon`, close to :math:`\\nabla\\log\\rho(x)` for small epsilon."""
         b = backend_of(self.X)
         at = b.here("X", self.X) if Y is None else _checks.points("Y", b.here("Y", Y))[0]
         values = b.here("values", self.values if Y is None else self(Y))
@@ -141,16 +140,16 @@ class BarycentricMap(Ended, WarnsOnUse):
 
     @property
     def _dtype(self) -> np.dtype[Any]:
-        """float32 or float64, that of the points."""
+        """The dtype of the points, float32 or float64."""
         return np.dtype(str(self.X.dtype).rpartition(".")[2])
 
     def _conditional(self, points: Real, where: Backend) -> MarkovOperator:
-        """The conditional laws at other points, of arrays of the host, with visits at a backend."""
+        """The conditional laws at other points (a NumPy array); ``where`` is the backend that computes."""
         s = where.visiting(distance(points, self.X, beta=_beta(self.epsilon)))
         return softmax(s.shift(columns=self._columns))
 
     def _given(self, where: Backend) -> BarycentricMap:
-        """The map of a cloud of the host, as one of the place that it came from."""
+        """The same map with its points and values moved to the place that the cloud came from."""
         if where.host_arrays:
             return self
         X, values = (where.give(where.from_host(x)) for x in (self.X, self.values))
@@ -194,20 +193,21 @@ def barycentric(
 
     The kernel has the ½ that the poster's objective lacks (erratum 6), so that
     :math:`B(x) = x + \\tfrac{\\varepsilon}{2}\\nabla\\log\\rho(x) + o(\\varepsilon)`. ``weights`` (N,) may
-    have any total and may be 0 (B is there all the same); default: equal.
+    have any sum, and some may be 0 (B is computed there too); default: equal.
 
-    One visit of all entries per iteration, a few more than ten in all: momentum chosen for a positive
-    definite kernel, where that is safe, else the averaged symmetric update. ``tol`` bounds the L1 error
-    of the marginal (default 1e-9, in float32 1e-5). ``max_iter`` and
-    ``max_visits`` are those of :func:`qkcore.bridge`. ``init``: an earlier result on as many points, or a
-    potential. ``max_memory``: bytes for the upper triangle of the kernel (default 256 MB; 0: entries are
-    computed at every visit, in O(N) memory). The clouds of a batch are solved in one call, each for itself;
-    ``weights`` are then (..., N). Clouds on a device are solved there.
+    An iteration makes one visit of all entries, and a little more than ten iterations are usual. It takes a
+    step with momentum, chosen for a positive definite kernel, or the averaged symmetric update where momentum
+    is not safe. ``tol`` bounds the L1 error of the marginal (default 1e-9, in float32 1e-5). ``max_iter`` and
+    ``max_visits`` are those of :func:`qkcore.bridge`. ``init``: an earlier result for the same number of
+    points, or a potential. ``max_memory``: bytes for the upper triangle of the kernel (default 256 MB; 0:
+    entries are computed at every visit, in O(N) memory). The clouds of a batch are solved in one call,
+    independently of each other; ``weights`` are then (..., N). Clouds on a device are solved there.
 
-    The values are computed at once, so a solve that did not converge leads to a
+    The values are computed at once, so a solve that did not converge gives a
     :class:`qkcore.ConvergenceWarning` here; ``on_fail="raise"`` or ``"ignore"`` as in :func:`qkcore.bridge`.
 
-    For few points the map is that of the points, not of the law they were drawn from: see docs/isb.md.
+    With few points the map is that of the points, and not that of the law they were drawn from: see
+    docs/isb.md.
 
     >>> import numpy as np, qkcore as qk
     >>> B = qk.isb.barycentric(np.array([[-1.0], [1.0]]), 2.0)
@@ -239,7 +239,7 @@ class Options(NamedTuple):
     n_threads: int
     max_memory: float | None = None
     where: Backend = HOST
-    """where visits run; points are arrays of the host all along, O(N d) numbers beside N^2 entries"""
+    """the backend that computes visits; the points themselves stay NumPy arrays throughout"""
 
 
 def solver_options(
@@ -251,11 +251,11 @@ def solver_options(
     n_threads: int | None,
     where: Backend = HOST,
 ) -> Options:
-    """Checked options; the room for the triangle is made here, once for all steps of a flow."""
+    """Checked options. Memory for the triangle is allocated here, once for all steps of a flow."""
     tol = TOLERANCES[x.dtype.itemsize] if tol is None else _checks.positive("tol", tol)
     most = limits(max_iter, max_visits)
     limit = memory_limit(max_memory)
-    where.at(n_threads)  # a device takes no number of threads
+    where.at(n_threads)  # a device refuses a number of threads
     threads = resolve_threads(n_threads)
     if x.ndim > 2 or not where.host_arrays:
         return Options(tol, *most, None, threads, limit, where)
@@ -265,7 +265,7 @@ def solver_options(
 
 
 def cloud(X: npt.ArrayLike, epsilon: float) -> tuple[Real, float]:
-    """Points (..., N, d) as arrays of the host, and the temperature."""
+    """Points (..., N, d) as a NumPy array, and epsilon, both checked."""
     x, largest = _checks.points("X", backend_of(X).here("X", X))
     epsilon = _checks.representable("epsilon", _checks.positive("epsilon", epsilon), x.dtype)
     top = 2 * x.shape[-1] * largest * largest / epsilon  # of |x - y|² / 2 epsilon
@@ -278,7 +278,7 @@ def cloud(X: npt.ArrayLike, epsilon: float) -> tuple[Real, float]:
 
 
 def cloud_of(points: Any, index: tuple[Any, ...]) -> Any:
-    """Points (N, d) out of the caller's array (..., N, d) of them; on a device by integers alone."""
+    """Points (N, d) out of the caller's array (..., N, d); on a device the index must be of integers."""
     if isinstance(points, np.ndarray):
         return points[index]
     b = backend_of(points)
@@ -288,7 +288,7 @@ def cloud_of(points: Any, index: tuple[Any, ...]) -> Any:
 def masses(
     name: str, weights: npt.ArrayLike | None, x: Real, where: Backend = HOST
 ) -> npt.NDArray[np.float64]:
-    """Weights of the points (..., N), of sum 1 in every cloud."""
+    """Weights of the points (..., N), normalised to the sum 1 in every cloud."""
     n = x.shape[-2]
     if weights is None:
         return np.full(x.shape[:-1], 1 / n)
@@ -322,7 +322,7 @@ def start(init: Init, w: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     )
     if np.isnan(given).any() or np.isposinf(given).any():
         raise ValueError("init: wanted finite potentials (-inf: no weight), got NaN or +inf")
-    # A point that had no mass earlier starts from its weight, not from -inf for ever.
+    # A point that had no mass earlier starts from its weight, because a potential of -inf would never change.
     return np.where(np.isneginf(given), cold, given)
 
 
@@ -334,7 +334,7 @@ def solve(
     options: Options,
     on_fail: str = "ignore",
 ) -> BarycentricMap:
-    """Solves from checked arguments; the final check is made in more precision than the dtype's."""
+    """Solves the bridge for checked arguments; its final check uses a higher precision than the dtype."""
     where, n_threads = options.where, options.n_threads
     s = where.visiting(distance(x, beta=_beta(epsilon)))
 

@@ -1,4 +1,4 @@
-"""Convergence of the bridge scheme, measured: fitted exponents and Gaussian closed forms (ISB-4)."""
+"""Measured convergence of the bridge scheme: fitted exponents and Gaussian closed forms (ISB-4)."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Rate:
 
     @property
     def local_slopes(self) -> Float64:
-        """The exponent between each pair of neighbours."""
+        """The exponents between neighbouring values of epsilon."""
         found: Float64 = np.diff(np.log(self.errors)) / np.diff(np.log(self.epsilons))
         return found
 
@@ -75,12 +75,14 @@ def fit_rate(epsilons: npt.ArrayLike, errors: npt.ArrayLike) -> Rate:
             f"errors: wanted two or more errors, one per epsilon, got shapes {e.shape}, {x.shape}"
         )
     if not ((e > 0).all() and (x > 0).all()):
-        raise ValueError("errors: wanted positive numbers, which have logarithms")
+        raise ValueError(
+            "errors: wanted positive epsilons and errors, whose logarithms are fitted, got others"
+        )
     a, b = np.log(e), np.log(x)
     a_mean, spread = a.mean(), float(((a - a.mean()) ** 2).sum())
     if spread == 0:
         raise ValueError("epsilons: wanted different ones, got one value only")
-    # Both centred: the rounding of one mean would otherwise be multiplied by the other.
+    # Both are centred, because otherwise the rounding error of one mean would be multiplied by the other.
     slope = float(((a - a_mean) * (b - b.mean())).sum()) / spread
     off = b - b.mean() - slope * (a - a_mean)
     error = math.sqrt(float(off @ off) / (e.size - 2) / spread) if e.size > 2 else math.nan
@@ -114,8 +116,8 @@ def gaussian_variances(
 ) -> Float64:
     """Variances of N(0, s²) under the bridge scheme, in closed form, (n_steps + 1,) (ISB-4).
 
-    ``target=None``: the heat flow, theta = -1. Else the flow to N(0, target) with the surrogate
-    :math:`(\\rho/\\nu)^{-\\theta}`; ``theta=None`` is :func:`auto_theta`'s, target / (s² - target).
+    ``target=None``: the heat flow, theta = -1. Otherwise the flow to N(0, target) with the surrogate
+    :math:`(\\rho/\\nu)^{-\\theta}`; ``theta=None`` takes that of :func:`auto_theta`, target / (s² - target).
 
     >>> import qkcore as qk
     >>> qk.isb.gaussian_variances(1.0, 0.5, 1)  # (2 - b)² with b = 0.7808; exactly: 1.5
@@ -185,7 +187,7 @@ def gaussian_entropy_gap(variance: float, epsilon: float) -> float:
 
 
 def _difference(a: float) -> float:
-    """sqrt(1 + a²) - a - exp(-a), by its series where the terms cancel."""
+    """sqrt(1 + a²) - a - exp(-a); for small a, where the terms cancel, by its series."""
     if a > 0.1:
         return 1 / (math.sqrt(1 + a * a) + a) - math.exp(-a)
     root = a**2 / 2 - a**4 / 8 + a**6 / 16 - 5 * a**8 / 128 + 7 * a**10 / 256
@@ -211,9 +213,9 @@ def one_step_rate(
 ) -> Rate:
     """W2 between one bridge step and one Euler (or ``against="exact"``) step, at each epsilon (ISB-4).
 
-    ``target=None``: heat flow; else the flow to N(0, target) with the surrogate step. Theorem 2 of the
-    poster has :math:`o(\\varepsilon)`: an exponent above 1. Both maps are monotone, so W2 is the distance
-    of the maps under the law, summed on a grid of n points, with no sampling and no quantisation.
+    ``target=None``: heat flow; otherwise the flow to N(0, target) with the surrogate step. Theorem 2 of the
+    poster says :math:`o(\\varepsilon)`, that is, an exponent above 1. Both maps are monotone, so W2 is the
+    L2 distance of the maps under the law. It is summed on a grid of n points, so there is no sampling error.
 
     >>> import qkcore as qk
     >>> rate = qk.isb.one_step_rate(qk.isb.Mixture.gaussian(0.0, 1.0), [0.01, 0.02, 0.04], n=400)
@@ -257,9 +259,9 @@ def uniform_rate(
 ) -> Rate:
     """:math:`\\sup_k W_2(\\rho^\\varepsilon_k, \\rho_{k\\varepsilon})` over [0, T] at each epsilon (ISB-4).
 
-    Heat flow, or with ``target`` the flow to N(0, target) by either ``method`` of :func:`kl_flow`, the
-    densities carried along. The composed maps are monotone: compared on a grid, as in
-    :func:`one_step_rate`.
+    It is measured for the heat flow, or with ``target`` for the flow to N(0, target) by either ``method`` of
+    :func:`kl_flow`, where "surrogate" carries the density along. The composed maps are monotone, so they are
+    compared on a grid, as in :func:`one_step_rate`.
 
     >>> import qkcore as qk
     >>> rate = qk.isb.uniform_rate(qk.isb.Mixture.gaussian(0.0, 1.0), [0.05, 0.1], 0.5, n=300)

@@ -39,7 +39,7 @@ def silverman(X: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
     variance = float(np.mean(w @ centred.astype(np.float64) ** 2))
     if not variance > 0:
         raise ValueError(
-            "X: wanted points that differ, for a bandwidth, got a single place; pass bandwidth="
+            "X: wanted points that differ, to choose a bandwidth, got equal points; pass bandwidth="
         )
     return math.sqrt(variance) * float((4 / ((d + 2) * n)) ** (1 / (d + 4)))
 
@@ -53,8 +53,8 @@ def kde_log_density(
 ) -> Float64:
     """log of a Gaussian kernel estimate of the density of X (N, d), at its own points or ``at`` (M, d).
 
-    :math:`\\log\\sum_j w_j (2\\pi h^2)^{-d/2} e^{-|x-x_j|^2/2h^2}` in O(N) memory; h by
-    :func:`silverman` unless given. The estimate has the variance of the points plus h².
+    :math:`\\log\\sum_j w_j (2\\pi h^2)^{-d/2} e^{-|x-x_j|^2/2h^2}` in O(N) memory; h is the
+    ``bandwidth``, by default that of :func:`silverman`. The estimate has the variance of the points plus h².
 
     >>> import numpy as np, qkcore as qk
     >>> bool(np.isclose(qk.isb.kde_log_density(np.zeros((1, 1)), 1.0)[0], -0.5 * np.log(2 * np.pi)))
@@ -68,7 +68,7 @@ def kde_log_density(
 
 
 def kernel_estimate(x: Real, h: float, w: Float64, at: Any, where: Backend) -> Float64:
-    """The logarithm of the kernel estimate of bandwidth h at ``at``, with its visits at a backend."""
+    """The logarithm of the kernel estimate of bandwidth h at ``at``, computed by the backend ``where``."""
     with np.errstate(divide="ignore"):
         logs: Real = np.log(w).astype(x.dtype)
     s = where.visiting(distance(at, x, beta=1 / (2 * h * h))).shift(columns=logs)
@@ -83,9 +83,9 @@ def auto_theta(
     """The theta whose surrogate :math:`(\\rho/\\nu)^{-\\theta}` is closest to :math:`\\rho` (ISB-2).
 
     :math:`-\\mathrm{Cov}(\\log\\rho, \\log\\rho/\\nu) / \\mathrm{Var}(\\log\\rho/\\nu)`: least squares for
-    :math:`-\\theta\\log(\\rho/\\nu) \\approx \\log\\rho`. -1 for the heat flow, exactly
-    :math:`1/(s^2 - 1)` from N(0, s²) to N(0, 1); infinite once rho is nu. Kept at 1/4 or more in
-    size: the step divides by theta what the bridge of a support gets wrong at its edge.
+    :math:`-\\theta\\log(\\rho/\\nu) \\approx \\log\\rho`. It is -1 for the heat flow, exactly
+    :math:`1/(s^2 - 1)` from N(0, s²) to N(0, 1), and infinite if rho equals nu. Its absolute value is at
+    least 1/4, because the step divides the errors of the bridge at the edge of a support by theta.
 
     >>> import numpy as np, qkcore as qk
     >>> x = np.linspace(-3, 3, 50)
@@ -96,13 +96,13 @@ def auto_theta(
     w = masses("weights", weights, density[:, None])
     density, ratio = density - w @ density, ratio - w @ ratio
     variance = float(w @ ratio**2)
-    # A ratio that is constant but for rounding: at the target already.
+    # If the ratio is constant up to rounding, the law is the target already.
     if variance <= (1e-12 * (1 + float(np.abs(density).max()))) ** 2:
         return math.inf
     theta = -float(w @ (density * ratio)) / variance
     if theta == 0:
         raise ValueError(
-            "log_ratio: wanted a ratio that varies with the density, got uncorrelated ones; choose theta"
+            "log_ratio: wanted a ratio that varies with the density, got uncorrelated ones; pass theta="
         )
     return math.copysign(max(abs(theta), _LEAST_THETA), theta)
 
@@ -112,9 +112,10 @@ def surrogate_weights(
 ) -> Real:
     """Weights on a support for the surrogate :math:`\\sigma \\propto e^{2\\theta\\psi}` (ISB-2).
 
-    ``psi`` (N,): :math:`\\psi` at the support, the velocity being :math:`\\nabla\\psi`. ``log_density``
-    (N,): log of the density that the support was drawn from (weights
-    :math:`\\sigma/\\rho`); None for a grid of equal cells. Of sum 1, in the dtype of ``psi``.
+    ``psi`` (N,): the values of :math:`\\psi` at the support; the velocity is :math:`\\nabla\\psi`.
+    ``log_density`` (N,): the logarithm of the density :math:`\\rho` that the support was drawn from, which
+    gives weights :math:`\\sigma/\\rho`; None for a grid of equal cells. The weights sum to 1 and have the
+    dtype of ``psi``.
 
     >>> import numpy as np, qkcore as qk
     >>> x = np.linspace(-8, 8, 401)
@@ -137,7 +138,7 @@ def surrogate_weights(
 def nonzero_theta(theta: float) -> float:
     out = _checks.number("theta", theta)
     if out == 0:
-        raise ValueError("theta: wanted a number other than 0, got 0; -1 is the heat flow's")
+        raise ValueError("theta: wanted a number other than 0, got 0; the heat flow has -1")
     return out
 
 

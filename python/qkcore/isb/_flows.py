@@ -26,7 +26,7 @@ Field = Callable[[Any], npt.ArrayLike] | None
 
 
 def steps_for(T: float, epsilon: float) -> int:
-    """:math:`\\lceil T/\\varepsilon\\rceil`, forgiving the rounding of the quotient (ISB-2).
+    """:math:`\\lceil T/\\varepsilon\\rceil`, but without a step that only rounding would add (ISB-2).
 
     >>> import qkcore as qk
     >>> qk.isb.steps_for(0.3, 0.1), qk.isb.steps_for(0.31, 0.1)
@@ -53,17 +53,17 @@ def heat_flow(
 ) -> BridgeFlow:
     """The heat flow of particles X (..., N, d): :math:`x \\leftarrow 2x - B_{\\rho,\\varepsilon}(x)` (ISB-3).
 
-    Approximates :math:`\\partial_t\\rho = \\tfrac12\\Delta\\rho`, the law of :math:`X_0` plus Brownian
-    motion; each step advances the time by ``epsilon`` (erratum 6): after t the covariance has grown by
-    t times the identity. ``n_steps``, or ``T`` for :math:`\\lceil T/\\varepsilon\\rceil` steps. Every step
-    starts from the potentials extrapolated from the last three.
+    This approximates :math:`\\partial_t\\rho = \\tfrac12\\Delta\\rho`, the law of :math:`X_0` plus Brownian
+    motion. Each step advances the time by ``epsilon`` (erratum 6), and after the time t the covariance has
+    grown by t times the identity. Give ``n_steps``, or ``T`` for :math:`\\lceil T/\\varepsilon\\rceil` steps.
+    The bridge of every step starts from potentials that are extrapolated from the last three.
 
-    ``save_every``: particles are kept after every so many steps (0: the first and last only).
-    The flow stops at a bridge that does not converge or whose particles leave the range of the dtype:
-    ``status`` says so, with the step and the time, and the last state is the last good one. The
-    particles are those of X: they spread, but draw no noise. Of a batch of clouds, a :class:`qkcore.Batch` of
-    flows, whose fields are arrays; their bridges are solved in one call per step, and one that ends does not
-    stop the others. Clouds on a device have their bridges there.
+    ``save_every=k``: particles are stored after every k-th step (0: the first and last states only).
+    The flow stops if a bridge does not converge, or if particles leave the range of the dtype. Then
+    ``status`` and ``message`` say so, with the step and the time, and the last state is the last good one.
+    The flow is deterministic: the particles spread without random noise. A batch of clouds gives a
+    :class:`qkcore.Batch` of flows, whose fields are arrays; their bridges are solved in one call per step,
+    and a flow that ends does not stop the others. The bridges of clouds on a device are solved there.
 
     >>> import numpy as np, qkcore as qk
     >>> law = qk.isb.Mixture([0.5, 0.5], [-2.0, 2.0], [1.0, 1.0])
@@ -114,28 +114,28 @@ def kl_flow(
     the Fokker-Planck equation of :math:`dX = -\\tfrac12\\nabla U\\,dt + dB`. Each step advances the time
     by ``epsilon``; ``n_steps``, or ``T`` for :math:`\\lceil T/\\varepsilon\\rceil`.
 
-    The target comes by its ``score`` :math:`\\nabla\\log\\nu` (a function of points (N, d): (N, d)) or its
-    ``potential`` U (a function: (N,)). ``method``:
+    The target is given by its ``score`` :math:`\\nabla\\log\\nu` (a function from points (N, d) to (N, d)) or
+    by its ``potential`` U (a function from points (N, d) to (N,)). ``method``:
 
-    - "split": :math:`2x - B_{\\rho,\\varepsilon}(x) + \\tfrac{\\varepsilon}{2}\\nabla\\log\\nu(x)`: the
-      bridge of the particles themselves for :math:`-\\tfrac12\\nabla\\log\\rho`, and the target's score
-      as it is (by central differences of the potential when only that is given). No density is
-      estimated. Not in the poster; of the same order, and the one to use for particles.
-    - "surrogate": the poster's step with :math:`\\sigma = (\\rho/\\nu)^{-\\theta}`. Needs the potential, and
-      the density of the particles: ``log_density`` at the start (N,), carried along by the Jacobians of the
-      steps; a function ``log_density(points, k)`` after k steps; or None for a kernel estimate with
-      ``bandwidth`` (default :func:`silverman`'s, at every step). ``theta``: fixed, or None for
-      :func:`auto_theta` at every step. The surrogate is held by ``support`` (M, d), points of equal
-      cells, or without one by the particles, with weights :math:`\\sigma/\\rho`. With a positive theta the
-      step draws the particles that hold it together, so these must be like a grid, with their density given;
-      random particles are refused there. ``max_unevenness``: the most that the
-      points which hold sigma may add to the displacement by not being even cells at the scale of the
-      kernel, relative to the displacement itself (docs/isb.md); inf for no check.
+    - "split": :math:`2x - B_{\\rho,\\varepsilon}(x) + \\tfrac{\\varepsilon}{2}\\nabla\\log\\nu(x)`. The
+      bridge of the particles themselves gives :math:`-\\tfrac12\\nabla\\log\\rho`, and the score of the
+      target is used directly (by central differences if only the potential is given). No density is
+      estimated. This method is not in the poster; it has the same order, and is the one to use for particles.
+    - "surrogate": the poster's step with :math:`\\sigma = (\\rho/\\nu)^{-\\theta}`. It needs the potential,
+      and the density of the particles: ``log_density`` at the start (N,), carried along by the Jacobians of
+      the steps; a function ``log_density(points, k)`` after k steps; or None for a kernel estimate with
+      ``bandwidth`` (default: that of :func:`silverman`, at every step). ``theta``: fixed, or None for
+      :func:`auto_theta` at every step. The surrogate is a weighted measure on the points ``support`` (M, d)
+      of a grid of equal cells, or without ``support`` on the particles, with weights :math:`\\sigma/\\rho`.
+      In the second case a positive theta makes particles cluster, so they must be placed like a grid, with
+      their density given; random particles are refused. ``max_unevenness``: the largest error of the
+      displacements, relative to their size, that the uneven spacing of these points may cause at the scale of
+      the kernel (docs/isb.md); inf for no check.
 
-    What goes wrong after the first step (particles that run away, a bridge that does not converge, a
-    score that is not finite, particles that draw together) ends the flow: ``status`` says what, at
-    which step and time, and the states so far are kept. Of a batch ("split" alone) see :func:`heat_flow`;
-    on a device, functions take and give device arrays.
+    A failure after the first step (particles that overflow, a bridge that does not converge, a score that is
+    not finite, particles that cluster) ends the flow: ``status`` and ``message`` say what failed, at which
+    step and time, and the states so far are kept. For batches ("split" only) see :func:`heat_flow`. On a
+    device, the functions are called with device arrays and return such.
 
     >>> import numpy as np, qkcore as qk
     >>> x, w = qk.isb.Mixture.gaussian(0.0, 4.0).grid(300)
@@ -174,7 +174,8 @@ def kl_flow(
                 continue
             if found.converged and not density.carry(found, now):
                 record.end(
-                    Status.STOPPED, "the step folds the particles; their density cannot be carried"
+                    Status.STOPPED,
+                    "the step folds the particles, so their density cannot be carried",
                 )
                 break
             x = record.step(found, now, new, surrogate.unevenness)
@@ -231,7 +232,7 @@ def _iterated(
     save_every: int,
     progress: bool,
 ) -> Any:
-    """Steps by the bridges of the particles themselves, and by the target's score if there is one."""
+    """The flow whose steps use the bridge of the particles, and the score of the target if there is one."""
     where = options.where
 
     def new(x: Real, found: BarycentricMap) -> Real:
@@ -239,7 +240,7 @@ def _iterated(
         if score is None:
             return out
         drift = field_values("score", score, x, where)
-        with np.errstate(over="ignore", invalid="ignore"):  # the record looks at what came out
+        with np.errstate(over="ignore", invalid="ignore"):  # the recorder checks the result
             return out + x.dtype.type(epsilon / 2) * drift
 
     if x.ndim > 2:
@@ -271,7 +272,7 @@ def _together(
     options: Options,
     records: list[Recorder],
 ) -> Any:
-    """The clouds of a batch step by step, the bridges of those that have not ended in one call."""
+    """The flows of a batch. Each step solves the bridges of all that have not ended in one call."""
     batch = x.shape[:-2]
     _checks.not_empty("X", x)
     clouds, masses = x.reshape(-1, *x.shape[-2:]).copy(), w.reshape(-1, w.shape[-1])
@@ -301,11 +302,11 @@ def _together(
 def _bridges_of(
     x: Real, epsilon: float, w: Float64, g: Float64, options: Options
 ) -> list[BarycentricMap | FlowEnds]:
-    """The bridges of clouds (k, N, d); in place of one whose particles have run away, what ends its flow."""
+    """The bridges of clouds (k, N, d); a cloud whose scores overflow has the exception that ends its flow."""
     try:
         found = solve(x, epsilon, w, g, options)
         return [found[k] for k in range(len(x))]
-    except OverflowError:  # of one of them: each by itself
+    except OverflowError:  # at least one cloud overflows, so each is solved separately
         out: list[BarycentricMap | FlowEnds] = []
         for k in range(len(x)):
             try:
@@ -316,7 +317,7 @@ def _bridges_of(
 
 
 class _WarmStart:
-    """Potentials of the next step, extrapolated along the particles from the last three."""
+    """Starting potentials for the next bridge, extrapolated for each particle from the last three."""
 
     def __init__(self, w: Float64) -> None:
         self._cold = start(None, w)
@@ -352,7 +353,7 @@ def _n_steps(n_steps: int | None, T: float | None, epsilon: float) -> int:
 
 
 def _checked_target(method: str, score: Field, potential: Field) -> Callable[[Any], npt.ArrayLike]:
-    """The target's score, by differences of its potential if need be."""
+    """The score of the target, by differences of its potential if only that is given."""
     _checks.one_of("method", method, ("split", "surrogate"))
     for name, given in (("score", score), ("potential", potential)):
         if given is not None:
@@ -376,7 +377,7 @@ def _checked_target(method: str, score: Field, potential: Field) -> Callable[[An
 def _no_idle_options(
     method: str, theta: object, support: object, log_density: object, bandwidth: object
 ) -> None:
-    """Refuses options that the chosen method would not look at."""
+    """Refuses options that the chosen method does not use."""
     if method == "split":
         for name, given in (
             ("theta", theta),
@@ -397,7 +398,7 @@ def _no_idle_options(
 
 
 def _on_host(function: Callable[[Real], Real]) -> Callable[[Any], Any]:
-    """A function of NumPy arrays as one of arrays wherever they are."""
+    """Makes a function of NumPy arrays accept and return arrays of any backend."""
 
     def of(x: Any) -> Any:
         b = backend_of(x)

@@ -19,7 +19,7 @@ _ROOT_2PI = math.sqrt(2 * math.pi)
 
 @dataclass(frozen=True, eq=False, init=False)
 class Mixture:
-    """A mixture of normal laws on the line, with everything in closed form but the quantiles.
+    """A mixture of normal laws on the line. All but the quantiles is in closed form.
 
     >>> import qkcore as qk
     >>> law = qk.isb.Mixture([0.5, 0.5], [-2.0, 2.0], [1.0, 1.0])
@@ -133,8 +133,8 @@ class Mixture:
     def grid(self, n: int, width: float = 9.0) -> tuple[Float64, Float64]:
         """A support (n, 1) and its weights (n,): equal cells over ``width`` deviations of every component.
 
-        Sums over it are trapezoidal sums of smooth functions: exact to rounding once the spacing is
-        below the scales of the density and of the kernel.
+        Sums over it are trapezoidal sums of smooth functions, which are exact up to rounding if the spacing
+        is below the scales of the density and of the kernel.
         """
         count = _checks.integer_within("n", n, 2, 10**8, "a grid has two ends")
         reach = _checks.positive("width", width) * np.sqrt(self.variances)
@@ -143,7 +143,7 @@ class Mixture:
         return x[:, None], w / w.sum()
 
     def quantile_grid(self, n: int) -> Float64:
-        """Points (n, 1) of equal weight: the mean of each n-th of the law, the nearest such cloud in W2."""
+        """The n points of equal weight (n, 1) nearest to the law in W2: the means of its n equal parts."""
         count = _checks.integer_within("n", n, 1, 10**8, "a cloud has a point")
         q = self.quantile(np.arange(count + 1) / count)
         points: Float64 = count * np.diff(self._partial_moments(q)[0])[:, None]
@@ -162,7 +162,8 @@ class Mixture:
     def w2(self, X: npt.ArrayLike, weights: npt.ArrayLike | None = None) -> float:
         """The Wasserstein distance W2 from weighted points (N, 1) or (N,) to the law, exactly.
 
-        Sorted points face the pieces of the law of their own mass, whose first two moments are known.
+        Each of the sorted points is matched with a piece of the law of the same mass, whose first two moments
+        are known.
         """
         x = _checks.real_array("X", X)
         x = x[:, None] if x.ndim == 1 else x
@@ -237,7 +238,7 @@ class Mixture:
 
 
 def _time(t: object) -> float:
-    return _checks.at_least("t", t, 0, "these flows do not run backwards")
+    return _checks.at_least("t", t, 0, "these flows only run forwards")
 
 
 def gaussian_w2(

@@ -1,4 +1,4 @@
-"""What a flow of bridges gives back, and how it is recorded."""
+"""The result of a flow of bridges, and its recorder."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["BridgeFlow", "FlowEnds", "Recorder"]
 
 
 class FlowEnds(Exception):
-    """A step that cannot be taken. The recorder ends the flow with this as its status; where the very
-    first step fails there is nothing to keep, and ``error`` is raised, which names the argument at fault."""
+    """A step cannot be taken. The recorder then ends the flow with this text in its message. If the first
+    step fails there is nothing to keep, so ``error`` is raised, which names the argument at fault."""
 
     def __init__(self, problem: str, error: Exception) -> None:
         super().__init__(problem)
@@ -40,33 +40,33 @@ class BridgeFlow(Ended):
 
     kind: str
     t: npt.NDArray[np.float64] = field(repr=False)
-    """times of the states kept; a step advances by epsilon"""
+    """times of the stored states; a step advances by epsilon"""
     x: Any = field(repr=False)
-    """states kept (times, N, d), the first being the start; where the particles came from"""
+    """stored states (times, N, d), the first being the start; on a device if the particles came from one"""
     weights: npt.NDArray[np.float64] = field(repr=False)
-    """masses of the particles (N,), the same all along"""
+    """masses of the particles (N,), which do not change"""
     epsilon: float
     status: str
-    """"finished", or why the flow ended before: "no convergence" of a bridge, "blew up", or "stopped"
+    """"finished", or why the flow ended early: "no convergence" of a bridge, "blew up", or "stopped"
     before a step that could not be taken"""
     message: str
-    """at which step and time the flow ended before its last, and why; empty for one that finished"""
+    """why the flow ended early, at which step and time; empty if it finished"""
     converged: bool
-    """every bridge was solved to its tolerance"""
+    """whether the flow finished, with every bridge solved to its tolerance"""
     n_steps: int
-    """steps taken (all good)"""
+    """number of steps taken"""
     n_iter: npt.NDArray[np.int64] = field(repr=False)
     """iterations of the solver, for each step"""
     errors: npt.NDArray[np.float64] = field(repr=False)
     """marginal error of each step's bridge at its final check"""
     self_weight: npt.NDArray[np.float64] = field(repr=False)
-    """mass that stays on its own point in each step's bridge: about the fraction by which particles drawn
-    from a law move too little (0 at rest)"""
+    """mass that stays on its own point in the bridge of each step. Particles drawn from a law move too little
+    by about this fraction. It is 0 for steps without motion"""
     theta: npt.NDArray[np.float64] = field(repr=False)
-    """theta of each step; infinite where the particles were at the target and stood still"""
+    """theta of each step; infinite if the particles were at the target and did not move"""
     unevenness: npt.NDArray[np.float64] = field(repr=False)
-    """relative error of each step's displacement because the points that hold the surrogate are not even
-    cells at the scale of the kernel (``max_unevenness`` of :func:`kl_flow`); NaN where it does not matter"""
+    """relative error of each step's displacement that comes from uneven spacing of the points on which the
+    surrogate is defined (``max_unevenness`` of :func:`kl_flow`); NaN if it does not matter"""
     map: BarycentricMap | None = field(repr=False)
     """the last bridge, converged or not"""
 
@@ -77,7 +77,7 @@ class BridgeFlow(Ended):
         return last
 
     def mean(self) -> Real:
-        """Means of the states kept (times, d); NumPy."""
+        """Means of the stored states (times, d), a NumPy array."""
         means: Real = np.einsum("n,tnd->td", self.weights, self._states)
         return means
 
@@ -87,7 +87,7 @@ class BridgeFlow(Ended):
         return states
 
     def covariance(self) -> Real:
-        """Covariances of the states kept (times, d, d); NumPy."""
+        """Covariances of the stored states (times, d, d), a NumPy array."""
         centred = self._states - self.mean()[:, None]
         weighted = centred * self.weights[:, None]
         covariances: Real = np.swapaxes(weighted, 1, 2) @ centred
@@ -102,7 +102,7 @@ class BridgeFlow(Ended):
     def animate(
         self, *, ax: Axes | None = None, dims: tuple[int, int] = (0, 1), interval: float = 40.0
     ) -> FuncAnimation:
-        """The moving particles, as :meth:`qkcore.ParticleFlow.animate`."""
+        """An animation of the particles, as by :meth:`qkcore.ParticleFlow.animate`."""
         from .. import _plots
 
         return _plots.animate(self, ax, dims, interval)
@@ -124,7 +124,7 @@ class BridgeFlow(Ended):
 
 
 class Recorder:
-    """Keeps states and figures while a flow runs, and its progress bar."""
+    """Stores the states of a running flow and the numbers about its steps, and shows its progress."""
 
     def __init__(
         self,
@@ -175,7 +175,7 @@ class Recorder:
     def step(
         self, found: BarycentricMap, theta: float, new: Real, unevenness: float = np.nan
     ) -> Real:
-        """Takes a step if its bridge converged and its result is finite; else the flow ends."""
+        """Stores a step if its bridge converged and its result is finite; otherwise ends the flow."""
         self._map = found
         if not found.converged:
             self.end(Status.NO_CONVERGENCE, f"bridge not converged ({found.status})")
@@ -198,7 +198,7 @@ class Recorder:
         self._message = f"ended at step {self._done + 1} of {self._n} (t = {now:g}): {problem}"
 
     def rest(self, x: Real) -> Real:
-        """A step that moves nothing."""
+        """Stores a step in which nothing moves."""
         self._iterations.append(0)
         self._errors.append(0.0)
         self._alone.append(0.0)

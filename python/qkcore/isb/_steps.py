@@ -1,4 +1,4 @@
-"""One step: the Schrödinger-bridge step and the explicit Euler step beside it (ISB-2)."""
+"""The Schrödinger-bridge step, and the explicit Euler step to compare it with (ISB-2)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Step:
     """the time that the step advances: epsilon"""
     theta: float
     map: BarycentricMap = field(repr=False)
-    """:math:`B_{\\sigma,\\varepsilon}`, always converged; ``init=step.map`` starts the next from it"""
+    """:math:`B_{\\sigma,\\varepsilon}`, always converged; ``init=step.map`` starts the next step from it"""
 
     def __str__(self) -> str:
         *batch, n, d = self.X.shape
@@ -68,8 +68,9 @@ def step(
     It advances the flow :math:`\\partial_t\\rho + \\nabla\\cdot(\\rho\\nabla\\psi) = 0` by the time
     ``epsilon`` (erratum 6: with the kernel :math:`e^{-|x-y|^2/2\\varepsilon}`; without the ½ it would be
     epsilon/2). ``surrogate``: None for the particles themselves with their ``weights`` (theta = -1:
-    the heat flow); weights (N,) on the particles (:func:`surrogate_weights`); a pair (Z, w) for a
-    support of its own; or a solved :class:`BarycentricMap`. A bridge that does not converge raises.
+    the heat flow); weights (N,) on the particles (:func:`surrogate_weights`); a pair (Z, w) of
+    other points and their weights; or a solved :class:`BarycentricMap`. If the bridge does not converge, a
+    RuntimeError is raised.
 
     >>> import numpy as np, qkcore as qk
     >>> x, w = qk.isb.Mixture.gaussian(0.0, 1.0).grid(200)
@@ -90,7 +91,7 @@ def step(
         support, w, own = x, None, True
         if isinstance(surrogate, tuple):
             if len(surrogate) != 2:
-                raise ValueError(f"surrogate: wanted a pair (Z, w), got {len(surrogate)} things")
+                raise ValueError(f"surrogate: wanted a pair (Z, w), got {len(surrogate)} items")
             here = where.here("surrogate[0]", surrogate[0])
             support, own = _checks.points("surrogate[0]", here)[0], False
             _checks.same_dtype("surrogate[0]", support, x.dtype, "X")
@@ -119,7 +120,7 @@ def bridge_of(
     g: npt.NDArray[np.float64],
     options: Options,
 ) -> BarycentricMap:
-    """The bridge inside a flow, where scores that overflow end it: the particles have run away."""
+    """The bridge of a step in a flow. If scores overflow, :class:`FlowEnds` ends the flow."""
     try:
         return solve(x, epsilon, w, g, options)
     except OverflowError as error:
@@ -130,8 +131,8 @@ def bridge_of(
 
 
 def moved(x: Real, values: Real, theta: float) -> Real:
-    """x + (B - x) / theta: the same as the convex combination, and exact where B = x."""
-    with np.errstate(over="ignore", invalid="ignore"):  # callers look at what came out
+    """x + (B - x) / theta, which equals the formula of :func:`step` and is exact where B = x."""
+    with np.errstate(over="ignore", invalid="ignore"):  # callers check the result
         out: Real = x + (values - x) / x.dtype.type(theta)
     return out
 
@@ -157,7 +158,7 @@ def euler_step(X: npt.ArrayLike, epsilon: float, velocity: Velocity) -> Real:
 
 
 def field_values(name: str, field_: Velocity, x: Real, where: Backend = HOST) -> Real:
-    """A vector field at the particles, from an array or a function, checked.
+    """The checked values of a vector field at the particles, from an array or a function.
 
     Values that are not finite raise :class:`FlowEnds`, which a flow turns into its status.
     """
@@ -172,12 +173,12 @@ def at_particles(
     dtype: npt.DTypeLike,
     where: Backend = HOST,
 ) -> Real:
-    """Values at the particles, from an array or a function of them: the shape checked, all finite.
+    """Values at the particles, from an array or a function of them, checked to be finite and of this shape.
 
-    Functions are given the particles where the caller has them, and so are their values.
+    Functions are called with arrays of the caller's kind, and may return such.
     """
     if callable(given):
-        with np.errstate(all="ignore"):  # what came out is looked at below
+        with np.errstate(all="ignore"):  # the result is checked below
             given = given(where.give(where.from_host(x)))
     try:
         values = np.asarray(where.here(name, given))
@@ -197,8 +198,8 @@ def at_particles(
         lost = f"{int((~fine).sum())} of {fine.size} points"
         far = float(np.abs(x[~fine]).max())
         raise FlowEnds(
-            f"{name} is not a finite number at {lost}, the farthest of them at {far:.3g}; shorten "
-            "epsilon if the particles ran away",
+            f"{name} is not a finite number at {lost}, with coordinates up to {far:.3g}; take a "
+            "smaller epsilon if the particles ran away",
             ValueError(f"{name}: wanted finite numbers, got NaN or infinities at {lost}"),
         )
     return out

@@ -1,4 +1,4 @@
-"""Surrogates along a flow: the density of the particles, and the step that it gives (ISB-2, ISB-3)."""
+"""Surrogates along a flow: the density of the particles, and the step made from it (ISB-2, ISB-3)."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ __all__ = ["LogDensity", "SurrogateDensity", "SurrogateSteps", "per_point"]
 Float64 = npt.NDArray[np.float64]
 LogDensity = npt.ArrayLike | Callable[[Any, int], npt.ArrayLike] | None
 
-# The step may fold the last points of a support, where half of every neighbourhood is missing; with so
-# little mass their density does not matter.
+# The step may fold space at the outermost points of a support, which have neighbours on one side only. If
+# they have no more mass than this, their density does not matter.
 _FOLDED_MASS = 1e-9
 
 
@@ -60,8 +60,8 @@ class SurrogateDensity:
         elif log_density is not None:
             if support is not None:
                 raise ValueError(
-                    "log_density: wanted a function of points for a support of its own, got an array; "
-                    "values can be carried by the particles only"
+                    "log_density: wanted a function of points together with support=, got an array; "
+                    "only values at the particles can be carried along"
                 )
             try:
                 self._carried = per_point("log_density", log_density, x, where)
@@ -69,7 +69,7 @@ class SurrogateDensity:
                 raise end.error from None
 
     def __call__(self, x: Real, k: int) -> Float64:
-        """At the support (the particles x by default) after k steps."""
+        """The log density at the support (by default the particles x) after k steps."""
         if self._carried is not None:
             return self._carried
         at = x if self.support is None else self.support
@@ -80,7 +80,7 @@ class SurrogateDensity:
         return kernel_estimate(x, h, self.w, at, self._where)
 
     def carry(self, found: BarycentricMap, theta: float) -> bool:
-        """Follows the particles through a step; False if it folds them."""
+        """Updates carried values for a step; False if the step folds space where there is mass."""
         if self._carried is None:
             return True
         growth = _log_jacobian(found, theta, self._where)
@@ -110,16 +110,16 @@ class SurrogateSteps:
         self._options = options
         self._last: BarycentricMap | None = None
         self.unevenness = math.nan
-        """of the last step; NaN where it does not matter"""
+        """that of the last step; NaN if it does not matter"""
 
     def step(self, x: Real, k: int) -> tuple[BarycentricMap | None, float, Real]:
-        """The bridge of the surrogate, theta, and the particles moved; no bridge at the target."""
+        """The bridge of the surrogate, theta, and the moved particles; at the target the bridge is None."""
         own = self._density.support
         at = x if own is None else own
         logs = self._density(x, k)
         where = self._options.where
         ratio = logs + per_point("potential", self._potential, at, where)
-        # How much of the particles' mass a point of the support stands for.
+        # The share of the particles' mass that each point of the support represents.
         share = self._density.w if own is None else np.exp(logs - logs.max())
         theta = auto_theta(logs, ratio, share) if self._theta is None else self._theta
         if math.isinf(theta):
@@ -137,12 +137,12 @@ class SurrogateSteps:
         return found, theta, moved(x, values, theta)
 
     def _look_at_cells(self, x: Real, logs: Float64, theta: float, values: Real) -> None:
-        """Refuses points that hold the surrogate so unevenly that the step would not be the poster's.
+        """Ends the flow if the points of the surrogate are spaced so unevenly that the step would be wrong.
 
-        A surrogate on a support needs cells that resolve the kernel around every particle. One that is held
-        by the particles needs it where theta > 0: there the step moves particles towards any excess of
-        sigma, and so also towards chance clusters, which grow. With theta < 0 it moves them away, and
-        clusters dissolve.
+        The points of ``support`` must be cells that resolve the kernel around every particle. If the
+        particles are the points, they must do so for theta > 0: then the step moves particles towards any
+        excess of sigma, and so also towards chance clusters, which grow. With theta < 0 it moves them away
+        from clusters, which dissolve, so nothing needs to be checked.
         """
         own = self._density.support
         self.unevenness = math.nan
@@ -155,7 +155,7 @@ class SurrogateSteps:
         pull = _pull_of_cells(x, cells, volumes, self._epsilon, self._options.where)
         size = float(w @ ((values - x).astype(np.float64) ** 2).sum(axis=1))
         excess = float(w @ (pull**2).sum(axis=1))
-        # Nothing moves at all where every particle sees but one cell.
+        # The displacement is 0 if every particle has weight with a single cell only.
         self.unevenness = math.sqrt(excess / size) if size > 0 else math.inf
         if self.unevenness <= self._most:
             return
@@ -166,28 +166,28 @@ class SurrogateSteps:
                 f"every particle, got {found}"
             )
             raise FlowEnds(
-                f"the support no longer resolves the kernel around the particles ({found}); pass a "
+                f"the support does not resolve the kernel around the particles ({found}); pass a "
                 'wider or finer support, or method="split"',
                 ValueError(f'support: wanted {wanted}; pass such a grid, or method="split"'),
             )
         raise FlowEnds(
-            f"the particles have drawn together under theta = {theta:.3g} > 0 and do not hold the "
-            f'surrogate any more ({found}); use method="split", or support= a grid of equal cells',
+            f"the particles have clustered, as theta = {theta:.3g} > 0 makes them do, and no longer "
+            f'represent the surrogate ({found}); use method="split", or support= a grid of equal cells',
             ValueError(
-                'X: method="surrogate" without support= needs points like a grid, whose weights over '
-                f"densities are even at the scale sqrt(epsilon), because theta = {theta:.3g} > 0 draws "
-                f'other particles together; got {found}; pass method="split", which needs no density, or '
+                'X: method="surrogate" without support= needs points like a grid, with weights / densities '
+                f"that are even at the scale sqrt(epsilon), because theta = {theta:.3g} > 0 makes other "
+                f'particles cluster; got {found}; pass method="split", which needs no density, or '
                 "support= a grid of equal cells around the particles"
             ),
         )
 
 
 def _pull_of_cells(x: Real, at: Real, volumes: Float64, epsilon: float, where: Backend) -> Float64:
-    """Where the cells alone, without any density, would move the particles (N, d).
+    """How the cells alone, without any density, would move the particles (N, d).
 
-    The mean of the cells around x under :math:`e^{-|x-y|^2/2\\varepsilon}`, less x: zero where cells of these
-    log volumes fill space evenly at the scale of the kernel. It adds to what the bridge of a
-    density on these cells does, and so is the error of its map.
+    It is the mean of the cells around x under :math:`e^{-|x-y|^2/2\\varepsilon}`, minus x, which is zero if
+    cells of these log volumes fill space evenly at the scale of the kernel. It adds to the displacement by
+    the bridge of a density on these cells, and so estimates the error of that.
     """
     scores = where.visiting(distance(x, at, beta=1 / (2 * epsilon)))
     cells = scores.shift(columns=volumes.astype(x.dtype))
@@ -209,7 +209,7 @@ def _limit(value: object) -> float:
 
 def _log_jacobian(found: BarycentricMap, theta: float, where: Backend) -> Float64:
     """log det of the step's derivative, :math:`(1-\\theta^{-1})I + \\mathrm{Cov}(Y|x)/\\theta\\varepsilon`;
-    -inf where the step turns space over."""
+    -inf where the step reverses the orientation of space."""
     n, d = found.X.shape
     y = (found.X - found.X.mean(axis=0)).astype(np.float64)
     products = (y[:, :, None] * y[:, None, :]).reshape(n, d * d).astype(found.X.dtype)

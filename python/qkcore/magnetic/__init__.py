@@ -10,8 +10,8 @@
 ``MagneticMap``      the leading eigenvectors as an estimator
 ==================== ======================================================================
 
-Phases are scores read as angles: lazy, never formed, of the same normal form. Products cost one exp and
-one sine-cosine per entry and O(N) memory.
+Phases are lazy scores whose entries are angles, and they are never formed. Products cost one exp and one
+sine-cosine per entry and O(N) memory.
 """
 
 from ._build import from_attention, gauge_transform, hadamard, operator

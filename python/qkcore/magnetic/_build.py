@@ -48,13 +48,13 @@ def operator(
 
 
 def metric_of(W: WLike, metric: str) -> WLike:
-    """The W of squared distances."""
+    """The W of the squared distances; None for Euclidean ones."""
     _checks.one_of("metric", metric, ("W", "euclidean"))
     return W if metric == "W" else None
 
 
 def density_normalized(s: Scores, alpha: float) -> tuple[Scores, Real | None]:
-    """log of K_ij / (q_i q_j)^alpha and, where alpha asks for one, the shift -alpha log q that does it."""
+    """log of K_ij / (q_i q_j)^alpha, and the shift -alpha log q that was added (None if alpha is 0)."""
     power = _checks.at_least("alpha", alpha, 0, "e.g. 0, 0.5 or 1")
     if power == 0:
         return s, None
@@ -70,13 +70,13 @@ def from_attention(
     gamma: float = 1.0,
     rho: npt.ArrayLike | None = None,
 ) -> MagneticOperator:
-    """Attention's currents as phases on a symmetric geometry (DAC-11, eqs 76-81).
+    """A magnetic operator whose phases are the currents of attention (DAC-11, eqs 76-81).
 
     :math:`\\tilde P_{ij} = P_{ij}e^{i\\gamma F_{ij}}` with the :func:`log_flux` F of A (at ``rho``, or at
-    its stationary law). P is the operator that keeps the probabilities, e.g.
-    ``qk.softmax(qk.scores.distance(X, beta=beta))``. Without it, the row softmax of s + s^T, s the scores
-    of A: for ``qk.scores.forward(X, W=W, beta=beta)`` that is the diffusion map of eq 11, because
-    :math:`d^\\to_{ij} + d^\\to_{ji} = D^2_{ij}`.
+    its stationary law). P gives the absolute values, e.g.
+    ``qk.softmax(qk.scores.distance(X, beta=beta))``. Without P they are the row softmax of s + s^T, where s
+    are the scores of A: for ``qk.scores.forward(X, W=W, beta=beta)`` that is the diffusion map of eq 11,
+    because :math:`d^\\to_{ij} + d^\\to_{ji} = D^2_{ij}`.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore import magnetic
@@ -98,7 +98,7 @@ def from_attention(
 def hadamard(*operators: MagneticOperator | MarkovOperator | KernelOperator) -> MagneticOperator:
     """The entrywise product: scores, phases and gauge weights add (DAC-6, theorem C.8).
 
-    Real operators take part with phase 0 and gauge weight 0. The product is a kernel; call
+    Real operators count as magnetic ones with phase 0 and gauge weight 0. The product is a kernel; call
     ``normalized()`` on it for rows that sum to 1.
 
     >>> import numpy as np

@@ -1,4 +1,4 @@
-"""The Hermitian form of a magnetic operator, and eigenvectors by way of it."""
+"""The Hermitian form of a magnetic operator, and eigenvectors computed from it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Complex = npt.NDArray[np.complexfloating[Any, Any]]
 
 
 class Reversal(NamedTuple):
-    """The law that makes the magnitudes reversible, and what it makes of them."""
+    """The law for which the magnitudes are reversible, and the Hermitian form."""
 
     weights: Scores
     """the log weights of the Hermitian form"""
@@ -30,9 +30,10 @@ class Reversal(NamedTuple):
 
 
 def find_reversal(op: MagneticOperator) -> Reversal | None:
-    """None where no diagonal scaling makes op Hermitian.
+    """The law and the Hermitian form of op, or None if no diagonal scaling makes op Hermitian.
 
-    With log weights c_ij + r_i + l_j, c symmetric: H is c_ij + (r + l)_i/2 + (r + l)_j/2.
+    If the log weights are c_ij + r_i + l_j with a symmetric c, those of the Hermitian form are
+    c_ij + (r + l)_i/2 + (r + l)_j/2.
     """
     s = op.log_weights
     n = square("operator", s)
@@ -54,14 +55,14 @@ def find_reversal(op: MagneticOperator) -> Reversal | None:
     if isinstance(P, MarkovOperator):
         gone = gone | P.empty
     log_law[gone] = -np.inf
-    some = ~gone.all(axis=-1, keepdims=True)  # of a chain without any weight nothing is known
+    some = ~gone.all(axis=-1, keepdims=True)  # a chain without any weight has no law
     log_law -= np.where(some, log_law.max(axis=-1, keepdims=True), 0)
     mass = np.exp(log_law).sum(axis=-1, keepdims=True)
     return Reversal(weights, log_law - np.log(np.where(some, mass, 1)))
 
 
 def _halves(s: Scores, n: int) -> tuple[tuple[Real, ...], Rounding]:
-    """Half the shifts of rows and columns together, for both sides; those of each stage by themselves."""
+    """Half the sum of row and column shifts, for use on both sides; early and late ones stay apart."""
     by_stage: dict[int, list[Real]] = {EARLY: []}
     for shifts, stages in (
         (s.terms.row_bias, s.terms.rounding.rows),
@@ -75,7 +76,7 @@ def _halves(s: Scores, n: int) -> tuple[tuple[Real, ...], Rounding]:
 
 
 def is_hermitian(op: MagneticOperator) -> bool:
-    """Whether E v = E* v, to rounding, for one vector v."""
+    """Whether op and its adjoint map one test vector to the same result, up to rounding."""
     n = op.shape[-1]
     real = op.magnitude.dtype
     probe = _spectral.probe(n, op.dtype)
@@ -102,11 +103,11 @@ def right_vectors(
     log_law: npt.NDArray[np.float64],
     n_threads: int,
 ) -> Complex:
-    """Eigenvectors from those u of the Hermitian form: u / sqrt(pi).
+    """Right eigenvectors psi = u / sqrt(pi) from the eigenvectors u of the Hermitian form.
 
-    Rounding in u then weighs 1 / sqrt(pi), much for unlikely states. Those see likely ones:
-    psi = P psi / lambda has the average of the errors over a row, and psi times the rounding of lambda,
-    both divided by lambda. It is taken where that is less.
+    The division magnifies the rounding errors of u at unlikely states. There psi = P psi / lambda is often
+    more accurate: its error is the average of the errors over a row, plus psi times the rounding error of
+    lambda, both divided by lambda. For each entry the formula with the smaller error estimate is used.
     """
     gone = np.isneginf(log_law)
     with np.errstate(over="ignore"):
@@ -114,7 +115,7 @@ def right_vectors(
     if not np.isfinite(scale).all():
         raise OverflowError(
             f"spectrum: wanted a stationary law whose roots are within the range of {values.dtype}, got one "
-            f"down to e^{log_law[~gone].min():.0f}; the vectors divide by them: lower beta"
+            f"down to e^{log_law[~gone].min():.0f}; eigenvectors are divided by them: lower beta"
             + (", or use float64" if values.dtype == np.float32 else "")
         )
     scale[gone] = 1
@@ -122,7 +123,7 @@ def right_vectors(
     error = op.magnitude.apply(scale[:, None], n_threads=n_threads)
     moved = op._product(out, n_threads)
     size = np.abs(values)
-    # Times lambda. The two differ where the eigenvalue itself is rounding.
+    # This is |psi lambda|, by the formula that gives more. They differ if lambda itself is a rounding error.
     psi = np.maximum(np.abs(moved), np.abs(out) * size)
     better = (error * size + psi < scale[:, None] * size**2) & ~gone[:, None]
     np.divide(moved, values, out=out, where=better)

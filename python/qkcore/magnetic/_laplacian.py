@@ -17,7 +17,7 @@ from ._phases import square
 
 
 class MagneticLaplacian:
-    """:math:`D - \\tilde K` or its normalised forms, applied without being formed. By :func:`laplacian`."""
+    """:math:`D - \\tilde K` or its normalised forms, applied without being formed; see :func:`laplacian`."""
 
     __slots__ = ("_log_law", "_operator", "_symmetric", "degree", "kind")
     __array_ufunc__ = None
@@ -32,7 +32,7 @@ class MagneticLaplacian:
     ) -> None:
         self._operator = operator
         self.degree = degree
-        """what is on the diagonal before the operator is subtracted, (..., N); a NumPy array"""
+        """the diagonal from which the operator is subtracted, (..., N); a NumPy array"""
         self.kind = kind
         # A Hermitian operator with the same spectrum, and the law that relates the two.
         self._symmetric = symmetric
@@ -80,17 +80,18 @@ class MagneticLaplacian:
     def spectrum(
         self, k: int | None = None, *, n_threads: int | None = None
     ) -> tuple[Real, Complex]:
-        """The k smallest eigenvalues (all: None), smallest first, and eigenvectors as columns.
+        """The k smallest eigenvalues (None: all), smallest first, and eigenvectors as columns.
 
-        They are real and not negative, and a gauge leaves them (corollary C.9). If all states hang
-        together, the smallest is 0 exactly when phases add up to multiples of 2 pi around every cycle.
-        "random_walk" vectors are orthonormal in the stationary law, the others in the usual sense. Of a
-        batch, values (..., k) and vectors (..., N, k).
+        They are real and not negative, and a gauge does not change them (corollary C.9). If the graph of the
+        states is connected, the smallest is 0 exactly when phases add up to multiples of 2 pi around every
+        cycle. "random_walk" vectors are orthonormal in the stationary law, the others in the usual sense. A
+        batch has values (..., k) and vectors (..., N, k).
         """
         if self.shape[:-2]:
             return each_pair(self, lambda one: one.spectrum(k, n_threads=n_threads))
         threads = resolve_threads(n_threads)
-        # No eigenvalue is above twice the largest degree (Gershgorin): the smallest come first.
+        # No eigenvalue exceeds twice the largest degree (Gershgorin). So the smallest eigenvalues of L are
+        # the largest ones of top - L, which ``leading`` finds.
         top = 2 * self.degree.max()
         flipped, vectors = leading(
             lambda x: top * x - self._product(self._symmetric, x, threads), self._operator, k

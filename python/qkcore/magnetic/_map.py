@@ -23,9 +23,9 @@ class MagneticMap(Transformer):
 
     The coordinates of point i are :math:`\\lambda_k^t\\psi_{ik}`, complex numbers: angles between
     coordinates show the direction that the antisymmetric part of W gives the data, absolute values its
-    geometry. The first vector counts: it is constant only where the phases vanish, and then the map is a
-    diffusion map. Eigenvectors are orthonormal in the stationary law and turned so that the largest entry
-    is positive, so that results repeat.
+    geometry. The first vector is kept, because it is constant only if the phases vanish; then the map is a
+    diffusion map. Eigenvectors are orthonormal in the stationary law and turned so that their largest entry
+    is positive, which makes results reproducible.
 
     Parameters (scikit-learn's conventions; all are arguments of the constructor):
 
@@ -38,14 +38,14 @@ class MagneticMap(Transformer):
     - ``t``: diffusion time, an integer >= 0.
 
     After ``fit``: ``eigenvalues_``, ``eigenvectors_``, ``embedding_``, ``beta_``, ``n_features_in_``,
-    ``effective_points_`` (how many points each coordinate lives on, see
+    ``effective_points_`` (on how many points each coordinate is concentrated, see
     :class:`qkcore.diffusion.DiffusionMap`).
 
-    ``fit`` warns with :class:`qkcore.diffusion.DisconnectedWarning` where points fall into parts that do not
-    see each other, or where a coordinate lives on a few points only.
+    ``fit`` warns with :class:`qkcore.diffusion.DisconnectedWarning` if the points fall into parts with no
+    weights between them, or if a coordinate is nearly 0 except at a few points.
 
-    Points may be on a device: the sums of weights are found there, complex products by the CPU engine from
-    a copy of the points, and all results are NumPy arrays.
+    Points may be on a device: the sums of weights are computed there, and complex products by the CPU engine
+    from a copy of the points. The fitted arrays are NumPy arrays.
 
     >>> import numpy as np
     >>> from qkcore import magnetic
@@ -84,7 +84,7 @@ class MagneticMap(Transformer):
     def _fit(self, X: npt.ArrayLike, stacklevel: int) -> MagneticMap:
         where = backend_of(X)
         X = where.here("X", X)
-        points = self._points(X).copy()  # new points are compared with these
+        points = self._points(X).copy()  # a copy, with which transform compares new points
         k = _checks.integer_within(
             "n_components", self.n_components, 1, len(points), "at most one per point"
         )
@@ -95,7 +95,7 @@ class MagneticMap(Transformer):
         W = metric_of(self.W, self.metric)
         beta = self.beta
         if beta is None:
-            beta = median_rule(points, W).beta or 1.0  # any will do for points that are all equal
+            beta = median_rule(points, W).beta or 1.0  # equal points give the same with any beta
         plain = where.visiting(scores.distance(points, W=W, beta=beta))
         s, shift = density_normalized(plain, self.alpha)
         P = MagneticOperator(softmax(s), angles)
@@ -105,7 +105,7 @@ class MagneticMap(Transformer):
         self.eigenvectors_ = vectors
         self.embedding_: Complex = vectors * values**steps
         self._learn_features(X, points)
-        # What transform needs, as it was: only t may change between fits.
+        # transform uses these, so that parameters changed after fit do not matter to it (except t).
         self._fitted = points, shift, W, (self.W, self.gamma)
         law = P.stationary()
         self.effective_points_ = effective_points(law, vectors)
@@ -143,7 +143,7 @@ class MagneticMap(Transformer):
         self._same_features(X, points)
         points = points.astype(old.dtype, copy=False)
         s = where.visiting(scores.distance(points, old, W=W, beta=self.beta_))
-        if shift is not None:  # the factor of a new point falls out with its row
+        if shift is not None:  # the factor of a new point cancels in the softmax
             s = s.shift(columns=shift)
         angles = where.visiting(phases(points, *turn, Y=old))
         P = MagneticOperator(softmax(s), angles)

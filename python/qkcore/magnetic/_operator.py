@@ -25,7 +25,7 @@ class MagneticOperator:
 
     ``magnitude`` is the real operator: ``qk.softmax(s)`` gives :math:`\\tilde P` and ``qk.kernel(s)`` the
     magnetic kernel :math:`\\tilde K`. ``phases`` are angles as scores, e.g. from :func:`phases`.
-    ``gauge_weight`` is the alpha of theorem C.8: how often a gauge :math:`\\phi` turns the entries.
+    ``gauge_weight`` is the alpha of theorem C.8, by which :meth:`gauge` multiplies its angles :math:`\\phi`.
 
     The absolute values are those of P, so probabilities do not change; the phases show in products,
     in the spectrum and in the flux.
@@ -40,7 +40,7 @@ class MagneticOperator:
     """
 
     __slots__ = ("_here_cell", "_magnitude", "_phases", "_reversal_cell", "gauge_weight")
-    # So that `array @ operator` comes to us and not to NumPy's loops.
+    # So that NumPy leaves `array @ operator` to __rmatmul__.
     __array_ufunc__ = None
 
     def __init__(
@@ -139,7 +139,7 @@ class MagneticOperator:
         phases: Scores | None = None,
         weight: float | None = None,
     ) -> MagneticOperator:
-        """The same operator but for what is given, which has been checked already."""
+        """The same operator with the given parts replaced; they have been checked already."""
         out = MagneticOperator.__new__(MagneticOperator)
         out._magnitude = self._magnitude if magnitude is None else magnitude
         out._phases = self._phases if phases is None else phases
@@ -154,8 +154,8 @@ class MagneticOperator:
 
     @property
     def _here(self) -> MagneticOperator:
-        """The same operator over NumPy arrays: a copy of points, masks and shifts where these are on a
-        device. Sums of weights are then found there, and complex products by the CPU engine."""
+        """The same operator over NumPy arrays, for the complex products of the CPU engine. Points, masks and
+        shifts that are on a device are copied; sums of weights are computed on the device."""
         b = self._phases.backend
         if b.host_arrays:
             return self
@@ -165,7 +165,7 @@ class MagneticOperator:
         return self._here_cell[0]
 
     def _given(self, array: Real) -> Real:
-        """Real numbers of the host as the caller's library has them."""
+        """A NumPy array as an array of the caller's library."""
         b = self._phases.backend
         out: Real = b.give(b.from_host(array))
         return out
@@ -252,7 +252,7 @@ class MagneticOperator:
 
         For :math:`P = e^{s}/Z` with symmetric s it is :math:`e^{s_{ij} - \\frac12\\log Z_i -
         \\frac12\\log Z_j + i\\Theta_{ij}}`. Row and column shifts of symmetric scores are allowed, so
-        Hadamard products of magnetic operators have one too; others raise.
+        Hadamard products of magnetic operators have such a form too. Other operators raise a ValueError.
         """
         here = self._here
         return here._with(kernel(here._reversed().weights))
@@ -275,12 +275,13 @@ class MagneticOperator:
     def spectrum(
         self, k: int | None = None, *, n_threads: int | None = None
     ) -> tuple[Real, Complex]:
-        """The k largest eigenvalues (all: None), real, and right eigenvectors as columns (DAC-6).
+        """The k largest eigenvalues (None: all), which are real, and right eigenvectors as columns (DAC-6).
 
-        :math:`\\tilde P\\psi = \\lambda\\psi` by way of :meth:`hermitian`. The vectors are orthonormal in
-        the stationary law (a kernel's: uniform), :math:`\\sum_i\\pi_i\\bar\\psi_{ik}\\psi_{il} =
-        \\delta_{kl}`, each turned so that its largest entry is positive. A gauge turns the vectors
-        and leaves the values (C.8). Of a batch, values (..., k) and vectors (..., N, k). NumPy arrays.
+        :math:`\\tilde P\\psi = \\lambda\\psi` is solved with the matrix of :meth:`hermitian`. The vectors are
+        orthonormal in the stationary law (uniform for a kernel),
+        :math:`\\sum_i\\pi_i\\bar\\psi_{ik}\\psi_{il} = \\delta_{kl}`, and each is turned so that its largest
+        entry is positive. A gauge turns the vectors and does not change the values (C.8). A batch has values
+        (..., k) and vectors (..., N, k). Both are NumPy arrays.
 
         >>> import numpy as np, qkcore as qk
         >>> from qkcore import magnetic
@@ -316,8 +317,8 @@ class MagneticOperator:
     def flux(self, rho: npt.ArrayLike | None = None, *, n_threads: int | None = None) -> Complex:
         """The array :math:`F_{ij} = \\pi_i P_{ij} e^{i\\Theta_{ij}}` (DAC-6, eqs 41, 80), (..., N, N).
 
-        At the stationary law, where it is Hermitian, unless ``rho`` is given: one law (N,), or one each. A
-        NumPy array.
+        The law is the stationary one, for which the flux is Hermitian, or ``rho``: one law (N,), or one for
+        each problem of a batch. The result is a NumPy array.
         """
         here = self._here
         P = here._chain()
@@ -359,8 +360,8 @@ class MagneticOperator:
     def gauge(self, phi: npt.ArrayLike) -> MagneticOperator:
         """:math:`E'_{ij} = e^{i\\alpha(\\phi_i - \\phi_j)}E_{ij}`, alpha = ``gauge_weight`` (DAC-6, C.8).
 
-        phi has shape (N,), or (..., N) for a batch, in radians. Flux magnitudes, cycles and the spectrum stay
-        what they are.
+        phi has shape (N,), or (..., N) for a batch, in radians. A gauge changes neither the magnitudes of the
+        flux, nor the sums of phases around cycles, nor the spectrum.
         """
         n = square("operator", self._phases)
         if _device.on_device(phi):

@@ -58,8 +58,8 @@ def log_flux(A: MarkovOperator, rho: npt.ArrayLike | None = None) -> Scores:
     """:math:`F_{ij} = \\log\\frac{\\rho_i A_{ij}}{\\rho_j A_{ji}}`, antisymmetric, lazily (DAC-11, eq 76).
 
     At the stationary law of A unless ``rho`` is given; it vanishes exactly where detailed balance holds.
-    What is symmetric in the scores cancels and is not computed. Every weight must be positive: masked
-    operators are refused. Of a batch, those of every chain at its own law; ``rho`` is one law or one each.
+    Symmetric terms of the scores cancel and are not computed. Every weight must be positive, so masked
+    operators are refused. In a batch every chain has its own law; ``rho`` is one law for all or one for each.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore import magnetic
@@ -93,9 +93,9 @@ def log_flux(A: MarkovOperator, rho: npt.ArrayLike | None = None) -> Scores:
 
 
 def _log_law(P: Any, rho: Any) -> npt.NDArray[np.float64]:
-    """The logarithm of the law of one chain: of the stationary one, if none is given."""
+    """The logarithm of the law rho of one chain, or of its stationary law if rho is None."""
     if rho is None:
-        # In logarithms: probabilities that underflow have a finite flux.
+        # Computed in logarithms, because probabilities that underflow still have a finite flux.
         log_law = _dynamics.law_of(P, None, _dynamics.MAX_ITER, "warn", None).log_law
     else:
         with np.errstate(divide="ignore"):
@@ -112,7 +112,7 @@ def _antisymmetrized(s: Scores) -> Scores:
     """s_ij - s_ji for unmasked scores; terms that are symmetric by construction are dropped."""
     dots = [(x, y, c) for x, y, c in s.terms.dots if x is not y]
     n = s.n_rows
-    tilt = total(s.terms.row_bias, n) - total(s.terms.col_bias, n)  # tilt_i - tilt_j is left
+    tilt = total(s.terms.row_bias, n) - total(s.terms.col_bias, n)  # shifts leave tilt_i - tilt_j
     distances = []
     for x, y, c, n_negative, power in s.terms.distances:
         if x is y:
@@ -120,7 +120,7 @@ def _antisymmetrized(s: Scores) -> Scores:
         if power != 2:
             distances += [(x, y, c, n_negative, power), (y, x, -c, n_negative, power)]
             continue
-        # -c |x - y|^2 = 2c <x, y> - c |x|^2 - c |y|^2; around a common centre, to keep the digits.
+        # -c |x - y|^2 = 2c <x, y> - c |x|^2 - c |y|^2; taken from a common centre for accuracy.
         means = [z.mean(axis=-2, dtype=np.float64, keepdims=True) for z in (x, y)]
         centre = 0.5 * (means[0] + means[1])
         sign = np.ones(x.shape[-1])
@@ -140,11 +140,11 @@ def _antisymmetrized(s: Scores) -> Scores:
     return s._with(terms, bound=8 * s.bound + 2 * float(np.abs(tilt).max()))
 
 
-# ---- what the package asks of scores --------------------------------------------------------------
+# ---- helpers for scores ---------------------------------------------------------------------------
 
 
 def times(angles: Scores, factor: float) -> Scores:
-    """Angles times any number; scores proper allow positive factors only."""
+    """Angles times any number. (Other scores may be multiplied by positive factors only.)"""
     terms = angles.terms.scaled(lambda c: c * factor, lambda r: angles.backend.scaled(r, factor))
     return angles._with(
         terms.with_shifts(terms.row_bias, terms.col_bias), bound=abs(factor) * angles.bound

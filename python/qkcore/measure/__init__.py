@@ -8,14 +8,14 @@
 ``maximum_entropy``              :math:`\\lambda(x)` from moments (MTA-2, theorem 14)
 ``moment_projection``            onto Dirac measures and exponential families (16, 17)
 ``w1, w1_bracket``               the distance with l1 ground metric, exact and bracketed (MTA-4)
-``contraction, lipschitz``       bounds beside measured constants (MTA-3, 19 to 24)
+``contraction, lipschitz``       bounds, compared with measurements (MTA-3, 19 to 24)
 ``gaussian_lipschitz``           the unbounded Gaussian case (28 to 30)
 ``neighbourhood``                attention under another neighbourhood (25)
 ``fixed_point``                  weight-shared depth (26)
 ================================ ==============================================================
 
-Distances are l1, as in the paper. The printed bounds that do not hold are there, labelled
-(erratum 10).
+Distances are l1, as in the paper; plain numbers in brackets are its propositions and theorems. Printed
+bounds that do not hold are reported too, and marked as such (erratum 10).
 """
 
 from ._bounds import Bound, ContractionReport, contraction, neighbourhood

@@ -1,8 +1,8 @@
-"""Contraction coefficients: the bounds of MTA 19 to 25 beside what is measured (MTA-3, erratum 10).
+"""Contraction coefficients: the bounds of MTA 19 to 25, compared with measured ratios (MTA-3, erratum 10).
 
-Three readings of each: ``printed``, as in the paper; ``corrected``, by the same estimates with the test
-function centred, which is a bound where the printed one is not; ``sharp``, by covariances, without the
-exponential of the diameter where it can be avoided. All but ``printed`` are proved upper bounds.
+Each bound has three versions. ``printed`` is that of the paper. ``corrected`` makes the same estimates with a
+centred test function, and holds where the printed one does not. ``sharp`` estimates covariances, which
+avoids the exponential of the diameter where possible. ``corrected`` and ``sharp`` are proved upper bounds.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ __all__ = ["Bound", "ContractionReport", "contraction", "neighbourhood"]
 
 @dataclass(frozen=True)
 class Bound:
-    """An upper bound, in its readings, beside the constant that was measured."""
+    """An upper bound in three versions, and the largest value that was measured."""
 
     name: str
     printed: float
-    """as the paper has it"""
+    """the bound as the paper prints it"""
     printed_holds: bool
-    """whether the printed one is proved to be a bound (erratum 10: not always)"""
+    """whether the printed bound is proved, which is not always so (erratum 10)"""
     corrected: float
-    """a bound by the paper's own estimates, put right"""
+    """a proved bound, by the estimates of the paper after correction"""
     sharp: float
-    """a tighter bound; inf where there is none"""
+    """a proved bound by other estimates, often tighter; inf where there is none"""
     measured: float
-    """the largest ratio found: sampled, on the data, and by local maximisation. Never above the constant"""
+    """the largest value found by sampling, on the data and by local maximisation; at most the true one"""
     distance: float = math.nan
-    """where the bound is on a difference: the W1 distance that it contains"""
+    """the distance of the two inputs, for bounds that compare two of them; NaN for the others"""
 
     @property
     def bound(self) -> float:
-        """The smallest reading that is proved."""
+        """The smallest of the versions that are proved."""
         proved = [self.corrected, self.sharp]
         if self.printed_holds:
             proved.append(self.printed)
@@ -53,7 +53,7 @@ class Bound:
 
     @property
     def ratio(self) -> float:
-        """bound / measured: how loose the bound is at most; inf when nothing was measured."""
+        """bound / measured: the bound is loose by at most this factor. It is inf if nothing was measured."""
         return self.bound / self.measured if self.measured > 0 else math.inf
 
     @property
@@ -82,13 +82,13 @@ class ContractionReport:
     softmatch: Bound
     """tau(Psi_G) of theorem 23: the sum of both"""
     projection: Bound
-    """proposition 20: printed d, in truth 1"""
+    """proposition 20; the paper prints d, the true value is 1"""
     lookup: Bound
     """proposition 21"""
     attention: Bound
     """theorem 23: tau(A)"""
     invariant: bool | None
-    """whether A maps measures on E to measures on E, which theorem 26 needs; None: not known"""
+    """whether A maps measures on E to measures on E, which theorem 26 needs; None if that is not known"""
 
     @property
     def contracts(self) -> bool:
@@ -114,11 +114,13 @@ Readings = tuple[float, float, float]
 def psi_bounds(c: PotentialConstants) -> tuple[Readings, Readings]:
     """(printed, corrected, sharp) of both inequalities of proposition 19.
 
-    Query: centring f at its mean under one of the two measures leaves
-    :math:`|\\mu((G_x - G_y)(f - c))|/\\mu(G_x)`, half of what is printed. Its derivative is a covariance of f
-    and :math:`\\partial_k a`, at most a quarter of the product of their ranges: ``sharp``.
-    Measure: :math:`|(\\mu-\\nu)(G(f - c))|/\\mu(G)`, and G(f - c) has the Lipschitz constant
-    :math:`\\|G\\|_\\infty + \\|G\\|_{Lip} diam`. With :math:`G/\\mu(G) \\le e^{osc}` for one x: ``sharp``.
+    In the query: if the test function f is centred at its mean c under one of the two measures, the
+    difference is :math:`|\\mu((G_x - G_y)(f - c))|/\\mu(G_x)`, which is half of what is printed. The
+    ``sharp`` bound uses that the derivative is a covariance of f and :math:`\\partial_k a`, at most a quarter
+    of the product of their ranges.
+    In the measure: the difference is :math:`|(\\mu-\\nu)(G(f - c))|/\\mu(G)`, and G(f - c) has the Lipschitz
+    constant :math:`\\|G\\|_\\infty + \\|G\\|_{Lip} diam`. The ``sharp`` bound uses
+    :math:`G/\\mu(G) \\le e^{osc}` for one x.
     """
     query = safe_exp(c.log_lip_left - c.log_inf) * c.diameter
     key = safe_exp(c.log_lip_right - c.log_inf) * c.diameter
@@ -140,7 +142,7 @@ def contraction(
 
     ``domain``: a :class:`Ball` or :class:`Box`. Each bound comes with the largest ratio found over
     ``samples`` random configurations of E (corners, tiny weights), improved by ``climbs`` steps of
-    local maximisation, and at ``data`` if given. Bounds that overflow are inf, and true.
+    local maximisation, and at ``data`` if given. A bound that overflows is inf, which is still true.
 
     >>> from qkcore.measure import AttentionKernel, Box, DotPotential, contraction
     >>> report = contraction(AttentionKernel(DotPotential()), Box([-0.5], [0.5]), samples=200)
@@ -237,7 +239,7 @@ def _doubled(weights: npt.NDArray[np.floating]) -> npt.NDArray[np.float64]:
 def _local(kernel: AttentionKernel, measure: Measure) -> float:
     try:
         return AttentionJacobian(kernel, measure).w1_norm().value
-    except NotImplementedError:  # no derivative: what was sampled has to do
+    except NotImplementedError:  # without a derivative there are only the sampled ratios
         return 0.0
 
 
@@ -261,9 +263,9 @@ def neighbourhood(
 ) -> Bound:
     """How far attention at x moves when its neighbourhood mu is replaced by mu_hat (MTA-3, proposition 25).
 
-    The bounds hold for :math:`\\|A_\\mu(x) - A_{\\hat\\mu}(x)\\|_1`, which is ``measured``; they are the
-    second inequality of 19 for G(x, .), times :math:`\\tau(L)` and ``distance`` = W1(mu, mu_hat). The
-    printed one is not a bound (erratum 10).
+    ``measured`` is :math:`\\|A_\\mu(x) - A_{\\hat\\mu}(x)\\|_1`. The bounds on it are those of the second
+    inequality of proposition 19 for G(x, .), times :math:`\\tau(L)` and ``distance`` = W1(mu, mu_hat). The
+    printed bound does not always hold (erratum 10).
 
     >>> import numpy as np
     >>> from qkcore.measure import AttentionKernel, Box, GaussianPotential, neighbourhood
@@ -282,7 +284,7 @@ def neighbourhood(
     whole = kernel.potential.constants(domain)
     at = kernel.potential.constants_at(query[0], domain)
     _, (printed, corrected, sharp) = psi_bounds(at)
-    # The paper divides by eps(G) over all of E, not that of G(x, .).
+    # The paper divides by the infimum of G over all of E, and not by that of G(x, .).
     printed *= safe_exp(at.log_inf - whole.log_inf)
     lip = kernel.values.lipschitz
     factor = distance * (math.inf if lip is None else lip) if distance > 0 else 0.0

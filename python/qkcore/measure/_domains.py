@@ -18,7 +18,7 @@ Vector = npt.NDArray[np.float64]
 
 
 class Domain(Protocol):
-    """What the bounds ask of a set: sizes, and the range of linear maps on it."""
+    """A compact convex set, as the bounds use it: its sizes, and the range of linear maps on it."""
 
     @property
     def centre(self) -> Vector:
@@ -40,7 +40,7 @@ class Domain(Protocol):
         """Half the width of each linear form ``rows @ x`` over the set."""
 
     def bilinear(self, W: npt.ArrayLike) -> float:
-        """At least the largest :math:`u^T W v` over u, v in the set moved to the origin."""
+        """An upper bound on :math:`u^T W v` for u, v in the set after its centre is moved to the origin."""
 
     def farthest(self, x: npt.ArrayLike) -> float:
         """The largest Euclidean distance from x (d,) to a point of the set."""
@@ -49,14 +49,14 @@ class Domain(Protocol):
         """The nearest points of the set (n, d)."""
 
     def sample(self, n: int, rng: int | np.random.Generator) -> Vector:
-        """n points (n, d): of the inside and, every other one, of the boundary."""
+        """n points (n, d), by turns in the interior and on the boundary."""
 
     def holds(self, maps: Sequence[npt.NDArray[Any]], shift: npt.ArrayLike) -> bool:
-        """Whether sums of :math:`x_h M_h` and the shift stay in the set, for any x_h in it."""
+        """Whether :math:`\\sum_h x_h M_h + shift` is proved to be in the set for all x_h of the set."""
 
 
 def domain_argument(value: object) -> None:
-    """Refuses what is no domain: a protocol, so by what it can do."""
+    """Raise a TypeError for what is not a domain. ``Domain`` is a protocol: the attributes decide."""
     if not (hasattr(value, "dim") and hasattr(value, "reach") and hasattr(value, "project")):
         raise TypeError(
             f"domain: wanted a Ball or a Box, got {type(value).__name__}; "
@@ -73,7 +73,7 @@ def _vector(name: str, value: npt.ArrayLike) -> Vector:
 
 @dataclass(frozen=True, eq=False)
 class Ball:
-    """The Euclidean ball :math:`\\{x: \\|x - c\\|_2 \\le r\\}`; distances are l1 all the same.
+    """The Euclidean ball :math:`\\{x: \\|x - c\\|_2 \\le r\\}`. Its ``diameter`` is nevertheless the l1 one.
 
     >>> from qkcore.measure import Ball
     >>> Ball(radius=2.0, dim=4).diameter  # along a diagonal
@@ -98,7 +98,7 @@ class Ball:
 
     @classmethod
     def around(cls, X: npt.ArrayLike) -> Ball:
-        """A ball around points (n, d): centre of their box, radius to the farthest."""
+        """A ball that contains the points (n, d), around the centre of their bounding box."""
         points = np.asarray(_checks.points("X", X)[0], dtype=np.float64)
         centre = (points.min(axis=0) + points.max(axis=0)) / 2
         radius = float(np.linalg.norm(points - centre, axis=1).max())
@@ -140,7 +140,7 @@ class Ball:
         return out
 
     def sample(self, n: int, rng: int | np.random.Generator) -> Vector:
-        """n points (n, d): of the inside and, every other one, of the boundary."""
+        """n points (n, d), by turns in the interior and on the boundary."""
         draws = np.random.default_rng(rng)
         z = draws.normal(size=(n, self.dim))
         z /= np.linalg.norm(z, axis=1, keepdims=True)
@@ -149,7 +149,7 @@ class Ball:
         return out
 
     def holds(self, maps: Sequence[npt.NDArray[Any]], shift: npt.ArrayLike) -> bool:
-        """Whether sums of :math:`x_h M_h` and the shift stay in the set, for any x_h in it."""
+        """Whether the triangle inequality keeps :math:`\\sum_h x_h M_h + shift` in the set for all x_h."""
         middle = sum((self.centre @ M for M in maps), np.asarray(shift, dtype=np.float64))
         growth = sum(float(np.linalg.norm(M, 2)) for M in maps)
         away = float(np.linalg.norm(middle - self.centre))
@@ -215,7 +215,7 @@ class Box:
         return out
 
     def bilinear(self, W: npt.ArrayLike) -> float:
-        """:math:`h^T|W|h` for half sides h: exact for diagonal W, else possibly more than the largest."""
+        """:math:`h^T|W|h` for half sides h, which is the maximum if W is diagonal and otherwise a bound."""
         half = (self.high - self.low) / 2
         return float(half @ np.abs(W) @ half)
 
@@ -230,14 +230,14 @@ class Box:
         return out
 
     def sample(self, n: int, rng: int | np.random.Generator) -> Vector:
-        """n points (n, d): of the inside and, every other one, corners."""
+        """n points (n, d), by turns corners and points of the interior."""
         z = np.random.default_rng(rng).random((n, self.dim))
         z[::2] = np.round(z[::2])
         out: Vector = self.low + z * (self.high - self.low)
         return out
 
     def holds(self, maps: Sequence[npt.NDArray[Any]], shift: npt.ArrayLike) -> bool:
-        """Whether sums of :math:`x_h M_h` and the shift stay in the set, for any x_h in it."""
+        """Whether :math:`\\sum_h x_h M_h + shift` is in the set for all x_h of the set."""
         middle = sum((self.centre @ M for M in maps), np.asarray(shift, dtype=np.float64))
         reach = sum((self.reach(M.T) for M in maps), np.zeros(self.dim))
         half = (self.high - self.low) / 2

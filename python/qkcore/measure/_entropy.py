@@ -19,9 +19,12 @@ __all__ = ["InfeasibleMomentsError", "MaximumEntropy", "maximum_entropy"]
 Array = npt.NDArray[np.float64]
 
 _BLOCK_BYTES = 64 * 2**20
-_FLAT = 1e-13  # of the largest variance: a direction in which the features do not vary
-_LONG_STEP = 8.0  # in units of the exponent: further than this the quadratic model says nothing
-_SATURATED = 12.0  # ranges of the exponent beyond which a target may lie on the hull's boundary
+# In directions with less than this part of the largest variance, features count as constant.
+_FLAT = 1e-13
+# The exponents change by at most this much in a step, because the quadratic model is useless farther away.
+_LONG_STEP = 8.0
+# If the exponents range over more than this, the target may lie on the boundary of the convex hull.
+_SATURATED = 12.0
 _ARMIJO = 1e-4
 
 
@@ -37,10 +40,13 @@ class MaximumEntropy(Ended):
     """
 
     lam: Array = field(repr=False)
-    """:math:`\\lambda(x)`, (m, l); of least norm where features depend on each other; NaN if infeasible"""
+    """:math:`\\lambda(x)`, (m, l); if features are linearly dependent, the one of least norm in units of
+    the features' ranges; NaN if infeasible"""
     status: Any
-    """for each x "converged", "infeasible" (outside the convex hull), "boundary" (on it: the maximiser
-    lives on fewer points and lambda is at infinity; what is returned comes within tol), "iteration limit"
+    """for each x: "converged"; "infeasible" (the target is outside the convex hull of the features);
+    "boundary" (it is on the boundary of the hull: the maximiser has mass on some of the points only, and
+    lambda is infinite, so a finite approximation is returned, whose error is in ``errors``); "iteration
+    limit"
     """
     errors: Array = field(repr=False)
     """largest error of a moment, (m,), relative to the range of its feature"""
@@ -91,8 +97,8 @@ def maximum_entropy(
     at once, in coordinates in which the features have unit variance.
 
     A target outside the convex hull of the features raises :class:`InfeasibleMomentsError`, or with
-    ``on_infeasible="report"`` shows in ``status``; it is proved by a separating direction. ``tol`` is
-    relative to the range of each feature.
+    ``on_infeasible="report"`` has the ``status`` "infeasible". This is said only after a separating direction
+    or a linear programme has shown it. ``tol`` is relative to the range of each feature.
 
     >>> import numpy as np
     >>> from qkcore.measure import maximum_entropy
@@ -153,12 +159,14 @@ def _base_weights(nu: Measure | npt.ArrayLike | None, n: int) -> Array:
         return np.full(n, -np.log(n))
     measure = nu if isinstance(nu, Measure) else Measure(np.zeros((n, 1)), nu)
     if len(measure) != n:
-        raise ValueError(f"nu: wanted {n} weights as there are features, got {len(measure)}")
+        raise ValueError(
+            f"nu: wanted {n} weights, one for each row of features, got {len(measure)}"
+        )
     return measure.log_weights.astype(np.float64)
 
 
 def _solve(k: Array, f: Array, log_w: Array, tol: float, max_iter: int) -> _Part:
-    """Newton for a block of targets; k is (m, n, l) or shared, (n, l)."""
+    """Newton's method for a block of targets; k is (m, n, l), or (n, l) if all targets share it."""
     live = np.isfinite(log_w)
     k3 = (k[None] if k.ndim == 2 else k)[:, live]
     w = np.exp(log_w[live])
@@ -174,7 +182,7 @@ def _solve(k: Array, f: Array, log_w: Array, tol: float, max_iter: int) -> _Part
     whiten = vectors * np.where(varies, 1 / np.sqrt(np.where(varies, values, 1.0)), 0.0)[:, None, :]
     z = y @ whiten
     b = np.einsum("ml,mlr->mr", np.broadcast_to(t, (m, l)), np.broadcast_to(whiten, (m, l, l)))
-    # Where the features do not vary the target must not ask for anything else.
+    # In directions in which the features are constant, only targets with the same constant are feasible.
     flat = np.where(varies, 0.0, np.einsum("ml,mlr->mr", t, np.broadcast_to(vectors, (m, l, l))))
     outside = np.abs(flat).max(axis=1) > np.maximum(tol, 1e-7)
     theta, error, n_iter, separated = _newton(z, b, np.log(w), y, t, outside, tol, max_iter)
@@ -228,7 +236,8 @@ def _newton(
         gradient = moment - b[active]
         ya = np.broadcast_to(pick(y, active), (len(active), *y.shape[1:]))
         error[active] = np.abs(np.einsum("mn,mnl->ml", p, ya) - t[active]).max(axis=1)
-        # All scores below that of the target: theta separates it from the hull. A proof.
+        # If every point has a lower score than the target, theta separates the target from the convex
+        # hull, which proves that it is infeasible.
         apart = s.max(axis=1) < -1e-9 * (1 + np.abs(s).max(axis=1))
         separated[active[apart]] = True
         going = ~apart & (error[active] > 0.1 * tol)
@@ -255,7 +264,8 @@ def _newton(
         for _ in range(40):
             index = np.flatnonzero(waiting)
             _, trial = dual(theta[active[index]] + length[index, None] * step[index], active[index])
-            # Near the optimum the decrease drowns in rounding: a full step is right there.
+            # Near the optimum the decrease is smaller than rounding errors. The last term allows for them,
+            # so that the full step, which is right there, is accepted.
             enough = trial <= value[index] + _ARMIJO * length[index] * slope[index] + 1e-14 * (
                 1 + np.abs(value[index])
             )
@@ -268,9 +278,9 @@ def _newton(
 
 
 def _position(y: Array, t: Array, tol: float) -> str:
-    """Where a target lies: "inside", "boundary" or "infeasible"; by a linear programme.
+    """Where a target lies relative to the convex hull: "inside", "boundary" or "infeasible".
 
-    The largest t0 such that all weights can be at least t0.
+    A linear programme finds the largest t0 such that all weights can be at least t0: 0 on the boundary.
     """
     from scipy.optimize import linprog
 

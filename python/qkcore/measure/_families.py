@@ -1,4 +1,4 @@
-"""Moment projections: onto Dirac measures, natural exponential families, Gaussians (MTA-1, MTA-2)."""
+"""Moment projections onto Dirac measures, natural exponential families and Gaussians (MTA-1, MTA-2)."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ExponentialFamily:
         return out
 
     def members(self, moments: npt.ArrayLike) -> list[ExponentialMember]:
-        """The members with moments (m, l), all solved at once; an error where there is none."""
+        """The members with moments (m, l), all solved at once; a ValueError if one does not exist."""
         F = self.values(self.base.points)
         found = maximum_entropy(F, np.asarray(moments, dtype=np.float64), self.base)
         if not found.converged.all():
@@ -125,8 +125,11 @@ class Gaussian:
 
 @dataclass(frozen=True)
 class GaussianFamily:
-    """Normal laws: N(x, sigma^2 I) with F(x) = x (proposition 17), or with sigma=None all of them,
-    with F(x) = (x, x x^T) (remark 18): the moments are the mean and the covariance."""
+    """Normal laws, as a family to project on.
+
+    With ``sigma``: the laws N(m, sigma^2 I), F(x) = x, so the mean is matched (proposition 17). With
+    ``sigma=None``: all normal laws, F(x) = (x, x x^T), so mean and covariance are matched (remark 18).
+    """
 
     sigma: float | None = None
 
@@ -156,8 +159,8 @@ def moment_projection(
     """:math:`\\Pi_F(\\mu) = \\nu_{\\mu(F)}`, the member with the moments of mu (MTA-1, eq 2).
 
     ``family``: "dirac" (F(x) = x: the Dirac measure at the mean), an :class:`ExponentialFamily` or a
-    :class:`GaussianFamily`. For exponential families it minimises KL(mu, nu) (proposition 16); the
-    Dirac case is the limit of Gaussians of width going to 0 (proposition 17).
+    :class:`GaussianFamily`. In an exponential family this member minimises KL(mu, nu) (proposition 16); the
+    Dirac measure is the limit of Gaussians whose width goes to 0 (proposition 17).
 
     >>> import numpy as np
     >>> from qkcore.measure import moment_projection
@@ -178,9 +181,10 @@ def moment_projection(
 
 
 def kl_divergence(mu: Measure, nu: Measure) -> float:
-    """:math:`KL(\\mu\\|\\nu) = \\int\\log\\frac{d\\mu}{d\\nu}\\,d\\mu`; inf off the support (MTA-2).
+    """:math:`KL(\\mu\\|\\nu) = \\int\\log\\frac{d\\mu}{d\\nu}\\,d\\mu` (MTA-2).
 
-    Against mu: the paper's text has it against nu (erratum 12).
+    It is inf if mu has mass where nu has none. The logarithm is integrated against mu; the text of the paper
+    says nu (erratum 12).
 
     >>> import numpy as np
     >>> from qkcore.measure import Measure, kl_divergence

@@ -26,17 +26,16 @@ __all__ = ["FixedPoint", "fixed_point", "tau_bound"]
 Block = AttentionKernel | TransformerKernel | Callable[[Real], npt.ArrayLike]
 
 _TOL = {4: 1e-5, 8: 1e-10}
-_GROWTH = 2.0  # an extrapolation may raise the residual this much before it is taken back
-_PATIENCE = 60  # iterations without a new best residual
+_GROWTH = 2.0  # an extrapolation that raises the residual by more than this factor is undone
+_PATIENCE = 60  # after this many iterations without a smaller residual the run has stagnated
 _BLOW_UP = 1e8
-_FLOOR = (
-    1e-3  # of the size of the start: below, moves are relative to this and not to X, which may be 0
-)
+# Residuals are relative to the size of X, or to this part of the size of X0 if X is smaller: X may go to 0.
+_FLOOR = 1e-3
 
 
 @dataclass(frozen=True, eq=False)
 class FixedPoint(Ended):
-    """Where repeating a block leads: :math:`X = T(X)`."""
+    """The fixed point :math:`X = T(X)` of a block, and how the iteration went."""
 
     X: Real = field(repr=False)
     """the particles (n, d) of the smallest residual"""
@@ -45,26 +44,28 @@ class FixedPoint(Ended):
     """
     converged: bool
     residual: float
-    """mean l1 distance of a particle from its image: at least W1(mu, mu T)"""
+    """mean l1 distance of a particle from its image, which is at least W1(mu, mu T)"""
     residuals: npt.NDArray[np.float64] = field(repr=False)
-    """after each iteration"""
+    """the residual at the start and after each iteration"""
     n_iter: int
     n_evaluations: int
     rejected: int
-    """extrapolations that were taken back"""
+    """number of extrapolations that were undone, because they raised the residual too much"""
     contraction: float
-    """largest ratio of distances (mean l1) of images and points over consecutive iterates"""
+    """the largest ratio, over consecutive iterates, of the distance of the images to that of the points
+    (mean l1)"""
     local_rate: float
     """the rate at which plain iteration converges near X: the spectral radius of the block's derivative"""
     tau: float
-    """the bound on tau(T) over the domain; nan if none was given or the block has no bound"""
+    """the bound on tau(T) over the domain; nan if no domain was given, inf if no bound is known"""
     theorem: str
     """whether theorem 26 promises a unique fixed point: "applies", "does not apply" (tau >= 1, or the
-    domain is not mapped into itself), "unknown" (no domain given, or no bound for such a block)"""
+    domain is not shown to be mapped into itself), "unknown" (no domain was given, or for such a block
+    there is no bound or no test of the domain)"""
 
     @property
     def measure(self) -> Measure:
-        """m(X)."""
+        """The empirical measure m(X) of the particles."""
         return Measure(self.X)
 
     def __str__(self) -> str:
@@ -89,11 +90,12 @@ def fixed_point(
     """The fixed point of an infinitely deep network with shared weights (MTA-3, section 6.2, theorem 26).
 
     ``block``: an attention or Transformer kernel, or any function (n, d) to (n, d). ``method``: "picard"
-    repeats the block; "anderson" extrapolates from the last ``memory`` residuals, and goes back to a
-    plain step whenever that doubles the residual. ``tol`` bounds the mean l1 move of a particle, relative to
-    the size of X, or to a thousandth of the size of X0 where X is smaller than that, as at a fixed point 0
-    (default 1e-10, in float32 1e-5). With ``domain`` the result says whether theorem 26
-    applies there: tau < 1 by the corrected bound, and the domain mapped into itself.
+    repeats the block; "anderson" extrapolates from the last ``memory`` residuals, and takes a plain step
+    instead whenever the extrapolation more than doubles the residual. ``tol`` (default 1e-10, in float32
+    1e-5) bounds the mean l1 move of a particle. It is relative to the size of X, or to a thousandth of the
+    size of X0 if X is smaller than that, as near a fixed point 0. With ``domain`` the result says whether
+    theorem 26 applies there: tau must be below 1 by a proved bound, and the domain must be mapped into
+    itself.
 
     >>> import numpy as np
     >>> from qkcore.measure import AttentionKernel, Ball, DotPotential, LinearLookup, fixed_point
@@ -173,7 +175,7 @@ class _Run:
 
     @property
     def scale(self) -> float:
-        """What the residual is measured by."""
+        """The size to which the tolerance on the residual is relative."""
         return max(self.size, _FLOOR * self.first_size)
 
     def _evaluate(self, x: Real) -> Real:
@@ -193,7 +195,7 @@ class _Run:
             self.since_best += 1
 
     def advance(self) -> None:
-        """One iteration: an extrapolation if it does not raise the residual, else a plain step."""
+        """One iteration: an extrapolation, or a plain step if that would raise the residual too much."""
         old_x, old_image = self.x, self.image
         trial = self._extrapolated()
         if trial is not None:
@@ -209,11 +211,12 @@ class _Run:
             self.image = self._evaluate(self.x)
         self._record()
         apart = self._norm(self.x - old_x)
-        if apart > 1e-6 * self.size and apart > 0:  # below, the ratio is rounding
+        # Between closer points the ratio would be one of rounding errors.
+        if apart > 1e-6 * self.size and apart > 0:
             self.contraction = max(self.contraction, self._norm(self.image - old_image) / apart)
 
     def _extrapolated(self) -> Real | None:
-        """Where the last steps point to, if there are any."""
+        """The point extrapolated from the last steps; None at the first step and without extrapolation."""
         if self.anderson is None:
             return None
         first = self.anderson.empty
@@ -244,8 +247,9 @@ def _function(block: Block) -> Callable[[Real], Real]:
 
 
 def _local_rate(apply: Callable[[Real], Real], x: Real, steps: int = 12) -> float:
-    """Growth per step of a small difference, after a few steps of power iteration."""
-    # A difference in single precision loses half of its seven digits; that is what there is.
+    """The factor by which the block's derivative at x stretches a vector, by power iteration."""
+    # This step balances the rounding and the truncation errors of a central difference. In single
+    # precision four or five digits remain.
     step = float(np.finfo(x.dtype).eps) ** (1 / 3) * (1 + float(np.abs(x).max()))
     v = np.random.default_rng(0).normal(size=x.shape)
     v /= np.linalg.norm(v)
@@ -264,10 +268,11 @@ def _local_rate(apply: Callable[[Real], Real], x: Real, steps: int = 12) -> floa
 
 
 def tau_bound(block: Block, domain: Domain) -> float:
-    """A proved bound on tau over a domain (theorem 23, corrected); inf where the block has none.
+    """A proved bound on tau over a domain (theorem 23, corrected); inf if none is known for the block.
 
-    A Transformer block without residuals and normalisation: heads add up, the feed-forward network
-    multiplies. With a residual tau is at least 1, so theorem 26 has nothing to say.
+    For a Transformer block without residuals and normalisation it is the sum of the bounds of the heads,
+    times the Lipschitz constant of the feed-forward network. Other blocks get inf: a residual alone adds 1 to
+    such a bound, so that theorem 26 could not apply, and for normalisation no bound is computed.
     """
     domain_argument(domain)
     if not isinstance(block, AttentionKernel | TransformerKernel):

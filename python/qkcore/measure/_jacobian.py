@@ -6,8 +6,8 @@ by :math:`\\dot v`, and
 .. math:: \\dot y_i = \\sum_j p_{ij}\\dot v_j + \\sum_j p_{ij}(\\dot s_{ij} - \\bar{\\dot s}_i) v_j,
     \\qquad \\bar{\\dot s}_i = \\sum_j p_{ij}\\dot s_{ij}.
 
-Scores are products of features of row and column, :math:`\\dot s = \\dot R C^T + R\\dot C^T`: tiles of them
-and of the weights live in the cache, and nothing of size n by n is kept.
+Scores are products of features of row and column, so :math:`\\dot s = \\dot R C^T + R\\dot C^T`. They and the
+weights are computed by tiles that stay in the cache, and no n by n array is stored.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _ALL_COLUMNS = 256
 
 @dataclass(frozen=True)
 class LocalConstant:
-    """A norm of the Jacobian. ``value`` is attained by a direction, so never above the norm itself."""
+    """A norm of the Jacobian. ``value`` is what one direction attains, so the norm is at least that."""
 
     value: float
     products: int
-    """products with the Jacobian or its transpose that it took"""
+    """number of products with the Jacobian or its transpose that were needed"""
     residual: float
     """relative residual of the singular pair (0 for the l1 norm, which is a maximum over columns)"""
     converged: bool
@@ -49,8 +49,9 @@ class LocalConstant:
 class AttentionJacobian:
     """The Jacobian of :math:`X \\mapsto (A_{m(X)}(x_i))_i` at a measure, never formed.
 
-    It acts on directions (n, d) and gives (n, d'); ``transpose`` goes back. Weights of the measure stay
-    as they are. For kernels with a dot-product or Gaussian potential and a linear lookup.
+    ``apply`` multiplies it by directions (n, d) and gives (n, d'); ``transpose`` multiplies its transpose.
+    The particles move and their weights do not. For kernels with a dot-product or Gaussian potential and a
+    linear lookup.
 
     >>> import numpy as np
     >>> from qkcore.measure import AttentionJacobian, AttentionKernel, DotPotential
@@ -76,13 +77,13 @@ class AttentionJacobian:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(n d', n d): as a matrix on flattened particles."""
+        """(n d', n d), the shape of the Jacobian as a matrix on flattened particles."""
         return (self._values.size, self.measure.points.size)
 
     @cached_property
     def _normalizer(self) -> Real:
-        # The features leave out terms of the row alone, which is why this is not the engine's own
-        # normaliser for Gaussian scores; one pass of the engine over dot products of features.
+        # The features leave out terms that depend on the row alone, so for Gaussian scores this is not the
+        # normaliser of the scores themselves. It takes one pass over dot products of the features.
         from ..scores import dot
 
         s = dot(np.ascontiguousarray(self._rows), np.ascontiguousarray(self._columns))
@@ -90,7 +91,7 @@ class AttentionJacobian:
 
     @cached_property
     def _factors(self) -> tuple[Real, ...]:
-        """What the compiled products read: features, log weights, normaliser, values, outputs."""
+        """The arrays that the compiled products read: features, log weights, normaliser, values, outputs."""
         outputs = self.kernel(self.measure).attend(self.measure.points)
         arrays = (
             self._rows,
@@ -109,7 +110,7 @@ class AttentionJacobian:
         _checks.shape("direction", dx.shape, x.shape, why="as the points")
         _checks.same_dtype("direction", dx, x.dtype, "the points")
         potential = self.kernel.potential
-        # Two products as one of twice the inner length: dR C^T + R dC^T.
+        # dR C^T + R dC^T is computed as one product of twice the inner length.
         left = np.hstack([potential.row_push(x, dx), self._rows])
         right = np.hstack([self._columns, potential.column_push(x, dx)])
         d_values = np.ascontiguousarray(self.kernel.values.push(x, dx))
@@ -133,7 +134,7 @@ class AttentionJacobian:
         return out
 
     def to_numpy(self) -> Real:
-        """The Jacobian as a matrix (n d', n d): n d products, for small problems."""
+        """The Jacobian as a matrix (n d', n d), by n d products: only for small problems."""
         n, d = self.measure.points.shape
         out = np.empty(self.shape, self.measure.dtype)
         for k in range(n * d):
@@ -145,9 +146,9 @@ class AttentionJacobian:
     def spectral_norm(self, *, tol: float = 1e-3, max_products: int = 200) -> LocalConstant:
         """The largest singular value: the local Lipschitz constant in the Euclidean (Frobenius) norm.
 
-        Lanczos on :math:`J^T J`, started again from the best vector after every 24 steps; it keeps that
-        many directions. It stops when the value has changed by less than ``tol`` (relative) over three
-        steps. The estimate grows to the norm from below and never exceeds it.
+        Lanczos on :math:`J^T J`, started again from the best vector after every 24 steps, so that at most 24
+        directions are stored. It stops when the value has changed by less than ``tol`` (relative) over
+        three steps. The estimate approaches the norm from below and never exceeds it.
         """
         rtol = _checks.positive("tol", tol)
         limit = _checks.integer_within("max_products", max_products, 4, 2**31, "products")
@@ -179,9 +180,10 @@ class AttentionJacobian:
         :math:`\\sum_i w_i\\|\\dot y_i\\|_1 / \\sum_i w_i\\|\\dot x_i\\|_1`.
 
         For small moves of the particles the identity is the best coupling, so this is the local
-        contraction coefficient. A maximum over n d columns: all of them up to 256, beyond that by Hager's
-        ascent from the mean direction, a random one and the particles that receive most attention
-        for their weight, which finds a column that is never above the norm and seldom far below.
+        contraction coefficient. It is a maximum over n d columns. Up to 256 of them, all are computed. Of
+        more, Hager's ascent finds a large one; it starts from the uniform direction, a random one and the two
+        particles that receive most attention relative to their weight. Its value never exceeds the norm
+        and is seldom far below it.
         """
         w = self.measure.weights
         n, d = self.measure.points.shape
@@ -227,7 +229,7 @@ class AttentionJacobian:
 
 
 def _settled(values: list[float], tol: float) -> bool:
-    """Whether the largest eigenvalue stood still over three steps (of its root: half as much)."""
+    """Whether the largest eigenvalue changed by at most 2 tol over three steps, hence its root by tol."""
     return len(values) > 3 and abs(values[-1] - values[-4]) <= 2 * tol * abs(values[-1])
 
 
@@ -242,7 +244,7 @@ def _lanczos(
     for _ in range(steps):
         w = apply(basis[-1])
         diagonal.append(float(w @ basis[-1]))
-        for _ in range(2):  # twice is enough
+        for _ in range(2):  # orthogonalising twice is enough for rounding errors
             for q in basis:
                 w -= (q @ w) * q
         norm = float(np.linalg.norm(w))

@@ -36,7 +36,8 @@ def boltzmann_gibbs(
     values = _checks.doubles("g", g(measure.points) if callable(g) else g)
     _checks.shape("g", values.shape, (len(measure),), why="with one value for each point")
     _checks.all_positive("g", values, "a potential that is positive everywhere")
-    # Products of fractions, and sums of exponents: what underflows unnormalised may be large afterwards.
+    # Fractions are multiplied and exponents added, because a product that underflows before the
+    # normalisation may be large after it.
     part, exponent = np.frexp(values)
     weight, more = np.frexp(measure.weights.astype(np.float64))
     exponent = exponent + more
@@ -59,8 +60,8 @@ def softmatch(
 ) -> MarkovOperator:
     """The softmatch kernel :math:`\\Psi_{G(x_i,\\cdot)}(\\nu)` as a Markov operator (MTA-1, definition 4).
 
-    Rows are queries X (m, d), columns the points of nu; weights of nu are a shift of the columns.
-    Never formed for dot-product and Gaussian potentials.
+    Rows are queries X (m, d), columns the points of nu; the logarithms of nu's weights are added to the
+    columns of scores. For dot-product and Gaussian potentials the matrix is never formed.
 
     >>> import numpy as np
     >>> from qkcore.measure import DotPotential, Measure, softmatch
@@ -72,7 +73,7 @@ def softmatch(
     measure = as_measure("nu", nu)
     queries, _ = _checks.points("X", X)
     s = potential.scores(queries, measure.points)
-    # A shift that is the same for all columns changes nothing: leave it out.
+    # Adding the same number to all columns does not change a softmax, so equal weights are left out.
     return softmax(s if measure.uniform else s.shift(columns=measure.log_weights))
 
 
@@ -83,7 +84,7 @@ def _potential(value: object) -> None:
 
 
 class Layer:
-    """Measures to Markov kernels, :math:`\\mu \\mapsto A_\\mu`: a map that may be applied again and again."""
+    """A map from measures to Markov kernels, :math:`\\mu \\mapsto A_\\mu`, that can be iterated."""
 
     def __call__(self, mu: Measure | npt.ArrayLike) -> Any:
         """The Markov kernel at mu."""
@@ -102,7 +103,7 @@ class Layer:
         return moved
 
     def iterate(self, mu: Measure | npt.ArrayLike, depth: int) -> list[Measure]:
-        """The measures of all layers with shared weights, mu first: depth + 1 of them (3.1, 6.2)."""
+        """The measures after 0, 1, ..., depth layers with shared weights (sections 3.1, 6.2)."""
         layers = [as_measure("mu", mu)]
         for _ in range(_checks.integer_within("depth", depth, 0, 2**31, "a number of layers")):
             layers.append(self.step(layers[-1]))
@@ -153,7 +154,7 @@ class AttentionKernel(Layer):
         return self.lookup
 
     def double(self) -> AttentionKernel:
-        """The same kernel with parameters in float64: constants are looked for in double precision."""
+        """The same kernel with parameters in float64; constants are estimated in double precision."""
         return AttentionKernel(self.potential.double(), self.values.double(), self.projection)
 
     def __call__(self, mu: Measure | npt.ArrayLike) -> ConditionedKernel:
@@ -169,7 +170,7 @@ class ConditionedKernel:
     measure: Measure
 
     def softmatch(self, Q: npt.ArrayLike) -> MarkovOperator:
-        """:math:`\\Psi_{G(q_i,\\cdot)}(\\mu)`: the attention weights, (m, n), not formed."""
+        """:math:`\\Psi_{G(q_i,\\cdot)}(\\mu)`: the attention weights (m, n), as an operator."""
         return softmatch(self.kernel.potential, _like(self.measure, "Q", Q), self.measure)
 
     def before_projection(self, q: npt.ArrayLike) -> Measure:

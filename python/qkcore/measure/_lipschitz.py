@@ -20,20 +20,21 @@ from ._transport import w1
 
 __all__ = ["LipschitzReport", "gaussian_lipschitz", "lipschitz", "softmatch_perturbation"]
 
-_GAUSSIAN_LIP = math.sqrt(2 / math.e)  # of exp(-|x-y|^2) on pairs, in l1
+# The Lipschitz constant of exp(-|x-y|^2) as a function of the pair (x, y), in l1.
+_GAUSSIAN_LIP = math.sqrt(2 / math.e)
 _QUERIES = 64
 
 
 @dataclass(frozen=True)
 class LipschitzReport:
-    """How much attention can stretch, near given data and over a set that holds them."""
+    """How much attention can stretch distances, near given data and over a set that contains them."""
 
     query: Bound
-    """corollary 24: one query, Euclidean norm, keys and values fixed"""
+    """corollary 24, for one query in the Euclidean norm; keys and values are fixed"""
     domain: Domain = field(repr=False)
     local: tuple[LocalConstant, LocalConstant] | None = field(repr=False)
-    """:attr:`spectral` and :attr:`w1`; None for a lookup without a derivative (a table knows no values of
-    keys beside its own, so particles that are keys cannot move)"""
+    """:attr:`spectral` and :attr:`w1`; None for a lookup without a derivative (a table has no values for
+    other keys than its own, so particles that are keys cannot move)"""
 
     @property
     def spectral(self) -> LocalConstant:
@@ -49,8 +50,8 @@ class LipschitzReport:
     def _local(self) -> tuple[LocalConstant, LocalConstant]:
         if self.local is None:
             raise NotImplementedError(
-                "the lookup has no derivative, so self-attention has no Jacobian; .query holds for it, "
-                "and .local is None"
+                "the lookup has no derivative, so self-attention has no Jacobian; use .query, which "
+                "needs none (.local is None)"
             )
         return self.local
 
@@ -75,17 +76,17 @@ def lipschitz(
 ) -> LipschitzReport:
     """Local constants of self-attention at X, and the bound of corollary 24 (MTA-3).
 
-    The local constants are norms of the Jacobian, by products with it and its transpose, each a few
-    matrix products in O(n d) memory: what any bound must exceed. The bound holds for queries and keys
-    in ``domain`` (default: a ball around X), values looked up; the constant measured beside it is the largest
-    :math:`\\|\\partial_q Attention(q, K, V)\\|_2` over queries of the data and of the domain, improved by
-    ``climbs`` steps.
+    The local constants are norms of the Jacobian, which every bound must exceed. They are found by products
+    with the Jacobian and its transpose, each of which costs a few matrix products and O(n d) memory. The
+    bound holds for queries and keys in ``domain`` (default: a ball around X) and the values that the lookup
+    gives them. Its ``measured`` is the largest :math:`\\|\\partial_q Attention(q, K, V)\\|_2` over
+    ``queries`` points of the data and of the domain, improved by ``climbs`` steps of local maximisation.
 
-    Keys K with values V of their own, as in the original definition, are a :class:`TableLookup` at X = K:
-    :math:`\\|\\ell\\|` is then the largest ratio of distances in the table, and since the derivative is the
-    covariance of values and :math:`\\nabla_q a`, it is at most
-    :math:`diam_2(V)\\,diam_2(\\nabla_q a)/4`, however close two keys are (``sharp``). Such particles cannot
-    move, so there are no local constants (``local`` is None).
+    For keys K with values V that are no function of the keys, as in the original definition, pass
+    ``TableLookup(K, V)`` and X = K. Then :math:`\\|\\ell\\|` is the largest ratio of distances in the table.
+    The ``sharp`` bound :math:`diam_2(V)\\,diam_2(\\nabla_q a)/4` holds however close two keys are, because
+    the derivative is the covariance of the values and :math:`\\nabla_q a`. Such particles cannot move, so
+    there are no local constants (``local`` is None).
 
     >>> import numpy as np
     >>> from qkcore.measure import AttentionKernel, DotPotential, lipschitz
@@ -130,7 +131,7 @@ def lipschitz(
 
 
 def _times(unknown: float, factor: float) -> float:
-    """Their product, where an infinite constant does not matter if nothing depends on the query."""
+    """The product. It is 0 for a factor 0, even if the constant is inf: nothing depends on the query then."""
     return unknown * factor if factor > 0 else 0.0
 
 
@@ -164,18 +165,19 @@ def _query_norm(
 def gaussian_lipschitz(
     kernel: AttentionKernel, mu: Measure | npt.ArrayLike, nu: Measure | npt.ArrayLike
 ) -> Bound:
-    """Attention with a Gaussian potential on all of R^d: mu against nu, of any lengths (MTA-3; 29, 30).
+    """How much attention with a Gaussian potential stretches W1 on all of R^d, from mu to nu (MTA-3; 29, 30).
 
-    ``measured`` is :math:`W_1(\\mu A_\\mu, \\nu A_\\nu)/W_1(\\mu,\\nu)`. The printed factor (for beta = 1;
-    distances scale) rests on proposition 28, which does not hold (erratum 10), so it is not proved.
-    ``corrected`` is, for measures of equal weights (inf for others): moving mu along the best coupling,
-    of n atoms with least weight w, no particle moves the rest by more than
+    ``measured`` is :math:`W_1(\\mu A_\\mu, \\nu A_\\nu)/W_1(\\mu,\\nu)`; mu and nu may have different numbers
+    of points. The printed factor rests on proposition 28, which does not hold (erratum 10), so it is not
+    proved. It is stated for beta = 1, but does not depend on beta. ``corrected`` is inf unless both measures
+    have equal weights. For those it is proved: if the best coupling has n atoms, the least of them of
+    weight w, the ratio is at most
 
     .. math:: K_\\ell\\big[\\sqrt n + 2\\sqrt d\\,(S_2 + \\sqrt{\\omega}\\,S_1 + 2\\omega)\\big],\\quad
         \\omega = W_0\\big(\\tfrac{1/w - 1}{e}\\big),\\ L = \\max(1, \\ln n),\\
         S_2 = \\sqrt n L + n L e^{-L},\\ S_1^2 = \\sqrt n\\,S_2
 
-    because columns of a row-normalised positive definite kernel sum to at most sqrt(n).
+    because the columns of a row-normalised positive definite kernel sum to at most sqrt(n).
 
     >>> import numpy as np
     >>> from qkcore.measure import AttentionKernel, GaussianPotential, gaussian_lipschitz
@@ -204,22 +206,22 @@ def gaussian_lipschitz(
 
 
 def printed_factor(n: int, d: int) -> float:
-    """The factor of proposition 28, printed for the potential exp(-|x-y|^2)."""
+    """The factor of proposition 28 as printed, for the potential exp(-|x-y|^2)."""
     root = math.sqrt(d)
     return root * math.sqrt(math.log(n) + 1 / (2 * math.e)) * _GAUSSIAN_LIP + 1 + root + 2
 
 
 def _coupling_atoms(p: Measure, q: Measure) -> tuple[int, float]:
-    """Atoms of a best coupling of two measures, and one over its least weight."""
+    """Upper bounds on the number of atoms of a best coupling, and on one over its least weight."""
     n, m = int((p.weights > 0).sum()), int((q.weights > 0).sum())
     if not (p.uniform and q.uniform):
-        return n + m - 1, math.inf  # mass may be split into parts as small as you like
-    # Between equal weights a vertex of the couplings has entries that are multiples of 1/lcm.
+        return n + m - 1, math.inf  # an atom may have arbitrarily little mass
+    # If both have equal weights, the entries of an extremal coupling are multiples of 1/lcm(n, m).
     return (n if n == m else n + m - 1), float(math.lcm(n, m))
 
 
 def gaussian_factor(atoms: int, inverse: float, d: int) -> float:
-    """The corrected factor of theorem 29 for couplings of so many atoms; ``inverse``: 1/least weight."""
+    """The corrected factor of theorem 29 for a coupling of this many atoms of weight >= 1/``inverse``."""
     from scipy.special import lambertw
 
     if math.isinf(inverse):
@@ -239,24 +241,26 @@ def softmatch_perturbation(
     *,
     beta: float = 1.0,
 ) -> Bound:
-    """Softmatch measures of x in mu and y in nu, Gaussian potential on R^d (MTA-3, proposition 28).
+    """How far the softmatch measures of x in mu and of y in nu differ, for a Gaussian potential on R^d.
 
-    x and y are points of the measures, mu and nu have equal weights. ``measured`` is
-    :math:`W_1(\\Psi_{G(x,\\cdot)}(\\mu), \\Psi_{G(y,\\cdot)}(\\nu))`, ``distance`` is d(x, y) + W1(mu, nu),
-    by which the factors are multiplied. The printed proof scales the measures to mass N and forgets
-    that W1 scales with them: the factor lacks an N, without which it fails (erratum 10).
+    This is proposition 28 (MTA-3). x is a point of mu and y one of nu, and both measures have equal weights.
+    ``measured`` is :math:`W_1(\\Psi_{G(x,\\cdot)}(\\mu), \\Psi_{G(y,\\cdot)}(\\nu))`, and the bounds are
+    factors times ``distance`` = d(x, y) + W1(mu, nu). The printed proof scales the measures to mass N and
+    forgets that W1 scales with them. So the printed factor lacks an N, and the bound fails without it
+    (erratum 10).
     """
     p, q = as_measure("mu", mu), as_measure("nu", nu)
     for name, measure, value in (("x", p, x), ("y", q, y)):
         if not measure.uniform:
-            raise ValueError("mu, nu: wanted equal weights, got others")
+            raise ValueError("mu, nu: wanted equal weights, got different ones; pass points (n, d)")
         if not (measure.points == np.asarray(value)).all(axis=1).any():
-            raise ValueError(f"{name}: wanted a point of its measure, got another")
+            raise ValueError(f"{name}: wanted a point of its measure, got one that is not in it")
     potential = GaussianPotential(beta)
     first, second = (
         AttentionKernel(potential)(m).before_projection(np.asarray(z)) for m, z in ((p, x), (q, y))
     )
-    # The paper's beta is 1: another one stretches space, both sides of the inequality by the same factor.
+    # The paper has beta = 1. Another beta stretches space, and both sides of the inequality by the same
+    # factor.
     distance = float(np.abs(np.asarray(x) - np.asarray(y)).sum()) + w1(p, q)
     printed = printed_factor(len(q), p.dim)
     return Bound(

@@ -28,7 +28,7 @@ class Lookup(ABC):
 
     @abstractmethod
     def values(self, points: Real) -> Real:
-        """l of keys (n, d), as (n, d')."""
+        """The values l(k) of keys (n, d), as (n, d')."""
 
     def double(self) -> Lookup:
         """The same lookup with its arrays in float64."""
@@ -36,11 +36,11 @@ class Lookup(ABC):
 
     @property
     def differentiable(self) -> bool:
-        """Whether l has a derivative, :meth:`push` and :meth:`pull`."""
+        """Whether l has a derivative, which :meth:`push` and :meth:`pull` apply."""
         return type(self).push is not Lookup.push
 
     def push(self, points: Real, direction: Real) -> Real:
-        """The derivative of l at the points."""
+        """The derivative of l at the points, times a direction (n, d)."""
         raise self._no_derivative()
 
     def pull(self, points: Real, cotangent: Real) -> Real:
@@ -54,7 +54,7 @@ class Lookup(ABC):
 
 
 class LinearLookup(Lookup):
-    """:math:`\\ell(k) = k M + b`: M (d, d'), b (d',); both left out, the identity.
+    """:math:`\\ell(k) = k M + b` with M (d, d') and b (d',); without both it is the identity.
 
     >>> import numpy as np
     >>> from qkcore.measure import LinearLookup
@@ -163,12 +163,12 @@ class TableLookup(Lookup):
             "values", self.table.shape, (len(self.keys), "d'"), why="with one row for each key"
         )
         self._rows: dict[bytes, int] = {}
-        for i, key in enumerate(self.keys + 0.0):  # + 0.0: -0.0 and 0.0 are one key
+        for i, key in enumerate(self.keys + 0.0):  # + 0.0 makes one key of -0.0 and 0.0
             first = self._rows.setdefault(key.tobytes(), i)
             if first != i and not np.array_equal(self.table[first], self.table[i]):
                 raise ValueError(
                     f"keys: wanted one value for each key, got key {i} equal to key {first} with "
-                    "another value; a table is a function"
+                    "another value; give equal keys equal values"
                 )
 
     def double(self) -> TableLookup:
@@ -218,6 +218,6 @@ class TableLookup(Lookup):
             )
             raise ValueError(
                 f"keys: wanted keys of the table, got one that is not in it at index {missing}: "
-                f"{points[missing].tolist()[:4]}; a table knows no others, use a FunctionLookup"
+                f"{points[missing].tolist()[:4]}; for values of other keys use a FunctionLookup"
             ) from None
         return self.table[rows]

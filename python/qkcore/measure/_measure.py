@@ -22,7 +22,7 @@ __all__ = ["GaussianMixture", "Measure", "as_measure"]
 
 PointMap = Callable[[Real], npt.ArrayLike]
 
-# Weights that should sum to one were themselves summed and divided in their dtype.
+# Weights may miss the sum 1 by this much, because they were normalised in their own dtype.
 _MASS_TOL = {4: 1e-4, 8: 1e-9}
 _MAX_NODES = 10_000_000
 
@@ -55,7 +55,7 @@ class Measure:
             len(array),
             1,
             "point",
-            "an empty measure has no mass to make a probability of",
+            "a probability measure has at least one point",
         )
         _checks.not_empty("points", array)
         _checks.finite("points", array)
@@ -109,7 +109,7 @@ class Measure:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64, as the points came."""
+        """The dtype of the points, float32 or float64."""
         return self._points.dtype
 
     def __len__(self) -> int:
@@ -117,7 +117,7 @@ class Measure:
 
     @property
     def uniform(self) -> bool:
-        """Whether all weights are equal (to rounding): an empirical measure m(X)."""
+        """Whether all weights are equal up to rounding, as in an empirical measure m(X)."""
         w = self._weights
         return bool(np.abs(w - 1 / len(w)).max() <= 8 * np.finfo(w.dtype).eps / len(w))
 
@@ -186,7 +186,7 @@ class Measure:
 
 @dataclass(frozen=True, eq=False)
 class GaussianMixture:
-    """:math:`N(0, \\sigma^2 I) * \\mu` (MTA-2, proposition 17, lemma 37): a density, same mean as mu.
+    """:math:`N(0, \\sigma^2 I) * \\mu` (MTA-2, proposition 17, lemma 37), with a density and the mean of mu.
 
     >>> import numpy as np
     >>> from qkcore.measure import Measure
@@ -199,7 +199,7 @@ class GaussianMixture:
     sigma: float
 
     def mean(self) -> Real:
-        """The mean, that of the measure for every sigma (lemma 36)."""
+        """The mean, which is that of the measure whatever sigma is (lemma 36)."""
         return self.measure.mean()
 
     @cached_property
@@ -225,7 +225,7 @@ class GaussianMixture:
         return np.asarray(self.measure.points[index] + noise, dtype=self.measure.dtype)
 
     def quadrature(self, nodes: int = 8) -> Measure:
-        """Gauss-Hermite points of every Gaussian: moments up to degree ``2 nodes - 1`` are exact."""
+        """A measure on Gauss-Hermite points of every Gaussian, exact for moments up to ``2 nodes - 1``."""
         count = _checks.count("nodes", nodes, do="pass e.g. nodes=8")
         d = self.measure.dim
         if float(count) ** d * len(self.measure) > _MAX_NODES:
@@ -244,7 +244,7 @@ class GaussianMixture:
 
 
 def as_measure(name: str, value: Measure | npt.ArrayLike) -> Measure:
-    """A measure as it is; an array of points (n, d) as its empirical measure."""
+    """A measure is returned as it is; an array of points (n, d) becomes its empirical measure."""
     if isinstance(value, Measure):
         return value
     array = _checks.real_array(name, value)

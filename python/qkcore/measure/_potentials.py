@@ -37,9 +37,10 @@ def _log(x: float) -> float:
 
 @dataclass(frozen=True)
 class PotentialConstants:
-    """Constants of a potential on a set E, in l1; logarithms, because they span hundreds of decades.
+    """Constants of a potential on a set E with the l1 metric.
 
-    Every one is an upper bound (``log_inf`` a lower one) and exact where the potential says so.
+    Some are kept as logarithms, because they range over hundreds of decades. All are upper bounds
+    (``log_inf`` a lower one); each potential says which of them are exact.
     """
 
     log_sup: float
@@ -95,14 +96,14 @@ class Potential(ABC):
 
     @abstractmethod
     def scores(self, X: npt.ArrayLike, Y: npt.ArrayLike) -> Scores:
-        """a(x_i, y_j), lazily, up to terms that depend on i alone only if it says so."""
+        """a(x_i, y_j), lazily; a potential that leaves out terms that depend on i alone must say so."""
 
     @abstractmethod
     def constants(self, domain: Domain) -> PotentialConstants:
         """The constants of propositions 19 to 25 on a compact set."""
 
     def constants_at(self, x: npt.ArrayLike, domain: Domain) -> PotentialConstants:
-        """The same for one query x: those of G(x, .) (proposition 25)."""
+        """The constants of G(x, .), for one query x (proposition 25)."""
         return self.constants(domain)
 
     def double(self) -> Potential:
@@ -114,15 +115,15 @@ class Potential(ABC):
         rows = [self.scores(x[None], y[None]).to_numpy()[0, 0] for x, y in zip(X, Y, strict=True)]
         return np.asarray(rows, dtype=np.float64)
 
-    # Scores as products of features of rows and columns, for derivatives: s = R(x) C(y)^T, up to
-    # terms of the row alone, which a softmax does not see.
+    # Derivatives need the scores as products of features of rows and columns, s = R(x) C(y)^T. Terms that
+    # depend on the row alone are left out, because they do not change a softmax.
 
     def row_features(self, X: Real) -> Real:
-        """R (n, r)."""
+        """The features R of the rows, (n, r)."""
         raise self._no_derivative()
 
     def column_features(self, Y: Real) -> Real:
-        """C (m, r)."""
+        """The features C of the columns, (m, r)."""
         raise self._no_derivative()
 
     def row_push(self, X: Real, dX: Real) -> Real:
@@ -148,10 +149,10 @@ class Potential(ABC):
 
 
 class DotPotential(Potential):
-    """:math:`G(x, y) = e^{\\beta x^T W y}` (MTA section 3.2): beta = 1/sqrt(d) is scaled dot product.
+    """:math:`G(x, y) = e^{\\beta x^T W y}` (MTA section 3.2): beta = 1/sqrt(d) is the scaled dot product.
 
-    W (d, d) or factors (W_Q (d, r), W_K (r, d)), identity if left out. Constants are exact for W = 1
-    on a set centred at the origin, upper bounds otherwise.
+    W is (d, d), or factors (W_Q (d, r), W_K (r, d)), or the identity if left out. The constants are exact for
+    W = I on a set centred at the origin, and upper bounds otherwise.
 
     >>> from qkcore.measure import Ball, DotPotential
     >>> print(DotPotential(beta=0.5).constants(Ball(1.0, dim=4)))
@@ -201,7 +202,7 @@ class DotPotential(Potential):
         return scores.dot(X, Y, W=self.W, beta=self.beta)
 
     def constants(self, domain: Domain) -> PotentialConstants:
-        """Upper bounds on a compact set; exact for W = 1 and a set centred at the origin."""
+        """Upper bounds on a compact set; exact for W = I and a set centred at the origin."""
         W, c, b = self._matrix(domain.dim), domain.centre, self.beta
         middle, inner = float(c @ W @ c), domain.bilinear(W)
         left, right = float(domain.reach(W @ c)[0]), float(domain.reach(W.T @ c)[0])
@@ -222,7 +223,7 @@ class DotPotential(Potential):
         )
 
     def constants_at(self, x: npt.ArrayLike, domain: Domain) -> PotentialConstants:
-        """Those of G(x, .), exact."""
+        """The constants of G(x, .): those in the key are exact, the others are those of all queries."""
         whole = self.constants(domain)
         form = self.beta * (self._matrix(domain.dim).T @ np.asarray(x, dtype=np.float64))
         middle, reach = float(form @ domain.centre), float(domain.reach(form)[0])
@@ -282,7 +283,7 @@ class DotPotential(Potential):
 class GaussianPotential(Potential):
     """:math:`G(x, y) = e^{-\\beta\\|x-y\\|_2^2}` (MTA section 6.3, where beta = 1).
 
-    Constants are exact but for ``log_oscillation``, which is an upper bound.
+    The constants are exact except ``log_oscillation``, which is an upper bound.
 
     >>> from qkcore.measure import Box, GaussianPotential
     >>> print(GaussianPotential().constants(Box([0.0], [0.5])))
@@ -302,7 +303,7 @@ class GaussianPotential(Potential):
         return 2 * self.beta * t * math.exp(-self.beta * t * t)
 
     def constants(self, domain: Domain) -> PotentialConstants:
-        """Exact on balls and boxes but for ``log_oscillation``."""
+        """Exact on balls and boxes, except ``log_oscillation``."""
         width = 2 * float(domain.reach(np.eye(domain.dim)).max())
         range_ = self.beta * domain.diameter_l2**2
         lip = _log(self._lip(width))
@@ -320,7 +321,7 @@ class GaussianPotential(Potential):
         )
 
     def constants_at(self, x: npt.ArrayLike, domain: Domain) -> PotentialConstants:
-        """Those of G(x, .); the Lipschitz constant is an upper bound."""
+        """The constants of G(x, .); the Lipschitz constants are upper bounds."""
         whole = self.constants(domain)
         point = np.asarray(x, dtype=np.float64)
         near = float(np.linalg.norm(domain.project(point[None])[0] - point))
@@ -377,8 +378,8 @@ class GaussianPotential(Potential):
 class FunctionPotential(Potential):
     """Any positive function: ``G(X (n, d), Y (m, d))`` gives an (n, m) array of values > 0.
 
-    Its values are formed, n m of them. ``constants``: what is known of it on the set in question,
-    for the bounds.
+    All n m values are stored. ``constants``: its constants on the set on which bounds are wanted; only the
+    bounds use them.
 
     >>> import numpy as np
     >>> from qkcore.measure import FunctionPotential
@@ -408,12 +409,12 @@ class FunctionPotential(Potential):
             "G",
             values,
             "a potential that is positive everywhere",
-            "an interaction potential is exp of something",
+            "an interaction potential is the exponential of a score",
         )
         return scores.dense(np.log(values))
 
     def constants(self, domain: Domain) -> PotentialConstants:
-        """The constants that it was given."""
+        """The constants that were passed with the function, whatever the domain."""
         if self._constants is None:
             raise ValueError(
                 "constants: wanted the constants of this potential for its bounds, got None; pass "

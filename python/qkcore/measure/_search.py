@@ -1,6 +1,7 @@
-"""Looking for the worst case: random configurations and local maximisation (MTA-3).
+"""A search for the worst case, by random configurations and local maximisation (MTA-3).
 
-Every ratio is that of an actual pair of measures (or its limit), so none exceeds the true constant.
+Every ratio is that of an actual pair of measures, or a limit of such ratios, so none exceeds the true
+constant.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ __all__ = ["attention_ratio", "lookup_ratio", "measure_ratio", "query_ratio"]
 Array = npt.NDArray[np.float64]
 Points = tuple[Array, ...]
 
-_STEP = 1e-4  # of the diameter: pairs of neighbours for derivatives
-_KEEP = 16  # configurations that are improved at the same time
+_STEP = 1e-4  # distance of pairs that approximate a derivative, relative to the diameter
+_KEEP = 16  # number of configurations that are improved at the same time
 
 
 def _climb(
@@ -53,9 +54,9 @@ def _climb(
 def query_ratio(
     potential: Potential, domain: Domain, samples: int, steps: int, rng: np.random.Generator
 ) -> float:
-    """Proposition 19, first: queries x, y and measures on two atoms u, v with the worst weights.
+    """Proposition 19, first inequality: queries x, y and measures on two atoms u, v with the worst weights.
 
-    For these W1 is :math:`\\tanh(|\\Delta|/4)\\|u-v\\|_1`, Delta the second difference of a.
+    For these W1 is :math:`\\tanh(|\\Delta|/4)\\|u-v\\|_1`, where Delta is the second difference of a.
     """
 
     def ratio(x: Array, y: Array, u: Array, v: Array) -> Array:
@@ -67,7 +68,7 @@ def query_ratio(
         )
         apart = np.abs(x - y).sum(axis=1)
         moved = np.tanh(np.abs(delta) / 4) * np.abs(u - v).sum(axis=1)
-        # Too close, and the difference is rounding.
+        # If the points are too close, the difference is a rounding error.
         return np.where(apart > 1e-7 * domain.diameter, moved / np.maximum(apart, 1e-300), 0.0)
 
     x, y, u, v = (domain.sample(samples, rng) for _ in range(4))
@@ -81,10 +82,11 @@ def query_ratio(
 def measure_ratio(
     potential: Potential, domain: Domain, samples: int, steps: int, rng: np.random.Generator
 ) -> float:
-    """Proposition 19, second: nearly all mass at u, a little that moves from v to v'.
+    """Proposition 19, second inequality: nearly all mass is at u, and a small part moves from v to v'.
 
-    As the little goes to 0 the ratio tends to that of :math:`e^{a(x,v)-a(x,u)}` times the change of
-    :math:`e^{a(x,v)}\\|v-u\\|_1` per length, read off with the 1-Lipschitz function :math:`\\|z-u\\|_1`.
+    As that part goes to 0, the ratio tends to :math:`|h(v') - h(v)|/\\|v'-v\\|_1` with
+    :math:`h(v) = e^{a(x,v)-a(x,u)}\\|v-u\\|_1`, if W1 is estimated with the 1-Lipschitz function
+    :math:`\\|z-u\\|_1`.
     """
 
     def ratio(x: Array, u: Array, v: Array, other: Array) -> Array:
@@ -106,7 +108,7 @@ def measure_ratio(
 def lookup_ratio(
     kernel: AttentionKernel, domain: Domain, samples: int, steps: int, rng: np.random.Generator
 ) -> float:
-    """Proposition 21: largest :math:`\\|\\ell(x) - \\ell(y)\\|_1/\\|x-y\\|_1` found (of a table: in it)."""
+    """Proposition 21: largest :math:`\\|\\ell(x) - \\ell(y)\\|_1/\\|x-y\\|_1` found (exact for a table)."""
     lookup = kernel.values
     if isinstance(lookup, TableLookup):
         return lookup.lipschitz
@@ -127,9 +129,10 @@ def lookup_ratio(
 def attention_ratio(
     kernel: AttentionKernel, domain: Domain, samples: int, steps: int, rng: np.random.Generator
 ) -> float:
-    """Theorem 23: local constants of small weighted measures, or pairs where there is no derivative.
+    """Theorem 23: local constants of small weighted measures, or ratios of pairs if there is no derivative.
 
-    0 for tables, which know no points but their own, and for projections onto other families.
+    Nothing is measured (the result is 0) for tables, whose keys cannot move, and for projections onto
+    other families.
     """
     if kernel.projection != "dirac" or isinstance(kernel.values, TableLookup):
         return 0.0
@@ -165,7 +168,7 @@ def attention_ratio(
 def _pair_ratio(
     kernel: AttentionKernel, mu: Measure, domain: Domain, rng: np.random.Generator
 ) -> float:
-    """The ratio of W1 distances for mu and a copy with moved points."""
+    """The ratio of W1 distances, after the layer and before it, of mu and a copy with moved points."""
     moved = domain.project(mu.points + 0.05 * domain.diameter_l2 * rng.normal(size=mu.points.shape))
     nu = Measure(moved, mu.weights)
     apart = w1(mu, nu)

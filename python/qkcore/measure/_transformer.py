@@ -86,7 +86,7 @@ class FeedForward:
 
     @property
     def lipschitz(self) -> float:
-        """An l1 Lipschitz constant: the product of the matrices' and the activation's."""
+        """An l1 Lipschitz constant: the product of those of both matrices and of the activation."""
         norms = [float(np.abs(W).sum(axis=1).max()) for W in (self.W1, self.W2)]
         return norms[0] * _ACTIVATIONS[self.activation][1] * norms[1]
 
@@ -98,7 +98,7 @@ class FeedForward:
 
 @dataclass(frozen=True, eq=False)
 class LayerNorm:
-    """:math:`(x - \\bar x)/\\sqrt{var(x) + \\epsilon}\\,\\gamma + b` of every row; both optional."""
+    """:math:`(x - \\bar x)/\\sqrt{var(x) + \\epsilon}\\,\\gamma + b` of every row (scale gamma, shift b)."""
 
     scale: npt.NDArray[Any] | None = None
     shift: npt.NDArray[Any] | None = None
@@ -127,10 +127,10 @@ class TransformerKernel(Layer):
 
     W_Q, W_K (heads, d, k), W_V (heads, d, v), W_O (heads, v, d): rows are points, so a head is
     :math:`softmax(\\beta X W_Q W_K^T Y^T)\\,Y W_V W_O` with beta = 1/sqrt(k) unless given. In the paper
-    the heads are mixed with weights 1/H, O multiplies by H, and the projection takes the mean: the
-    sum over heads. ``ffn``: a :class:`FeedForward`, any function of the rows, or None.
-    ``residual=True`` adds the input to each of both parts. ``norm``: None, "post" (after each addition,
-    as in the original Transformer) or "pre"; ``norms``: the two :class:`LayerNorm`.
+    the heads are mixed with weights 1/H, O multiplies by H, and the projection takes the mean, which together
+    is the sum over heads. ``ffn``: a :class:`FeedForward`, any function of the rows, or None.
+    ``residual=True`` adds the input of attention to its output, and likewise for ``ffn``. ``norm``: None,
+    "post" (after each addition, as in the original Transformer) or "pre"; ``norms``: two :class:`LayerNorm`.
 
     >>> import numpy as np
     >>> from qkcore.measure import Measure, TransformerKernel
@@ -171,7 +171,7 @@ class TransformerKernel(Layer):
             )
         _checks.one_of("norm", norm, (None, "post", "pre"))
         if norms is not None and norm is None:
-            raise ValueError('norms: wanted norm="post" or "pre" beside it, got norm=None')
+            raise ValueError('norms: wanted norm="post" or "pre" as well, got norm=None')
         if isinstance(ffn, FeedForward):
             _checks.same_dtype("ffn.W1", ffn.W1, self.W_Q.dtype, "W_Q")
             if ffn.W1.shape[0] != d or ffn.W2.shape[1] != d:
@@ -197,7 +197,7 @@ class TransformerKernel(Layer):
         return ConditionedTransformer(self, measure)
 
     def head(self, h: int) -> AttentionKernel:
-        """Head h as an attention kernel of its own, W_O included in the values."""
+        """Head h as an attention kernel, with W_O included in its values."""
         i = _checks.integer_within("h", h, 0, len(self.W_Q) - 1, "the heads of W_Q")
         potential = DotPotential(self.beta, (self.W_Q[i], np.ascontiguousarray(self.W_K[i].T)))
         return AttentionKernel(potential, LinearLookup(self.W_V[i] @ self.W_O[i]))

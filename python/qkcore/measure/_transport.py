@@ -24,7 +24,7 @@ __all__ = ["W1Bracket", "w1", "w1_bracket"]
 Array = npt.NDArray[np.float64]
 
 _METHODS = ("auto", "sorted", "assignment", "linprog", "pot")
-# Entries of the cost matrix that the exact solvers are given; beyond, a bracket is the honest answer.
+# The exact solvers are refused cost matrices of more entries, for which w1_bracket gives certified bounds.
 _LINPROG_ENTRIES = 1_000_000
 _DENSE_ENTRIES = 64_000_000
 _BLOCK = 1024
@@ -41,9 +41,9 @@ def w1(mu: Measure | npt.ArrayLike, nu: Measure | npt.ArrayLike, *, method: str 
     - "pot": POT's network simplex, any weights, when POT is installed.
     - "linprog": any weights, SciPy's HiGHS on the sparse linear programme, up to a million pairs.
 
-    Equal points are merged and mass that both measures have in one place is left there, which costs
-    nothing for a metric. All but "sorted" hold the matrix of distances; for large measures see
-    :func:`w1_bracket`.
+    Equal points are merged, and mass that both measures have at the same point stays there, which is optimal
+    because the cost is a metric. All methods except "sorted" store the matrix of distances; for large
+    measures see :func:`w1_bracket`.
 
     >>> import numpy as np
     >>> from qkcore.measure import Measure, w1
@@ -66,7 +66,7 @@ def w1(mu: Measure | npt.ArrayLike, nu: Measure | npt.ArrayLike, *, method: str 
     if method == "assignment":
         if equal:
             return _assignment(x, y, a)
-        # Merging may have spoilt what was equal; the measures as they came may still do.
+        # Merging may have made equal weights unequal; then the measures as given may still qualify.
         if p.uniform and q.uniform and len(p) == len(q):
             weights = np.full(len(p), 1 / len(p))
             return _assignment(_double(p.points), _double(q.points), weights)
@@ -90,9 +90,9 @@ class W1Bracket(Ended):
     epsilon: float
     """the temperature of the last Sinkhorn solve; 0 if none was needed"""
     landmarks: tuple[int, int]
-    """points of both sides in that solve: all of them, or landmarks to which the rest was moved"""
+    """how many points of each side that solve had: all, or the landmarks to which the others were moved"""
     status: str
-    """"converged" (the gap is below rtol) or "iteration limit" (the bounds hold all the same)"""
+    """"converged" (the gap is at most rtol * upper) or "iteration limit" (the bounds hold nevertheless)"""
 
     @property
     def gap(self) -> float:
@@ -115,10 +115,10 @@ def w1_bracket(
 ) -> W1Bracket:
     """Bounds below and above :math:`W_1(\\mu,\\nu)` for large measures, certified (MTA-4).
 
-    Sinkhorn at falling temperatures (each from the last) gives potentials and a plan. Neither is taken
-    on trust: the lower bound is the value of
+    Sinkhorn's method at falling temperatures, each solve started from the last, gives potentials and a plan.
+    The bounds hold even if a solve is inaccurate: the lower bound is the value of
     :math:`\\phi(z) = \\min_j \\|z - y_j\\|_1 - g_j`, which is 1-Lipschitz whatever g is; the upper bound is
-    the cost of the plan after its marginals have been repaired exactly. It stops when the gap is at
+    the cost of the plan after its marginals have been repaired exactly. The search stops when the gap is at
     most ``rtol * upper``.
 
     Distances are computed as they are needed, in O(N) memory beyond what the bridge keeps. Measures of
@@ -137,7 +137,7 @@ def w1_bracket(
     p, q = _pair(mu, nu)
     tol = _checks.positive("rtol", rtol)
     rounds = _checks.integer_within("max_rounds", max_rounds, 1, 100, "rounds of cooling")
-    limit = _checks.integer_within("max_points", max_points, 2, 10**6, "time is its square")
+    limit = _checks.integer_within("max_points", max_points, 2, 10**6, "time grows with its square")
     if p.dim == 1:
         exact = _on_a_line(p, q)
         return W1Bracket(exact, exact, 0.0, (len(p), len(q)), "converged")
@@ -148,7 +148,7 @@ def w1_bracket(
     near_x, near_a, move_x = _landmarks(x, a, limit, generator)
     near_y, near_b, move_y = _landmarks(y, b, limit, generator)
     s = l1(near_x, near_y)
-    scale = float(a.sum())  # common mass is gone: what is left need not be 1
+    scale = float(a.sum())  # without the common mass the total may be below 1
     alpha, beta = near_a / scale, near_b / scale
     lower, upper = 0.0, math.inf
     sums = kernel(s, "linear").apply(np.ones(len(near_y)), n_threads=n_threads)
@@ -168,7 +168,7 @@ def w1_bracket(
         usable = np.isfinite(f).all() and np.isfinite(g).all()
         if not usable:
             break
-        # The coupling is exp(f + s + g) with the weights inside: potentials of the cost lack them.
+        # The coupling is exp(f + s + g), so g contains log(beta), which a potential of the cost does not.
         potential: Array = epsilon * (g - np.log(beta))
         value = scale * _plan_cost(s, f, g, epsilon, alpha, beta) + move_x + move_y
         upper = min(upper, value)
@@ -221,7 +221,7 @@ def _without_common_mass(p: Measure, q: Measure) -> tuple[Array, Array, Array, A
     above, below = net > tiny, net < -tiny
     a, b = net[above], -net[below]
     if a.size and b.size:
-        b = b * (a.sum() / b.sum())  # equal totals to the last bits
+        b = b * (a.sum() / b.sum())  # so that the totals agree to the last bits
     return unique[above], a, unique[below], b
 
 
@@ -235,7 +235,7 @@ def _assignment(x: Array, y: Array, a: Array) -> float:
 
 
 def _l1(x: Array, y: Array) -> Array:
-    return 0.0 - _double(l1(x, y).to_numpy())  # no distance is -0
+    return 0.0 - _double(l1(x, y).to_numpy())  # 0.0 - s, because -s would make -0.0 of a distance 0
 
 
 def _has_pot() -> bool:
@@ -273,7 +273,7 @@ def _not_too_large(n: int, m: int, limit: int) -> None:
 def _landmarks(
     x: Array, a: Array, limit: int, rng: np.random.Generator
 ) -> tuple[Array, Array, float]:
-    """A subset of the points, their masses with all others moved to the nearest, and what it cost."""
+    """A subset of the points, its masses after all others have moved to the nearest, and what that costs."""
     if len(x) <= limit:
         return x, a, 0.0
     chosen = x[rng.choice(len(x), limit, replace=False)]
@@ -292,7 +292,7 @@ def _landmarks(
 def _plan_cost(s: Scores, f: Array, g: Array, epsilon: float, alpha: Array, beta: Array) -> float:
     """The cost -s of the Sinkhorn plan with its marginals repaired, by blocks of rows.
 
-    Rows, then columns that are too heavy are scaled down; what is missing is filled in by a product.
+    Rows and then columns with too much mass are scaled down. A product measure supplies the missing mass.
     """
     n, m = s.shape
     scale_rows, columns = np.empty(n), np.zeros(m)

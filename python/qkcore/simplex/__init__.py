@@ -1,10 +1,10 @@
-"""The probability simplex as the softmax moves it: mobility, flows, proximal steps (EOT-1, 2, 5, 8).
+"""How the softmax moves the probability simplex: mobility, flows, proximal steps (EOT-1, 2, 5, 8).
 
 ============================== ================================================================
 ``from_logits(z, tau)``        rows of probabilities; ``entropy(p)`` their Shannon entropy
 ``Mobility(p, tau)``           :math:`J = (\\mathrm{diag}(p) - pp^\\top)/\\tau`: products, norms, spectrum
 ``EffectiveMobility(p, W, a)`` :math:`J W^\\top a W J`, what hidden noise does to probabilities
-``pf_ode(p0, drift, t_span)``  :math:`\\dot p = J(p)\\, b(p, t)` with H.1's guards
+``pf_ode(p0, drift, t_span)``  :math:`\\dot p = J(p)\\, b(p, t)`, checked as in H.1
 ``entropy_rate(p, b)``         how fast entropy changes along it (L.1)
 ``kl_prox(cost, reference)``   :math:`\\min\\, c\\cdot p + \\tau\\mathrm{KL}(p\\|u)`; ``free_energy``
 ``jko(p0, energy)``            successive KL-proximal steps

@@ -1,4 +1,4 @@
-"""Noise of hidden states, seen on the simplex (EOT-8; EOT 4.4, F)."""
+"""The covariance that noise of hidden states gives to probabilities (EOT-8; EOT 4.4, F)."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Real = npt.NDArray[np.floating[Any]]
 
 
 class EffectiveMobility:
-    """The simplex' share of a hidden diffusion: :math:`M(p) = J\\, W^\\top a\\, W J` (EOT-8, prop. 4.4).
+    """The diffusion matrix of noisy probabilities: :math:`M(p) = J\\, W^\\top a\\, W J` (EOT-8, prop. 4.4).
 
     For hidden states h (d) with noise of covariance :math:`a\\,dt` and logits :math:`z = W^\\top h`, the
-    probabilities :math:`p = \\mathrm{softmax}(z/\\tau)` have covariance :math:`M\\,dt`. M kills constants,
-    has rank at most min(d, V - 1) and is kept as the factor :math:`B = J W^\\top` (V x d).
+    probabilities :math:`p = \\mathrm{softmax}(z/\\tau)` have covariance :math:`M\\,dt`. M maps constants to
+    0, has rank at most min(d, V - 1) and is kept as the factor :math:`B = J W^\\top` (V x d).
 
     p: one vector (V,). W: (d, V). a: a number, a diagonal (d,) or a symmetric positive semidefinite
     matrix (d, d).
@@ -80,7 +80,7 @@ class EffectiveMobility:
 
     @property
     def trace(self) -> float:
-        """Variance that the simplex sees per unit of time."""
+        """The variance of the probabilities, summed over entries, per unit of time."""
         return float(np.sum(self._half.astype(np.float64) ** 2))
 
     @property
@@ -95,7 +95,7 @@ class EffectiveMobility:
 
 
 def _diffusion(a: npt.ArrayLike | float, d: int, dtype: np.dtype[Any]) -> tuple[Real, Real]:
-    """a as a matrix, and a root r of it: a = r r^T."""
+    """a as a matrix, and a matrix r with a = r r^T."""
     array = _checks.doubles("a", a).astype(dtype)
     if array.ndim == 0:
         array = np.full(d, array, dtype)

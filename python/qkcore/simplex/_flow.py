@@ -20,22 +20,23 @@ Real = npt.NDArray[np.floating[Any]]
 Double = npt.NDArray[np.float64]
 
 MASS_TOLERANCE = 1e-12  # H.1
-# How far p may be, in total variation, from the softmax of the logits that its drift adds up to, in units of
-# rtol + atol. Of 400 random problems 353 stayed below this, with errors of at most 923 tolerances; of 16 with
-# an error above 0.05, 15 were above this, and the other had asked for no more than rtol = 7e-4.
+# Units of rtol + atol by which p may differ, in total variation, from the softmax of the integrated logits,
+# tau log p(0) + int b dt. Of 400 random problems 353 stayed below this, with errors of at most 923
+# tolerances. In 16 problems the error was above 0.05; 15 of these exceeded this limit, the other ran with
+# rtol = 7e-4.
 LOGIT_SLACK = 1000.0
 
 _MESSAGES = {
     "finished": "the end of t_span was reached",
     "step limit": "max_steps ran out; raise it, or loosen rtol and atol",
-    "step underflow": "the step shrank to nothing: the drift is too rough here",
-    "blew up": "the drift gives NaN or inf from here on, or moves p faster than any step",
+    "step underflow": "the step became too small to go on: the drift is too rough here",
+    "blew up": "the drift gives NaN or inf from here on, or moves p too fast for any step",
 }
 
 
 @dataclass(frozen=True)
 class PFSolution(Ended):
-    """A path of probabilities and everything the guards saw on the way (EOT-5, H.1).
+    """A path of probabilities, and what the checks of H.1 found on the way (EOT-5).
 
     ``t`` (times), ``p`` (times, ..., V) and ``entropy`` (times, ...) end where the integration ended:
     when ``success`` is False that is before the end of t_span, and ``status`` and ``message`` say why.
@@ -46,19 +47,19 @@ class PFSolution(Ended):
     entropy: Double
     status: str
     message: str
-    t_reached: float  #: the end of t_span, unless it failed
-    n_steps: int  #: accepted
-    n_rejected: int
+    t_reached: float  #: the end of t_span, or the time at which the integration failed
+    n_steps: int  #: accepted steps
+    n_rejected: int  #: rejected steps
     n_evaluations: int  #: evaluations of the drift
     max_mass_error: float  #: largest :math:`|\\sum_i p_i - 1|` before any repair
-    n_renormalized: int  #: steps after which that was above 1e-12, and repaired
+    n_renormalized: int  #: steps after which p was divided by its sum, which was off by > 1e-12
     most_negative: float  #: smallest entry before any repair, 0 when none was negative
     n_projected: int  #: steps after which rows were projected back onto the simplex
     entropy_residual: float  #: largest :math:`|H(t) - H(0) - \\int \\dot H|`, with L.1's rate
     coordinates: str  #: "p" or "logits": those in which this path was integrated
     logit_residual: float
-    """largest total variation between p and the softmax of :math:`\\tau\\log p(0) + \\int b\\,dt`, seen in
-    coordinates "p"; where it was too large, the path was integrated anew in logits"""
+    """largest total variation between p and the softmax of :math:`\\tau\\log p(0) + \\int b\\,dt` while the
+    path was integrated in "p"; if that was too large, the path was integrated again in logits"""
 
     @property
     def success(self) -> bool:
@@ -67,7 +68,7 @@ class PFSolution(Ended):
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What was repaired on the way, in words; empty when nothing was."""
+        """What was repaired on the way, in words; empty if nothing had to be repaired."""
         out = []
         if self.n_renormalized:
             out.append(
@@ -76,12 +77,12 @@ class PFSolution(Ended):
         if self.n_projected:
             out.append(
                 f"projected after {self.n_projected} steps (an entry was {self.most_negative:.1e}); entries "
-                'set to 0 stay there: coordinates="logits" avoids it'
+                'that were set to 0 stay 0, which coordinates="logits" avoids'
             )
         if self.coordinates == "logits" and self.logit_residual:
             out.append(
-                f"integrated in logits: in p the path came to differ by {self.logit_residual:.1e} (TV) from "
-                "the softmax of the logits that its own drift adds up to, as entries far below atol grew"
+                f"integrated in logits: in p the path differed by {self.logit_residual:.1e} (in total "
+                "variation) from the softmax of its integrated logits: entries far below atol had grown"
             )
         return tuple(out)
 
@@ -98,7 +99,7 @@ class PFSolution(Ended):
 def entropy_rate(p: npt.ArrayLike, b: npt.ArrayLike, tau: float = 1.0) -> Any:
     """Entropy's rate under :math:`\\dot p = J b`: :math:`\\dot H = -\\sum_i (Jb)_i \\log p_i` (L.1).
 
-    It is minus the covariance of b and log p under p, over tau; negative when b favours what is likely.
+    It is minus the covariance of b and log p under p, divided by tau: negative if b raises likely entries.
 
     >>> import numpy as np, qkcore as qk
     >>> p = np.array([0.75, 0.25])
@@ -137,7 +138,7 @@ def project_to_simplex(y: Double) -> Double:
 
 
 class _Path(State):
-    """One integration: the state x is p, or the logits; what is kept of it, and the guards."""
+    """One integration, with its output and its checks. The state x is p, or the logits."""
 
     def __init__(
         self,
@@ -151,12 +152,11 @@ class _Path(State):
         self.tau, self.rtol, self.atol = settings
         self.logits, self.of_logits = logits, of_logits
         with np.errstate(divide="ignore"):
-            self.z = self.tau * np.log(p0)  # the logits that the drift adds up to
+            self.z = self.tau * np.log(p0)  # the logits: their start plus the integral of the drift
         super().__init__(METHODS["dopri5"], t0, self.z if logits else p0)
         n_stages = len(self.k)
-        self.drifts: list[Double] = [
-            p0
-        ] * n_stages  # of the stages, and the states at which they are taken
+        # The drift at each stage of a step, and the state at which it was evaluated.
+        self.drifts: list[Double] = [p0] * n_stages
         self.states: list[Double] = [p0] * n_stages
         self.piece: Piece
         self.bar: Bar
@@ -196,7 +196,7 @@ class _Path(State):
             raise Overflow
         return b
 
-    # ---- what the integrator asks for ----------------------------------------------------------
+    # ---- called by the integrator ---------------------------------------------------------------
 
     def slope(self, t: float, x: Double, s: int) -> Double:
         p = self.probabilities(x)
@@ -209,7 +209,7 @@ class _Path(State):
         return velocity
 
     def error(self, h: float) -> float:
-        """An entry below -atol is off by more than that, whatever the estimate says."""
+        """The estimated error. An entry below -atol rejects the step: its error is larger than atol."""
         error = super().error(h)
         return error if self.logits else max(error, -float(self.next.min()) / self.atol)
 
@@ -223,10 +223,10 @@ class _Path(State):
         return self.norm(finite, self.x), self.norm(self.k[0], self.x)
 
     def escaping(self, resolution: float) -> bool:
-        return False  # p is bounded: a step that is too small is one that is too rough
+        return False  # p is bounded, so tiny steps mean a rough drift, not an escape to infinity
 
     def take(self, to: float) -> str:
-        """Monitors a step and repairs its end; keeps what is wanted."""
+        """Checks a step, repairs the state at its end, and stores the states that were asked for."""
         h, end = to - self.t, self.next
         repaired = self._accept(h)
         if self.disagrees:
@@ -244,13 +244,13 @@ class _Path(State):
         return ""
 
     def _keep(self, t: float, x: Double) -> None:
-        """Interpolated states keep their mass but may dip below 0 by the interpolation error."""
+        """Stores p. Interpolation keeps its mass, but may give negative entries: then p is projected."""
         p = self.probabilities(x)
         self.times.append(t)
         self.path.append(project_to_simplex(p) if p.min() < 0 else p)
 
     def _accept(self, h: float) -> bool:
-        """True when the state at the end of the step was repaired."""
+        """Adds the step to the checks; True if the state at its end was repaired."""
         for weight, x, slope in zip(self.method.b, self.states, self.k, strict=True):
             if weight:
                 p = self.probabilities(x)
@@ -270,7 +270,7 @@ class _Path(State):
 
     @property
     def disagrees(self) -> bool:
-        """Whether p is off because entries below atol, whose errors nothing controls, grew."""
+        """Whether p is wrong because entries below atol, whose errors are not controlled, have grown."""
         return self.logit_residual > min(0.1, LOGIT_SLACK * (self.rtol + self.atol))
 
     def _repair(self) -> bool:
@@ -291,7 +291,7 @@ class _Path(State):
 
 
 def _norm(x: Double) -> float:
-    """The largest root mean square of a row: every row of a batch keeps the tolerance."""
+    """The largest root mean square of a row, so that every row of a batch meets the tolerance."""
     with np.errstate(over="ignore", invalid="ignore"):
         return float(np.sqrt(np.mean(x * x, axis=-1)).max())
 
@@ -310,29 +310,30 @@ def pf_ode(
     drift_of: str = "p",
     progress: bool = False,
 ) -> PFSolution:
-    """Carry p along a drift of its logits: :math:`\\dot p = J^\\tau(p)\\, b(p, t)` (EOT-5, theorem 3.7).
+    """Move p along a drift b of its logits: :math:`\\dot p = J^\\tau(p)\\, b(p, t)` (EOT-5, theorem 3.7).
 
-    p0: (V,) or rows (..., V) that share the steps. drift: one of
+    p0: one vector (V,), or rows (..., V), which are integrated with the same steps. drift: one of
 
     - a function ``b(p, t)``, with values of p's shape (float64);
-    - a table ``(times, values)``: as many values as times are joined linearly, one less are constant on the
-      intervals (the increments of layers); steps end at the times, nothing is extrapolated;
+    - a table ``(times, values)``. With as many values as times, the drift is linear in between; with one
+      value less, it is constant on each interval (the increments of layers). The times must cover ``t_span``;
     - a fitted model with ``predict``, of p or of p and the time (see :mod:`qkcore.diagnostics.drift`).
 
-    ``drift_of="logits"`` hands over :math:`\\tau \\log p` instead of p. ``coordinates="logits"``
-    integrates :math:`\\dot z = b`, whose softmax solves the same equation: mass and positivity are then
-    exact and ``rtol`` bounds the relative error of every entry, however small (the default, p itself, is
-    the paper's). In p, errors of entries below ``atol`` are not controlled, and an entry of 1e-100 whose
-    logit rises by 300 ends near 1. So p is compared with the softmax of the logits that the drift adds up to;
-    if it comes to differ, the path is integrated anew in logits, and ``coordinates`` and ``warnings`` say so.
+    With ``drift_of="logits"`` the drift is called with :math:`\\tau \\log p` instead of p.
+    ``coordinates="logits"`` integrates :math:`\\dot z = b`, whose softmax solves the same equation: mass and
+    positivity are then exact, and ``rtol`` bounds the relative error of every entry, however small. The
+    default, p itself, is the choice of the paper. In p, errors of entries below ``atol`` are not controlled,
+    and an entry of 1e-100 whose logit rises by 300 ends near 1. So p is compared with the softmax of the
+    integrated logits; if they differ too much, the path is integrated again in logits, and ``coordinates``
+    and ``warnings`` of the result say so.
 
-    Dormand-Prince 5(4) with the step control of H.1. Guards of H.1 after each step: rows with a negative
-    entry are projected onto the simplex (an entry below -atol rejects the step), a mass off by more than
-    1e-12 is repaired, entropy is compared with the integral of :func:`entropy_rate`; all of it is
-    reported. ``t_eval``: times at which p is wanted (interpolated to order four), default the steps. A
-    failure gives the path up to there and its ``status``; exceptions of the drift are its own and pass
-    through. A drift that is NaN or inf inside a trial step makes the step shorter, so the path ends where the
-    drift ends.
+    The method is Dormand-Prince 5(4) with the step control of H.1. After each step, rows with a negative
+    entry are projected onto the simplex (an entry below -atol rejects the step), rows whose sum is wrong by
+    more than 1e-12 are divided by it, and the entropy is compared with the integral of :func:`entropy_rate`.
+    The result reports all of this. ``t_eval``: the times at which p is wanted (interpolated to order four);
+    default: the ends of the steps. If the integration fails, the result has the path up to there and a
+    ``status`` that says why. Exceptions that the drift raises pass through. If the drift is NaN or inf inside
+    a trial step, a shorter step is tried, so the path ends where the drift stops being finite.
 
     >>> import numpy as np, qkcore as qk
     >>> sol = qk.simplex.pf_ode(np.array([0.5, 0.5]), lambda p, t: np.array([np.log(3.0), 0.0]), (0, 1))

@@ -22,8 +22,8 @@ class Mobility:
     """How far p moves when logits do: :math:`J^\\tau = (\\mathrm{diag}(p) - pp^\\top)/\\tau` (EOT-2).
 
     J is the Jacobian of :math:`z \\mapsto p = \\mathrm{softmax}(z/\\tau)`: a small change of the logits by
-    :math:`\\delta` moves p by :math:`J\\delta`. It is symmetric, positive semidefinite, kills constants,
-    and is never formed (only :meth:`to_numpy` does).
+    :math:`\\delta` moves p by :math:`J\\delta`. It is symmetric, positive semidefinite, maps constants
+    to 0, and is formed by :meth:`to_numpy` only.
 
     p: one vector (V,) or a batch of rows (..., V) that sum to one, float32 or float64, *already taken
     at* temperature ``tau``; :meth:`from_logits` takes the softmax too. Rows are divided by their sum.
@@ -32,13 +32,14 @@ class Mobility:
     ``J @ v``             :math:`p \\odot (v - p\\cdot v)/\\tau`, O(V)
     ``operator_norm``     largest eigenvalue; at most :math:`1/2\\tau`, reached at (1/2, 1/2, 0, ...)
     ``frobenius_norm``    from three moments (H.1), arranged so that nothing cancels near a vertex
-    ``mass_norm``         most mass (in l1) that logits changing by at most 1 can move
+    ``mass_norm``         most mass (in l1) that moves if logits change by at most 1
     ``trace``             :math:`(1 - \\sum p_i^2)/\\tau`
     ``eigenvalues()``     all V, from the secular equation, O(V) each; they interlace p
     ``condition_number``  largest over smallest eigenvalue that is not 0
     ===================== ==============================================================================
 
-    Figures per row have the shape of the batch, in float64: they are computed so, whatever p's dtype.
+    Results with one number per row have the shape of the batch. They are computed and returned in float64,
+    whatever the dtype of p.
 
     >>> import numpy as np, qkcore as qk
     >>> J = qk.simplex.Mobility(np.array([0.5, 0.5, 0.0]), tau=0.5)
@@ -79,9 +80,9 @@ class Mobility:
     def apply(self, v: npt.ArrayLike) -> Real:
         """J v for every row: v (..., V) broadcasts against p, in p's dtype.
 
-        The value at each row's largest probability is subtracted from v first. J does not see the
-        difference, and near a vertex, where J is tiny, every entry keeps its relative accuracy. The
-        error is thus that of differences d = v - v_top: a few V eps p (|d| + sum p |d|) / tau.
+        The value at each row's largest probability is subtracted from v first. That does not change J v, and
+        near a vertex, where J is tiny, it keeps the relative accuracy of every entry: with the differences
+        d = v - v_top the error is a few V eps p (|d| + sum p |d|) / tau.
         """
         values = _checks.real_array("v", v)
         _checks.same_dtype("v", values, self.p.dtype, "p")
@@ -106,7 +107,7 @@ class Mobility:
         out /= p.dtype.type(self.tau)
         return out
 
-    # ---- figures per row ------------------------------------------------------------------------
+    # ---- one number per row ---------------------------------------------------------------------
 
     @cached_property
     def _moments(self) -> Double:
@@ -133,10 +134,10 @@ class Mobility:
     def frobenius_norm(self) -> Any:
         """Root of :math:`\\sum p^2 + (\\sum p^2)^2 - 2\\sum p^3` over tau (H.1).
 
-        As printed the three moments cancel near a vertex (all digits are gone at
-        :math:`1 - p_{max} = 10^{-8}`). Over the entries but the largest, with
-        :math:`m = p_{max}`, :math:`t = 1 - m` and moments :math:`s_2, s_3`, the same number is
-        :math:`m^2 t^2 + 2 m^2 s_2 + s_2 + s_2^2 - 2 s_3`, which does not.
+        In this printed form the three moments cancel near a vertex (no digit is left at
+        :math:`1 - p_{max} = 10^{-8}`). With :math:`m = p_{max}`, :math:`t = 1 - m` and the moments
+        :math:`s_2, s_3` of all entries except the largest, the number under the root is
+        :math:`m^2 t^2 + 2 m^2 s_2 + s_2 + s_2^2 - 2 s_3`, in which nothing cancels.
         """
         away, factor = _away_from_vertex(self.p)
         m = _rows(away, 0)
@@ -153,8 +154,8 @@ class Mobility:
     def mass_norm(self) -> Any:
         """Bound of :math:`\\|J\\delta\\|_1` over :math:`\\|\\delta\\|_\\infty \\le 1`: mass that can move.
 
-        It is :math:`\\max_S 4 P(S) (1 - P(S)) / \\tau` over sets S of entries: :math:`4 t (1-t)/\\tau`
-        exactly when the tail t is at most a half, at most :math:`1/\\tau` otherwise (given then). Unlike
+        It is :math:`\\max_S 4 P(S) (1 - P(S)) / \\tau` over sets S of entries. If the tail t is at most a
+        half, this is exactly :math:`4 t (1-t)/\\tau`; otherwise the bound :math:`1/\\tau` is returned. Unlike
         the operator norm, which is 1/V for a uniform p, it does not vanish for spread-out rows.
         """
         t = np.minimum(self._moments[..., _TAIL], 0.5)
@@ -164,8 +165,8 @@ class Mobility:
     def condition_number(self) -> Any:
         """Largest over smallest eigenvalue that is not 0; inf where J is 0 (a vertex).
 
-        At most :math:`1/(2 p_{min})`, over the support. That is a bound, not an asymptote (J.3 3.):
-        at :math:`(1-2\\epsilon, \\epsilon, \\epsilon)` it tends to 3.
+        It is at most :math:`1/(2 p_{min})`, over the support. This is a bound and not an asymptote (J.3 3.):
+        at :math:`(1-2\\epsilon, \\epsilon, \\epsilon)` the number tends to 3.
         """
         rows = _rows(_away_from_vertex(self.p)[0], 2)
         out = np.full(rows.shape[:-1], np.inf)
@@ -175,9 +176,9 @@ class Mobility:
     def eigenvalues(self, *, n_threads: int | None = None) -> Real:
         """All eigenvalues, ascending, (..., V), in p's dtype; to full relative accuracy in float64.
 
-        With distinct values :math:`q_1 < \\dots < q_d` of the entries that are not 0, of
-        multiplicities :math:`m_k`: 0 for the constant vector and for every zero entry, :math:`q_k`
-        exactly :math:`m_k - 1` times, and the root of
+        With distinct values :math:`q_1 < \\dots < q_d` of the entries that are not 0, and their
+        multiplicities :math:`m_k`, the eigenvalues are 0 for the constant vector and for every zero entry,
+        :math:`q_k` exactly :math:`m_k - 1` times, and the root of
 
         .. math:: \\sum_k \\frac{m_k q_k}{q_k - \\lambda} = 0
 
@@ -215,18 +216,19 @@ def mobility_product(p: Array, v: Array, tau: float) -> Array:
 
 
 def _rows(p: Real, extremes: int) -> Double:
-    """The engine's six figures of every row; ``extremes`` of the two eigenvalues are computed."""
+    """The engine's six numbers for every row; ``extremes`` is how many of the two eigenvalues it computes."""
     flat = p.reshape(-1, p.shape[-1])
     return cpu.mobility_rows(flat, extremes, _config.get_num_threads()).reshape(*p.shape[:-1], 6)
 
 
-# At a tail below this J is the tail times a matrix of its proportions, to as many digits; squares of the
-# tail itself, and the smallest numbers of the solver, would leave the range of a double.
+# If the tail is below this, J is to full accuracy the tail times a matrix that depends only on the
+# proportions of the small entries. With the tail itself, squares and the solver's smallest numbers would
+# underflow.
 _VERTEX = 1e-60
 
 
 def _away_from_vertex(p: Real) -> tuple[Real, Double]:
-    """Rows with tiny tails given larger ones of the same proportions, and what J is to be multiplied by."""
+    """The rows with tiny tails enlarged in proportion, and factors that give J of the original rows."""
     at = np.expand_dims(p.argmax(axis=-1), -1)
     rest = np.array(p, np.float64)
     np.put_along_axis(rest, at, 0.0, axis=-1)
@@ -235,7 +237,7 @@ def _away_from_vertex(p: Real) -> tuple[Real, Double]:
     factor = np.where(near, tail / _VERTEX, 1.0)
     if p.dtype != np.float64 or not near.any():
         return p, np.ones_like(factor)
-    # The tail first, which may be subnormal, to a size of its own.
+    # The tail may be subnormal, so it is divided out before it is replaced.
     rest = rest / np.where(near, tail, 1.0)[..., None] * _VERTEX
     np.put_along_axis(rest, at, np.take_along_axis(p, at, axis=-1), axis=-1)
     return np.where(near[..., None], rest, p), factor

@@ -14,7 +14,7 @@ Array = TypeVar("Array", bound=Real)
 
 
 def logits(name: str, value: npt.ArrayLike) -> Real:
-    """Rows of logits (..., V): below +inf, -inf masks an entry, no row all masked."""
+    """Checked rows of logits (..., V): finite, or -inf for masked entries; no row may be all masked."""
     array = _checks.real_array(name, value)
     _checks.shape(name, array.shape, (..., "V"), what="rows of logits")
     _checks.not_empty(name, array)
@@ -28,7 +28,7 @@ def logits(name: str, value: npt.ArrayLike) -> Real:
 
 
 def plain_softmax(z: Array, tau: float) -> Array:
-    """Softmax of checked logits: the shift first, so that neither a large z nor a small tau overflows."""
+    """Softmax of checked logits, shifted before the division so that large z / tau do not overflow."""
     with np.errstate(over="ignore"):
         weights: Any = (z - z.max(axis=-1, keepdims=True)) / z.dtype.type(tau)
     np.exp(weights, out=weights)

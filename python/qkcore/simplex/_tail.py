@@ -1,4 +1,4 @@
-"""The mass outside the largest entry of a softmax row, and how far the row can move, by logarithms.
+"""The mass outside the largest entry of a softmax row, and how far the row can move, in logarithms.
 
 The tail of a row underflows to 0 when its logits are about 745 below the largest. As a probability it
 then says that the row cannot move at all, while a change of the logits of that size moves all of it. So
@@ -19,9 +19,9 @@ class LogTail(NamedTuple):
     """The logarithm of the tail of each row: twice ``half_gap`` over tau, plus ``rest``."""
 
     half_gap: Double
-    """half of (second largest less largest logit), which does not overflow; 0 or less"""
+    """(second largest logit - largest logit) / 2, at most 0; the difference itself might overflow"""
     rest: Double
-    """what the other logits add; -inf where a row has a single entry that is not masked"""
+    """what the sum over the other logits adds; -inf if a row has a single entry that is not masked"""
 
 
 def log_tail(z: npt.NDArray[np.floating[Any]], tau: float = 1.0) -> LogTail:
@@ -54,7 +54,7 @@ def locked_motion(tail: LogTail, R: npt.ArrayLike, tau: float = 1.0) -> Double:
     )
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         scaled = change / tau
-        # log w. Half the gap and R are added first: each may overflow once it is doubled or scaled.
+        # This is log w. Half the gap and R are added first, because each alone may overflow when doubled.
         weight = 2 * (half + change) / tau + rest + np.log(-np.expm1(-2 * scaled))
         locked = -np.expm1(2 * half / tau + rest) * expit(weight)
         near = 2 * (half + change / 2) / tau + rest + np.log1p(np.exp(-scaled)) <= 0

@@ -46,7 +46,8 @@ def _log_reference(reference: npt.ArrayLike, z: Real) -> Real:
     _checks.finite("reference", u)
     if u.min() < 0 or (u.max(axis=-1) == 0).any():
         raise ValueError(
-            "reference: wanted weights >= 0, not all 0 in a row, got others; pass a measure"
+            "reference: wanted weights >= 0, not all 0 in a row, got a negative one or a row of zeros; "
+            "pass a measure"
         )
     with np.errstate(divide="ignore"):
         out: Real = np.log(u / u.sum(axis=-1, keepdims=True))
@@ -56,10 +57,10 @@ def _log_reference(reference: npt.ArrayLike, z: Real) -> Real:
 def kl_prox(
     cost: npt.ArrayLike, reference: npt.ArrayLike | None = None, *, tau: float = 1.0
 ) -> Real:
-    """The row that :math:`\\min_p \\langle c, p\\rangle + \\tau\\,\\mathrm{KL}(p\\|u)` wants (EOT-1, eq 1).
+    """The row p that minimises :math:`\\langle c, p\\rangle + \\tau\\,\\mathrm{KL}(p\\|u)` (EOT-1, eq 1).
 
-    The minimiser over the simplex is :math:`p_j \\propto u_j e^{-c_j/\\tau}`: attention's row for
-    :math:`c_j = -q\\cdot k_j` and uniform u, one KL-proximal (JKO, mirror) step from u otherwise
+    Over the simplex this is :math:`p_j \\propto u_j e^{-c_j/\\tau}`. For :math:`c_j = -q\\cdot k_j` and
+    uniform u it is a row of attention; otherwise it is one KL-proximal (JKO, mirror) step from u
     (proposition 2.1).
 
     cost: (..., V), +inf masks an entry. reference: (V,) or (..., V), weights >= 0 of which only the
@@ -76,7 +77,9 @@ def kl_prox(
 def free_energy(
     cost: npt.ArrayLike, reference: npt.ArrayLike | None = None, *, tau: float = 1.0
 ) -> Any:
-    """The minimum itself, :math:`-\\tau \\log \\sum_j u_j e^{-c_j/\\tau}` with u normalised (EOT-1).
+    """The minimum of the problem that :func:`kl_prox` solves (EOT-1).
+
+    It is :math:`-\\tau \\log \\sum_j u_j e^{-c_j/\\tau}` with u normalised to the sum 1.
 
     >>> import numpy as np, qkcore as qk
     >>> float(qk.simplex.free_energy(np.full(5, 2.0)))
@@ -92,7 +95,7 @@ def free_energy(
 
 @dataclass(frozen=True)
 class JKOPath:
-    """Successive KL-proximal steps: ``p`` (steps + 1, ..., V), what each step left and took."""
+    """Successive KL-proximal steps: ``p`` (steps + 1, ..., V), and each step's residual and iterations."""
 
     p: Real
     residuals: npt.NDArray[np.float64]
@@ -106,7 +109,7 @@ class JKOPath:
 
     @property
     def status(self) -> str:
-        """``"converged"``, or which step was the first that did not."""
+        """``"converged"``, or the first step that did not converge."""
         bad = np.flatnonzero(~(self.residuals <= self.tol))
         return f"step {bad[0]}: iteration limit" if len(bad) else "converged"
 
@@ -129,7 +132,7 @@ def jko(
     energy: an array c (V,) or (..., V) for :math:`F(p) = \\langle c, p\\rangle` (+inf masks), whose step
     is :func:`kl_prox`; or a function that gives :math:`\\nabla F(p)`, of p's shape, for a convex F. Then
     each step solves :math:`p = \\mathrm{softmax}(\\log p^k - \\nabla F(p)/\\tau)` by damped fixed-point
-    iteration; ``residuals`` holds the l1 error of that equation, ``status`` says when it stayed above
+    iteration; ``residuals`` holds the l1 error of that equation, and ``status`` says if it stayed above
     ``tol``.
 
     A step advances the flow :math:`\\dot p = -(\\mathrm{diag}\\,p - pp^\\top)\\nabla F(p)` by the time
@@ -167,7 +170,7 @@ def jko(
 def _implicit_step(
     u: Real, gradient: Gradient, tau: float, tol: float, limit: int
 ) -> tuple[Real, float, int]:
-    """Damped steps of log p towards what optimality wants; what does not help is retried shorter."""
+    """Damped steps of log p towards log u - gradient / tau, shortened when they raise the residual."""
     with np.errstate(divide="ignore"):
         log_u = np.log(u)
     empty = np.isneginf(log_u)
@@ -191,7 +194,7 @@ def _implicit_step(
             damping /= 2
         if residual <= tol:
             return p, residual, k
-        # Odds change by at most a factor e^2 at a time: a stiff F must not throw p into a corner.
+        # A step changes odds by at most a factor e^2, so that a stiff F does not throw p into a corner.
         longest = max(1.0, float(np.ptp(best_move, axis=-1).max()) / 2)
         log_p = best_log + min(damping, 1 / longest) * best_move
         log_p = log_p - log_sum_exp(log_p)
