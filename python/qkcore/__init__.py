@@ -136,7 +136,8 @@ __all__ = [
     "wasserstein",
 ]
 
-# Imported when they are asked for: none of them is needed by the functions above, and some bring SciPy's.
+# These modules are imported when they are first used. The functions above do not need them, and some of them
+# import SciPy.
 _NAMESPACES = frozenset(
     {
         "diagnostics",

@@ -102,7 +102,7 @@ def bridge(
     on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> SchrodingerBridge | FactoredBridge | GivenBridge:
-    """The coupling of mu (..., N) and nu (..., M) closest to a kernel: a Schrödinger bridge (DAC-7).
+    """The Schrödinger bridge of mu (..., N) and nu (..., M), their coupling closest to a kernel (DAC-7).
 
     For the kernel exp(s) the solver finds potentials f and g such that the plan
     :math:`P_{ij} = e^{f_i + s_{ij} + g_j}` has the row sums mu and the column sums nu. The kernel is taken as
