@@ -96,7 +96,7 @@ class State:
     def moved(self, x: Any, weights: tuple[float, ...], h: float) -> Any:
         """x + h sum_s weights_s k_s for NumPy arrays; None stands for x = 0.
 
-        An overflow makes the error of the step inf or NaN, and so the step is tried again with a shorter one.
+        An overflow makes the error of the step inf or NaN, and the integrator then tries a shorter step.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             along = h * sum(w * k for w, k in zip(weights, self.k, strict=False) if w)
@@ -120,7 +120,7 @@ class State:
         return self.norm(self.moved(None, (-1.0, 1.0), 1.0), self.x)
 
     def escaping(self, resolution: float) -> bool:
-        """Whether the state changes by its own size within 1000 steps of this size."""
+        """Whether the state would change by its own size within 1000 steps of the length ``resolution``."""
         raise NotImplementedError
 
     def take(self, to: float) -> str:

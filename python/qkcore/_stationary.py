@@ -39,8 +39,7 @@ DIRECT = 2048
 # Up to this many states a chain is eliminated if products do not show that the law is accurate. It needs up
 # to 134 MB, and some seconds.
 ELIMINATED = 4096
-# For larger chains Arnoldi's method is tried before aggregation if the measured spectral gap is at least
-# this.
+# If the measured spectral gap is at least this, Arnoldi's method is tried before aggregation.
 _ARNOLDI = 5e-4
 # The array of log probabilities is computed this many entries at a time; Ctrl-C takes effect in between.
 _ENTRIES = 1_000_000

@@ -1,4 +1,4 @@
-"""Wasserstein distances between clouds of particles: exact, or an entropic estimate if that is asked for."""
+"""Wasserstein distances between clouds of particles: exact, or an entropic estimate on request."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def conditional_wasserstein(
     nu = mu if same else mass_of("weights_y", weights_y, len(y))
     if not np.array_equal(np.unique(s_x), np.unique(s_y)):
         raise ValueError(
-            "positions_y: wanted the positions of X, got others (TPDE 3.2: same marginal)"
+            "positions_y: wanted the same positions as X has (TPDE 3.2: same marginal), got others"
         )
     total = 0.0
     for tau in np.unique(s_x):
@@ -118,7 +118,7 @@ def conditional_wasserstein(
         mass, other = float(mu[at_x].sum()), float(nu[at_y].sum())
         if not math.isclose(mass, other, rel_tol=1e-9, abs_tol=1e-12):
             raise ValueError(
-                f"positions_y: wanted mass {mass:.3g} at position {tau:g} as X has, got {other:.3g}"
+                f"positions_y: wanted mass {mass:.3g} at position {tau:g}, as in X, got {other:.3g}"
             )
         if mass == 0:
             continue
@@ -142,7 +142,7 @@ def mass_of(name: str, weights: npt.ArrayLike | None, n: int, *, keep: bool = Fa
 
 
 def _cost(x: Doubles, y: Doubles, p: float) -> tuple[Doubles, float]:
-    """Powers p of the distances divided by the largest distance, so that no power overflows; and that one."""
+    """(|x - y| / largest)^p and the largest distance; so no power overflows or vanishes."""
     from scipy.spatial.distance import cdist
 
     far = np.asarray(cdist(x, y))

@@ -112,7 +112,7 @@ def bridge(
     Parameters
     ----------
     kernel : scores s (:mod:`qkcore.scores`); or factors (:func:`qkcore.low_rank`, :func:`qkcore.poe` of
-        factors, :func:`qkcore.nystrom`); or an object of your own, see the end. Batched and ragged scores are
+        factors, :func:`qkcore.nystrom`); or your own object, see the end. Batched and ragged scores are
         solved in one call, and each problem is treated independently of the others.
     mu, nu : weights >= 0, which are converted to the dtype of the kernel. For scores either of them may be
         left out and is then uniform. A row or column of weight 0 gets no mass at all.
@@ -125,7 +125,7 @@ def bridge(
         less than max_iter unless it is given). Linear algebra with a few gathered entries counts as the
         visits that would take as long. The status "iteration limit" or "visit limit" says which limit was
         reached.
-    solver : the method, see below.
+    solver : one of the methods below.
     penalty : KL penalties on the marginals instead of constraints (unbalanced transport): one weight, or a
         pair (rows, columns), in units of the kernel's own temperature; inf keeps a constraint. ``tol`` then
         bounds the residual of the optimality conditions, as a share of the plan's mass.
@@ -183,7 +183,7 @@ def bridge(
     - ``scaled(factor)``, optional, returns the object whose scores are factor times s. "annealed" needs it.
     - ``entries(first, end, least)``, optional, returns where p >= least in the rows from first to end
       (exclusive): the rows, counted from first, the columns, and the values of p, in the order of
-      ``np.nonzero``. Newton's systems that are solved from these entries have digits that products lose.
+      ``np.nonzero``. "newton" then solves its systems from these entries, to more digits than from products.
     - ``symmetric = True``, optional, says that s is symmetric.
 
     A method that raises OverflowError says that the potentials are out of its range; the solver then tries

@@ -46,7 +46,7 @@ class ParticleFlow(Ended):
     """A computed trajectory; ``print`` it for a summary."""
 
     t: npt.NDArray[np.float64] = field(repr=False)
-    """times (T,): after every step, or those of ``t_eval``; if the flow ends early, its end is the last one"""
+    """times (T,): after every step, or those of ``t_eval``; if the flow ends early, its end is the last"""
     x: Real = field(repr=False)
     """states (T, N, d), in the order and dtype of X0; always finite"""
     status: str

@@ -313,7 +313,7 @@ class ExitDecision:
 
 
 class EarlyExit:
-    """Decides when a stack of L steps may be left, as later steps cannot change the probabilities (EOT-15).
+    """Says when the rest of a stack of L steps can hardly change the probabilities any more (EOT-15).
 
     ``tol`` is the total variation that may be lost, and ``n_layers`` is L. ``variation`` has bounds of
     :math:`\\|\\Delta z^{(\\ell)}\\|_\\infty`, one for all steps or one for each step (L,), e.g. from spectral

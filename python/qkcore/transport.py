@@ -277,8 +277,8 @@ def free_barycenter(
     for k, y in enumerate(targets):
         if y.shape[1] != x.shape[1] or y.dtype != x.dtype:
             raise ValueError(
-                f"clouds[{k}]: wanted dimension {x.shape[1]} and {x.dtype} as start, got shape {y.shape} and "
-                f"{y.dtype}"
+                f"clouds[{k}]: wanted dimension {x.shape[1]} and {x.dtype} like start, got shape {y.shape} "
+                f"and {y.dtype}"
             )
     given = [None] * len(targets) if weights is None else list(weights)
     checks.count_matches("weights", len(given), len(targets))

@@ -160,7 +160,7 @@ def same_dtype(name: str, array: Real, dtype: np.dtype[Any], other: str) -> None
 
 
 def finite(name: str, array: Real, *, minus_inf: bool = False) -> float:
-    """Refuses NaN and infinities (-inf only unless ``minus_inf``), and returns the largest magnitude."""
+    """Refuses NaN, +inf and, unless ``minus_inf`` allows it, -inf; returns the largest magnitude."""
     return finite_or_masked(name, array, minus_inf=minus_inf)[0]
 
 
