@@ -63,7 +63,10 @@ def test_a_result_of_another_shape_is_wrong() -> None:
     ("words", "message"),
     [
         (["bench", "atention"], "unknown benchmark 'atention'; did you mean attention"),
-        (["bench", "attention", "--threads", "0"], "threads: at least 1 is wanted, received 0"),
+        (
+            ["bench", "attention", "--threads", "0"],
+            "threads: wanted a number of threads >= 1, got 0",
+        ),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], message: str, capsys: Any) -> None:

@@ -338,7 +338,7 @@ def test_wrong_streams(stream: Any) -> None:
         (
             lambda: dot().ragged(np.array([0, 3, 7])),
             TypeError,
-            r"ragged: wanted scores of CPU arrays, got some on cuda:0",
+            r"ragged: wanted scores of CPU arrays, got scores on cuda:0",
         ),
         (
             lambda: dot().columns(np.arange(3)),

@@ -419,7 +419,7 @@ def test_later_settings_win(tmp_path: Path) -> None:
         (["run", "trefoil", "--sed", "1"], r"unknown option '--sed'; did you mean --seed"),
         (["run", "trefoil", "--seed", "one"], r"argument --seed: invalid int value: 'one'"),
         (["run", "trefoil", "regimes"], r"unexpected argument 'regimes'"),
-        (["run", "all", "--set", "n=3"], r"--set: of one experiment"),
+        (["run", "all", "--set", "n=3"], r"--set: applies to one experiment"),
         (["--verbose", "list"], r"unknown option '--verbose'"),
         (["completion", "tcsh"], r"unknown shell 'tcsh'"),
         (["report", "no-such-folder"], r"no-such-folder: no such folder"),
@@ -513,7 +513,7 @@ def test_interrupting_the_command_line(
 
     monkeypatch.setattr(regimes, "_duality", interrupt)
     assert cli.main(["run", "regimes", "--quick", "--out", str(tmp_path)]) == 130
-    assert "goes on from the last checkpoint" in capsys.readouterr().err
+    assert "continues from the last checkpoint" in capsys.readouterr().err
 
 
 def test_report_is_self_contained(results: Results, tmp_path: Path) -> None:

@@ -387,8 +387,8 @@ def test_functions_of_any_kind_are_fields() -> None:
         ({"t_span": (0.0, np.inf)}, ValueError, r"t_span\[1\]: wanted a finite number"),
         ({"n_steps": 0}, ValueError, r"n_steps: wanted at least 1, got 0"),
         ({"n_steps": 2.5}, TypeError, r"n_steps: wanted an integer"),
-        ({"n_steps": None}, ValueError, r"n_steps: wanted for rk4"),
-        ({"rtol": 1e-3}, ValueError, r"rtol, atol: wanted none beside n_steps"),
+        ({"n_steps": None}, ValueError, r"n_steps: wanted a number of steps for rk4"),
+        ({"rtol": 1e-3}, ValueError, r"rtol, atol: wanted None if n_steps is given"),
         ({"n_steps": None, "method": "dopri5", "rtol": -1.0}, ValueError, r"rtol: wanted a finite"),
         (
             {"method": "leapfrog"},

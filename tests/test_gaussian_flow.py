@@ -407,7 +407,7 @@ BAD = [
     ({"max_memory": 100}, ValueError, "store: 4 times of 1 trajectories take .*max_memory"),
     ({"settle_tol": 0}, ValueError, "settle_tol: wanted"),
     ({"n_threads": 0}, ValueError, "n_threads"),
-    ({"rtol": 1e-6}, ValueError, "rtol, atol: wanted none beside n_steps"),
+    ({"rtol": 1e-6}, ValueError, "rtol, atol: wanted None if n_steps is given"),
     ({"t_eval": [0.5]}, ValueError, "t_eval: wanted none beside n_steps"),
     ({"n_steps": None, "t_eval": [0.5, 2]}, ValueError, r"t_eval: wanted times within t_span \(0"),
     ({"n_steps": None, "t_eval": [0.5, 0.1]}, ValueError, "t_eval: wanted rising times"),
@@ -415,7 +415,7 @@ BAD = [
     (
         {"n_steps": None, "method": "euler"},
         ValueError,
-        "n_steps: wanted for euler, whose steps are",
+        "n_steps: wanted a number of steps for euler, whose steps are",
     ),
 ]
 

@@ -418,7 +418,7 @@ def test_bad_truncations() -> None:
         low_rank(A, 3, max_iter=0)
     with pytest.raises(ValueError, match="n_oversamples: wanted at least 1"):
         low_rank(A, 3, n_oversamples=0)
-    with pytest.raises(TypeError, match="factored already"):
+    with pytest.raises(TypeError, match="already factored"):
         low_rank(LowRank(np.ones((3, 1)), np.ones((1, 3))), 1)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="wanted entries >= 0 for nonnegative"):
         low_rank(-np.ones((3, 3)), 1, nonnegative=True)

@@ -259,7 +259,7 @@ def test_conditional_distance() -> None:
     assert renamed == pytest.approx(got, rel=1e-12)
     apart = ob.conditional_wasserstein(X, Y, np.arange(30) / 30)
     assert apart == pytest.approx(np.sqrt(((X - Y) ** 2).sum(1).mean()), rel=1e-12)
-    with pytest.raises(ValueError, match="positions_y: wanted the positions of X"):
+    with pytest.raises(ValueError, match="positions_y: wanted the same positions as X"):
         ob.conditional_wasserstein(X, Y, s, np.zeros(30))
     moved = np.where(np.arange(30) == 0, s[1], s)
     if set(moved) == set(s):

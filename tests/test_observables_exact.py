@@ -146,7 +146,7 @@ def test_stability_names_its_arguments() -> None:
     for t in ([0.0, 1.0], [1.0, 0.5], -1.0):
         with pytest.raises(ValueError, match=r"t: wanted rising times"):
             ob.stability(field, X, t)
-    with pytest.raises(ValueError, match=r"size: wanted noise that float32 can see"):
+    with pytest.raises(ValueError, match=r"size: wanted noise that changes X0 in float32"):
         ob.stability(field, X.astype(np.float32), [0.1], size=1e-20)
     with pytest.raises(ValueError, match=r"transport: wanted one of"):
         ob.stability(field, X, [0.1], transport="best")

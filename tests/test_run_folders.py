@@ -447,7 +447,7 @@ def test_quick_runs_have_a_folder_of_their_own(
     before = content(tmp_path / "regimes")
     assert cli.main(quick) == 0
     shown = capsys.readouterr().out
-    assert shown.startswith(f"{tmp_path}/regimes-quick: finished before with these settings")
+    assert shown.startswith(f"{tmp_path}/regimes-quick: already finished with these settings")
     assert "does not hold: A generic non-constant h" in shown
     assert cli.main([*quick, "--seed", "5"]) == 2
     assert "seed is 0 there, 5 was asked for" in capsys.readouterr().err

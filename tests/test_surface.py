@@ -279,6 +279,22 @@ def test_costs_and_temperatures(dtype: str) -> None:
         qk.bridge(cost=-C, epsilon=1.0)
 
 
+def test_a_kernel_that_is_not_scores_is_named_before_missing_marginals() -> None:
+    """Weights may be missing only beside scores, so an array is the mistake, not its missing weights."""
+    u = np.full(3, 1 / 3)
+    wrap = r"kernel: wanted scores, got {}; wrap an array with qk\.scores\.dense\(array\)"
+    wrong: tuple[Any, ...] = (np.eye(3), [[1.0]], "scores", object(), None)
+    for kernel in wrong:
+        for weights in ((), (u,), (u, u)):
+            with pytest.raises(TypeError, match=wrap.format(type(kernel).__name__)):
+                qk.bridge(kernel, *weights)
+    factors: Any = qk.LowRank(np.ones((3, 1)), np.ones((1, 3)))
+    with pytest.raises(TypeError, match="mu: wanted weights, got None; they may be left out only"):
+        qk.bridge(factors, nu=u)
+    with pytest.raises(TypeError, match="nu: wanted weights, got None; they may be left out only"):
+        qk.bridge(factors, u)
+
+
 def test_out_of_sample_projection() -> None:
     """The points of the fit get their projection; others what the closed form of one column per row says."""
     r = rng()

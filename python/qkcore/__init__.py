@@ -136,7 +136,8 @@ __all__ = [
     "wasserstein",
 ]
 
-# These modules are imported at their first use: nothing above needs them, and some of them import SciPy.
+# These modules are imported when they are first used. The functions above do not need them, and some of them
+# import SciPy.
 _NAMESPACES = frozenset(
     {
         "diagnostics",

@@ -1,4 +1,4 @@
-"""``python -m qkcore``: the command line."""
+"""Runs the command line: ``python -m qkcore``."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""The Markov interface: what every stochastic operator can do, however its products are computed."""
+"""The Markov interface: what every stochastic operator offers, however its products are computed."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ __all__ = ["Composition", "Markov"]
 
 R = TypeVar("R")
 
-# Rows of an operator that is only known by its products are looked at this many at a time.
+# Where only products with an operator are available, this many of its rows are computed at a time.
 _BLOCK = 256
 
 
 class Markov(LinearMap):
-    """A stochastic matrix known by its products: rows sum to 1 (``axis`` 1) or columns do (0)."""
+    """A stochastic matrix, used through its products: its rows (``axis`` 1) or columns (0) sum to 1."""
 
     __slots__ = ()
 
@@ -36,12 +36,12 @@ class Markov(LinearMap):
 
     @property
     def empty(self) -> npt.NDArray[np.bool_]:
-        """True for rows (columns) in which everything is masked: their weights are 0."""
+        """True for rows (columns) whose entries are all masked, and whose weights are therefore 0."""
         raise NotImplementedError
 
     @property
     def bistochastic(self) -> bool:
-        """Whether rows and columns both sum to 1 by construction."""
+        """Whether both the rows and the columns sum to 1 by construction."""
         return False
 
     # ---- products ---------------------------------------------------------------------------
@@ -57,7 +57,7 @@ class Markov(LinearMap):
         return out
 
     def __pow__(self, t: int) -> Composition:
-        """t steps of the chain, as t products: never a power of the array."""
+        """t steps of the chain. A product with it is t products in turn; no power of the array is formed."""
         steps = _checks.integer("t", t)
         if steps < 0:
             raise ValueError(f"t: wanted a number of steps, 0 or more, got {t}")
@@ -78,17 +78,19 @@ class Markov(LinearMap):
     ) -> Real:
         """The law with :math:`\\rho P = \\rho` (DAC-8); for a column-stochastic operator P rho = rho.
 
-        Symmetric kernels from their row sums (DAC eq 19), bistochastic chains by name. Others of up to 1000
-        states by elimination without subtraction, from logarithms of the probabilities: every entry is right
-        however nearly the chain falls apart. Larger ones by power steps, which count only if the chain is
-        seen to forget its start; otherwise by elimination up to 4096 states (8 N^2 bytes), and beyond by an
-        elimination of the parts between which the chain hardly moves, or by Arnoldi, in O(N) memory.
+        For symmetric kernels the law follows from the row sums (DAC eq 19), and for bistochastic chains it is
+        uniform. Other chains of up to 2048 states are solved by elimination without subtraction, from the
+        logarithms of the probabilities, so that every entry is accurate even if the chain nearly falls apart.
+        Larger chains are solved by power steps. Their result counts only if the chain is seen to forget its
+        start; otherwise elimination is used for up to 4096 states (8 N^2 bytes), and beyond that, in O(N)
+        memory, an elimination of the parts between which the chain hardly moves, or Arnoldi's method.
 
         ``tol`` is the L1 error that the law may have (default: 1e4 eps). When the estimate of the error
         is larger, ``on_fail`` says what happens: "warn" (a :class:`qkcore.ConvergenceWarning` with the
         estimate), "raise" or "ignore".
 
-        Raises :class:`qkcore.ReducibleChainError` when the law is not unique. Of a batch, the laws (..., N).
+        Raises :class:`qkcore.ReducibleChainError` when the law is not unique. For a batch the result is an
+        array of laws (..., N).
 
         >>> import numpy as np, qkcore as qk
         >>> A = qk.softmax(qk.scores.dense(np.log(np.array([[0.5, 0.5], [0.25, 0.75]]))))
@@ -105,7 +107,7 @@ class Markov(LinearMap):
     def currents(self, rho: npt.ArrayLike, *, n_threads: int | None = None) -> Real:
         """The array :math:`J_{ij} = \\rho_i P_{ij} - \\rho_j P_{ji}` (DAC-8, eq 18), antisymmetric.
 
-        This is an N x N array; :meth:`current_norms` is not.
+        This forms an N x N array; :meth:`current_norms` does not.
         """
         if self._many:
             return self._each(lambda P, r: P.currents(r, n_threads=n_threads), rho)
@@ -116,8 +118,10 @@ class Markov(LinearMap):
     def current_norms(
         self, rho: npt.ArrayLike | None = None, *, n_threads: int | None = None
     ) -> CurrentNorms:
-        """Norms of all currents in O(N) memory, at ``rho`` or at the stationary law (DAC-8). Of a batch, a
-        :class:`qkcore.Batch` of them, whose fields are arrays."""
+        """Norms of all currents in O(N) memory, at ``rho`` or at the stationary law (DAC-8).
+
+        For a batch the result is a :class:`qkcore.Batch`, whose fields are arrays.
+        """
         if self._many:
             return self._each(lambda P, r: P.current_norms(r, n_threads=n_threads), rho)
         P = self._chain()
@@ -132,8 +136,8 @@ class Markov(LinearMap):
     ) -> float:
         """:math:`\\tfrac12\\sum_{ij} J_{ij}\\log(\\rho_iP_{ij}/\\rho_jP_{ji})`, nats per step (DAC-8).
 
-        0 in equilibrium, infinite when some edge can be gone one way only. At ``rho``, or at the
-        stationary law.
+        It is taken at ``rho``, or at the stationary law. In equilibrium it is 0; if the chain can take some
+        edge in one direction only, it is infinite.
         """
         return self.current_norms(rho, n_threads=n_threads).entropy_production
 
@@ -144,18 +148,20 @@ class Markov(LinearMap):
         tol: float | None = None,
         n_threads: int | None = None,
     ) -> Regime:
-        """EQ, NESS or NE (DAC-8, 4.0.1) at ``rho``, or at the stationary law.
+        """The regime EQ, NESS or NE (DAC-8, 4.0.1) at ``rho``, or at the stationary law.
 
-        Of a batch, a :class:`qkcore.Batch`: ``A.regime().regime`` is then an array of names. ``rho`` is one
-        law (N,) for all chains or one each.
+        For a batch the result is a :class:`qkcore.Batch`, and ``A.regime().regime`` an array of names.
+        ``rho`` is then one law (N,) for all chains, or one law for each.
 
-        ``tol`` bounds the L1 distance of rho P from rho and, times the largest flow, the currents
-        that count as none; the report carries both. Default: 1000 eps, or, for operators of a bridge or of
-        Sinkhorn, ten times the error that the solve left in the marginals.
+        A law counts as stationary if the L1 distance of rho P from rho is at most ``tol``, and currents count
+        as zero up to ``tol`` times the largest flow; the report has both figures. The default is 1000 eps,
+        or, for operators of a bridge or of Sinkhorn, ten times the error that the solve left in the
+        marginals.
 
-        A chain that ends in one state (causal attention ends in the first) has that state as its stationary
-        law, and no currents there: "EQ", which says nothing about the chain. The report says so
-        (``absorbing``, ``recurrent``); pass ``rho``, e.g. a uniform law, to look at the chain elsewhere.
+        If the chain ends in a single state (causal attention ends in the first), its stationary law is that
+        state, where no current can flow. The regime is then "EQ", which says nothing about the rest of the
+        chain; ``absorbing`` and ``recurrent`` of the report show it. Pass ``rho``, e.g. a uniform law, to
+        look at the chain elsewhere.
 
         >>> import numpy as np, qkcore as qk
         >>> turn = np.array([[0.1, 0.8, 0.1], [0.1, 0.1, 0.8], [0.8, 0.1, 0.1]])
@@ -168,13 +174,13 @@ class Markov(LinearMap):
         return _dynamics.regime(self._chain(), rho, tol, n_threads)
 
     def spectral_gap(self, *, n_threads: int | None = None) -> float:
-        """:math:`1 - |\\lambda_2|`: the rate at which the chain forgets its start; 0 if it never does."""
+        """:math:`1 - |\\lambda_2|`, the rate at which the chain forgets its start; 0 if it never does."""
         if self._many:
             return self._each(lambda P, _: P.spectral_gap(n_threads=n_threads))
         return _dynamics.spectral_gap(self._chain(), n_threads)
 
     def leads_to(self, state: int, *, n_threads: int | None = None) -> npt.NDArray[np.bool_]:
-        """True for the states from which the chain can get to ``state``."""
+        """True for the states from which the chain can reach ``state``."""
         if self._many:
             return self._each(lambda P, _: P.leads_to(state, n_threads=n_threads))
         P = self._chain()
@@ -183,7 +189,7 @@ class Markov(LinearMap):
             raise ValueError(f"state: wanted 0 to {P.shape[0] - 1}, got {state}")
         return _dynamics.leads_to(P, target, n_threads)
 
-    # ---- what an operator with more knowledge overrides --------------------------------------
+    # ---- overridden by operators that know more ----------------------------------------------
 
     @property
     def _many(self) -> bool:
@@ -191,8 +197,10 @@ class Markov(LinearMap):
         return len(self.shape) > 2
 
     def _each(self, call: Callable[[Markov, Any], R], rho: Any = None) -> R:
-        """``call(chain, its law)`` for every chain of a batch; one law may serve all of them. The result
-        has the fields of one, with the axes of the batch."""
+        """``call(chain, its law)`` for every chain of a batch; ``rho`` may be one law for all of them.
+
+        The result has the fields of the result of one chain, with the axes of the batch.
+        """
         out: R = each(self.shape[:-2], lambda k: call(self[k], self._law_of(rho, k)))
         return out
 
@@ -207,23 +215,23 @@ class Markov(LinearMap):
         return np.broadcast_to(array, (*self.shape[:-2], array.shape[-1]))[index]
 
     def _chain(self) -> Markov:
-        """The row-stochastic form of one square chain, of NumPy vectors."""
+        """The row-stochastic form of one square chain, which takes NumPy vectors."""
         return _dynamics.square(self)._with_host_vectors()
 
     def _with_host_vectors(self) -> Markov:
-        """The same operator on NumPy vectors, where its own are a device's."""
+        """The same operator for NumPy vectors, also if its own arrays are on a device."""
         return self
 
     def _given(self, array: Real) -> Real:
-        """A NumPy array as the caller's library has it."""
+        """A NumPy array, converted to an array of the caller's library."""
         return array
 
     def _known_stationary(self) -> Real | None:
-        """The stationary law, where a formula gives it."""
+        """The stationary law if a formula gives it, otherwise None."""
         return None
 
     def _steps(self) -> tuple[Any, ...]:
-        """The softmax operators whose product this is, first step first."""
+        """The softmax operators whose product this operator is, in the order of the steps."""
         return (self,)
 
     def _in_float64(self) -> Markov:
@@ -232,16 +240,16 @@ class Markov(LinearMap):
 
     @property
     def _stochastic_error(self) -> float:
-        """How far single sums may be from what they should be, relatively: what a Sinkhorn solve left."""
+        """The largest relative error of a row or column sum, which a Sinkhorn solve has left."""
         return 0.0
 
     @property
     def _marginal_error(self) -> float:
-        """The same as an L1 error of all sums, as a share of the mass."""
+        """The L1 error of all sums together, as a share of the mass."""
         return self._stochastic_error
 
     def _current_norms(self, rho: Real, n_threads: int | None) -> CurrentNorms:
-        """Rows by products with unit vectors, a block at a time."""
+        """From rows that are computed as products with unit vectors, a block at a time."""
         n = self.shape[0]
         found = []
         with np.errstate(divide="ignore"):
@@ -253,7 +261,8 @@ class Markov(LinearMap):
             into = self.apply(unit.T, n_threads=n_threads).T
             forth, back = rho[first : first + len(unit), None] * out, rho * into
             diff = (forth - back).astype(np.float64)
-            # Logarithms of the factors: products that underflow are not edges that do not exist.
+            # The logarithms of the factors are added, because a product that underflows to 0 would look like
+            # an edge that does not exist.
             with np.errstate(divide="ignore", invalid="ignore"):
                 ratio = (log_rho[first : first + len(unit), None] + np.log(out)) - (
                     log_rho + np.log(into)
@@ -276,7 +285,7 @@ class Markov(LinearMap):
 class Composition(Markov):
     """A product of stochastic operators, applied one after the other: ``A @ B``, ``A ** t``.
 
-    ``(A @ B) @ V`` is ``A @ (B @ V)``; nothing is multiplied out but by :meth:`to_numpy`.
+    ``(A @ B) @ V`` is computed as ``A @ (B @ V)``. Only :meth:`to_numpy` forms the product as an array.
     """
 
     __slots__ = ("_dtype", "_shape", "axis", "factors")
@@ -300,12 +309,12 @@ class Composition(Markov):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64, that of all factors."""
+        """float32 or float64, the common dtype of all factors."""
         return self._dtype
 
     @property
     def T(self) -> Composition:
-        """The transposed product: the transposed factors in reverse."""
+        """The transposed product: the transposed factors in reverse order."""
         shape = (*self._shape[:-2], self._shape[-1], self._shape[-2])
         reverse = tuple(factor.T for factor in reversed(self.factors))
         return Composition(reverse, shape, self._dtype, 1 - self.axis)
@@ -322,7 +331,7 @@ class Composition(Markov):
 
     @property
     def bistochastic(self) -> bool:
-        """Whether every factor is: they are closed under products (DAC B.5)."""
+        """Whether every factor is bistochastic: products of such operators are too (DAC B.5)."""
         return all(factor.bistochastic for factor in self.factors)
 
     def _steps(self) -> tuple[Any, ...]:
@@ -358,13 +367,13 @@ class Composition(Markov):
         return sum(factor._marginal_error for factor in self.factors)
 
     def _current_norms(self, rho: Real, n_threads: int | None) -> CurrentNorms:
-        """In float64, in which the products of small probabilities do not underflow."""
+        """Computed in float64, where products of small probabilities do not underflow."""
         if self.dtype == np.float64:
             return super()._current_norms(rho, n_threads)
         return self._in_float64()._current_norms(rho.astype(np.float64), n_threads)
 
     def _applied(self, name: str, V: Any, n_threads: int | None = None) -> Any:
-        """From the right."""
+        """The product with V from the right: the factors act from the last to the first."""
         if not self.factors:
             return _checks.real_array(name, V).copy()
         out = self.factors[-1]._applied(name, V, n_threads)
@@ -373,7 +382,7 @@ class Composition(Markov):
         return out
 
     def _applied_left(self, name: str, U: Any, n_threads: int | None = None) -> Any:
-        """From the left."""
+        """The product with U from the left: the factors act from the first to the last."""
         if not self.factors:
             return _checks.real_array(name, U).copy()
         out = self.factors[0]._applied_left(name, U, n_threads)

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 __all__ = ["available_levels", "cpu", "isa"]
 
-# Best first. `native` exists only in development builds and was made for this very machine.
-# `wide` is a test build: the tile shapes of v4 without its instructions.
+# The best level comes first. `native` exists only in development builds, made for the machine that built it.
+# `wide` is a test build: it has the tile shapes of v4, but does not use its instructions.
 _LEVELS = ("native", "v4", "v3", "v2", "baseline", "wide")
 _SUPPORTED = {
     "v1": ("native", "baseline"),

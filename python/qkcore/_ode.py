@@ -1,8 +1,8 @@
-"""The integrator of cpp/src/ode for states that are arrays of any library: its methods, control and statuses.
+"""The integrator of cpp/src/ode for states that are arrays of any library; methods and statuses are the same.
 
-A State holds one initial value problem and the stages of its steps; the loops around them are here. Methods
-come from the C++ side as numbers, and so does the control of the step size. ``Arrays`` is the state for a
-function of one NumPy array.
+A State holds one initial value problem and the stages of its steps, and an Integrator runs the loops over the
+steps. The coefficients of the methods and the control of the step size come from the C++ side. ``Arrays`` is
+the state for a function of one NumPy array.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Overflow(Exception):
 
 
 class NoConvergence(Exception):
-    """Sinkhorn's iteration, inside a velocity, missed its tolerance."""
+    """Sinkhorn's iteration inside a velocity did not reach its tolerance."""
 
 
 Double = npt.NDArray[np.float64]
@@ -71,10 +71,10 @@ METHODS = {
 
 
 class State:
-    """A state x at time t with the stages k of a step from it, and the trial state ``next`` at its end.
+    """A state x at time t, the stages k of a step that starts there, and the trial state ``next`` at its end.
 
-    Subclasses say what the slope is, and raise Overflow where it is not finite; those with other arrays than
-    NumPy's, how they are combined.
+    Subclasses compute the slope, and raise Overflow if it is not finite. Those whose arrays are not NumPy's
+    also define how arrays are combined.
     """
 
     def __init__(self, method: Tableau, t: float, x: Any) -> None:
@@ -90,20 +90,20 @@ class State:
         raise NotImplementedError
 
     def combine(self, weights: tuple[float, ...], h: float, *, is_next: bool = False) -> Any:
-        """x + h sum_s weights_s k_s; ``is_next``: the state at the end of the step."""
+        """x + h sum_s weights_s k_s; ``is_next`` says that this is the state at the end of the step."""
         return self.moved(self.x, weights, h)
 
     def moved(self, x: Any, weights: tuple[float, ...], h: float) -> Any:
-        """x + h sum_s weights_s k_s, of NumPy arrays; x is 0 if it is None.
+        """x + h sum_s weights_s k_s for NumPy arrays; None stands for x = 0.
 
-        What overflows makes the error inf or NaN, and the step shorter.
+        An overflow makes the error of the step inf or NaN, and the integrator then tries a shorter step.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             along = h * sum(w * k for w, k in zip(weights, self.k, strict=False) if w)
             return along if x is None else x + along
 
     def norm(self, v: Any, other: Any) -> float:
-        """v in units of the tolerance at the larger of the state and another."""
+        """The size of v in units of the tolerance at the larger of the state x and ``other``."""
         raise NotImplementedError
 
     def error(self, h: float) -> float:
@@ -111,7 +111,7 @@ class State:
         return self.norm(self.moved(None, self.method.error, h), self.next)
 
     def sizes(self) -> tuple[float, float]:
-        """The state and its slope in units of the tolerance."""
+        """The sizes of the state and of its slope in units of the tolerance."""
         return self.norm(self.x, self.x), self.norm(self.k[0], self.x)
 
     def change(self, h: float) -> float:
@@ -120,11 +120,11 @@ class State:
         return self.norm(self.moved(None, (-1.0, 1.0), 1.0), self.x)
 
     def escaping(self, resolution: float) -> bool:
-        """Whether the state changes by its own size within 1000 steps of this size."""
+        """Whether the state would change by its own size within 1000 steps of the length ``resolution``."""
         raise NotImplementedError
 
     def take(self, to: float) -> str:
-        """What follows an accepted step to time ``to``; the status of what ends the flow, or nothing."""
+        """Does what follows an accepted step to time ``to``. Returns "", or the status that ends the flow."""
         raise NotImplementedError
 
     # ---- one step ------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ class State:
             self.has_first = True
 
     def step(self, h: float) -> None:
-        """Stages and the trial state; raises Overflow when one is not finite."""
+        """Computes the stages and the trial state; raises Overflow if one of them is not finite."""
         m, last = self.method, len(self.method.a) - 1
         for s in range(1, last + 1):
             is_next = m.last_is_next and s == last
@@ -147,7 +147,7 @@ class State:
             self.next = self.combine(m.b, h, is_next=True)
 
     def move(self, to: float, x: Any, *, same_slope: bool) -> None:
-        """The state becomes x; ``same_slope``: it is the one at which the last stage was taken."""
+        """The state becomes x; ``same_slope`` says that the last stage is the slope at x."""
         self.t, self.x = to, x
         self.has_first = same_slope and self.method.last_is_next
         if self.has_first:
@@ -157,7 +157,7 @@ class State:
 class Arrays(State):
     """x' = f(x, t) for a NumPy array x in double precision; ``path`` has the state after every step.
 
-    Errors are root mean squares in units of atol + rtol |x|, as those of cpp/src/ode/flow.cpp.
+    Errors are root mean squares in units of atol + rtol |x|, as in cpp/src/ode/flow.cpp.
     """
 
     def __init__(
@@ -202,7 +202,10 @@ class Arrays(State):
 
 
 class Integrator:
-    """Steps of one State, fixed or controlled, until a time or an end; see cpp/src/ode/integrator.hpp."""
+    """Takes fixed or controlled steps of one State up to a time, or until the flow ends.
+
+    See cpp/src/ode/integrator.hpp.
+    """
 
     def __init__(
         self,
@@ -222,12 +225,12 @@ class Integrator:
         self.n_steps = self.n_rejected = 0
 
     def restart(self) -> None:
-        """The slope jumps here: the step size and the slopes of the past are worth nothing."""
+        """The slope jumps here, so the step size and the slopes of earlier steps are forgotten."""
         self._h, self.state.has_first = 0.0, False
         self._control.reset()
 
     def fixed_step(self, to: float) -> bool:
-        """One step; False when the flow has ended, as after the other methods."""
+        """One step to time ``to``. Like the other methods it returns False when the flow has ended."""
         try:
             self.state.first()
             self.state.step(to - self.state.t)
@@ -237,7 +240,7 @@ class Integrator:
         return self._end(self.state.take(to))
 
     def advance(self, to: float) -> bool:
-        """Controlled steps up to a time."""
+        """Controlled steps up to the time ``to``."""
         state = self.state
         while state.t < to:
             left = to - state.t
@@ -256,7 +259,7 @@ class Integrator:
                 return self._end("blew up" if gone else "step underflow")
             if self.n_steps + self.n_rejected >= self._most_steps:
                 return self._end("step limit")
-            # A sliver left over would be a step too small: the last two are made equal.
+            # The last two steps are made equal, so that the very last one cannot become too small.
             size = self._h
             if size >= left * (1 - 1e-12):
                 size = left

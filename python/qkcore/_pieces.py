@@ -1,7 +1,7 @@
-"""NumPy on long vectors in pieces.
+"""Calls of NumPy on long vectors, piece by piece, so that Ctrl-C can interrupt them.
 
-Nothing interrupts a call of NumPy, and on 10^8 entries one call takes seconds. Between the pieces Ctrl-C is
-heard. Vectors of one piece are passed on as they are, so that short ones cost nothing more.
+A single call of NumPy cannot be interrupted, and takes seconds for 10^8 entries. A vector that is no longer
+than one piece is passed on as it is, so short vectors cost nothing extra.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ __all__ = ["converted", "mapped", "pieces", "total"]
 
 Array = npt.NDArray[Any]
 
-# Entries of the last axis; one call on as many takes some milliseconds.
+# The length of a piece along the last axis; a call on one piece takes some milliseconds.
 _PIECE = 2**20
 
 
 def pieces(*arrays: Array) -> Iterator[tuple[Array, ...]]:
-    """Slices of arrays with a common last axis, which they cut in the same places."""
+    """Slices of arrays along their common last axis, all cut at the same places."""
     n = arrays[0].shape[-1]
     if n <= _PIECE:
         yield arrays
@@ -31,7 +31,7 @@ def pieces(*arrays: Array) -> Iterator[tuple[Array, ...]]:
 
 
 def mapped(function: Callable[..., Array], *arrays: Array) -> Array:
-    """``function(*arrays)``, which works entry by entry along the last axis."""
+    """``function(*arrays)``, for a function that works entry by entry along the last axis."""
     n = arrays[0].shape[-1]
     if n <= _PIECE:
         return function(*arrays)
@@ -48,7 +48,7 @@ def mapped(function: Callable[..., Array], *arrays: Array) -> Array:
 
 
 def total(function: Callable[..., Any], *arrays: Array) -> Any:
-    """The sum of ``function`` over the pieces, e.g. of their sums over the last axis."""
+    """The sum of the values that ``function`` has for the pieces, e.g. their sums over the last axis."""
     if arrays[0].shape[-1] <= _PIECE:
         return function(*arrays)
     found: Any = None
@@ -59,7 +59,7 @@ def total(function: Callable[..., Any], *arrays: Array) -> Any:
 
 
 def converted(array: Array, dtype: npt.DTypeLike) -> Array:
-    """The array in the given dtype, C-contiguous; itself if it is so already."""
+    """The array in the given dtype and C-contiguous; it is not copied if it is so already."""
     if array.dtype == dtype and array.flags.c_contiguous:
         return array
     return mapped(lambda x: x.astype(dtype, order="C"), array)

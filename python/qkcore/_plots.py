@@ -1,7 +1,7 @@
-"""Pictures of results, on matplotlib, which is imported when a picture is asked for (extra ``plot``).
+"""Pictures of results with matplotlib, which is imported only when a picture is asked for (extra ``plot``).
 
-Every function returns the figure. It is a figure of its own, without a window or global state: a notebook
-shows it, ``savefig`` writes it. With axes of the caller's the picture goes there.
+Every function returns the matplotlib figure. A new figure has no window and no global state: a notebook shows
+it, and ``savefig`` writes it to a file. If the caller passes axes, the picture is drawn into them.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 Array = npt.NDArray[Any]
 
-# Okabe and Ito's colours, which stay apart for colour-blind readers.
+# Okabe and Ito's colours, which colour-blind readers can tell apart.
 BLUE, ORANGE, GREEN, RED, GREY = "#0072B2", "#E69F00", "#009E73", "#D55E00", "#555555"
 MAP = "viridis"
 
 MOST_CELLS = 256
-"""rows and columns of a heat map; larger matrices are averaged over blocks of neighbours"""
+"""most rows and columns of a heat map; larger matrices are averaged over blocks of neighbours"""
 MOST_EIGENVALUES = 1000
-"""the largest operator whose spectrum is computed, from its array"""
+"""size of the largest operator whose spectrum is drawn; it is computed from the array"""
 MOST_PATHS, MOST_TIMES = 400, 120
 
 
@@ -90,7 +90,7 @@ def bridge(b: Any, axes: Sequence[Axes] | None = None) -> Figure:
 
 
 def _plan(b: Any) -> tuple[Array, tuple[Array, Array]]:
-    """The plan, of large ones the means of blocks, and its marginals."""
+    """The plan, or means over blocks of a large plan, and its marginals."""
     rows, columns = map(_host, b.marginals())
     n, m = len(rows), len(columns)
     forward = getattr(b, "forward", None)
@@ -118,7 +118,7 @@ def _convergence(ax: Axes, b: Any) -> None:
 
 
 def operator(A: Any, axes: Sequence[Axes] | None = None) -> Figure:
-    """A heat map of the entries; of small square operators also the spectrum."""
+    """A heat map of the entries, and the spectrum of small square operators."""
     if len(A.shape) != 2:
         raise ValueError(
             f"plot: wanted one operator, got a batch of shape {A.shape}; take one of its problems"
@@ -140,7 +140,7 @@ def operator(A: Any, axes: Sequence[Axes] | None = None) -> Figure:
 
 
 def _spectrum(ax: Axes, values: Array, A: Any) -> None:
-    """Eigenvalues in the complex plane; those of a stochastic matrix lie in the unit disc."""
+    """Eigenvalues in the complex plane; for a stochastic matrix they lie in the unit disc."""
     if stochastic := hasattr(A, "stationary"):
         angle = np.linspace(0, 2 * np.pi, 200)
         ax.plot(np.cos(angle), np.sin(angle), color=GREY, lw=0.8, ls=":", label="unit circle")
@@ -162,7 +162,7 @@ def _spectrum(ax: Axes, values: Array, A: Any) -> None:
 def flow(
     sol: ParticleFlow | BridgeFlow, ax: Axes | None = None, dims: tuple[int, int] = (0, 1)
 ) -> Figure:
-    """Paths of the particles, coloured by time; over time in one dimension."""
+    """Paths of the particles, coloured by time; in one dimension they are drawn over time."""
     made, (axis,) = _panels(None if ax is None else [ax], 1, (5.2, 4.2))
     from matplotlib.collections import LineCollection
 
@@ -239,7 +239,7 @@ def _states(sol: ParticleFlow | BridgeFlow) -> Array:
 
 
 def _coordinates(x: Array, t: Array, dims: tuple[int, int]) -> tuple[Array, tuple[str, str]]:
-    """Two coordinates to draw, (times, particles, 2): time and place in one dimension."""
+    """Two coordinates to draw, (times, particles, 2); in one dimension these are time and place."""
     d = x.shape[2]
     if d == 1:
         times = np.broadcast_to(t[:, None], x.shape[:2])
@@ -257,7 +257,7 @@ def diffusion_map(
     color: npt.ArrayLike | None = None,
     components: tuple[int, int] = (0, 1),
 ) -> Figure:
-    """The points in two of the coordinates; over their numbers when there is one alone."""
+    """The points in two of the coordinates; a single coordinate is drawn over the points' numbers."""
     made, (axis,) = _panels(None if ax is None else [ax], 1, (5.0, 4.2))
     where, values = model.embedding_, model.eigenvalues_
     n, k = where.shape
@@ -330,13 +330,13 @@ def _panels(
     if len(given) != count:
         raise ValueError(f"axes: wanted {count} axes, got {len(given)}")
     found: Any = given[0].figure
-    while found.figure is not found and found.figure is not None:  # out of subfigures
+    while found.figure is not found and found.figure is not None:  # leave subfigures
         found = found.figure
     return found, given
 
 
 def tidy(ax: Axes, x: str, y: str, title: str = "") -> None:
-    """Labels, a light grid, no box."""
+    """Gives axes their labels and a light grid, and removes the box."""
     ax.set(xlabel=x, ylabel=y)
     if title:
         ax.set_title(title, fontsize="medium")
@@ -355,7 +355,7 @@ def _heat(
     aspect: str = "equal",
     beside: Axes | None = None,
 ) -> None:
-    """Entries as colours; those that are 0 stay empty. The scale stands beside the given axes."""
+    """Entries as colours; entries that are 0 stay empty. The colour bar is placed next to ``beside``."""
     n, m = shape
     image = ax.imshow(
         np.ma.masked_equal(values, 0.0),
@@ -369,7 +369,7 @@ def _heat(
 
 
 def _starts(n: int) -> npt.NDArray[np.intp]:
-    """Where at most MOST_CELLS blocks of n begin."""
+    """Where the blocks begin into which n rows or columns are cut, at most MOST_CELLS blocks."""
     found: npt.NDArray[np.intp] = np.unique(
         np.linspace(0, n, min(n, MOST_CELLS), endpoint=False).astype(np.intp)
     )
@@ -383,7 +383,7 @@ def _means(sums: Array, n: int, m: int) -> Array:
 
 
 def _blocks(m: int, dtype: Any) -> Array:
-    """(m, blocks): 1 where a column is in a block."""
+    """An array (m, blocks) that is 1 if the column is in the block, and 0 otherwise."""
     starts = _starts(m)
     out = np.zeros((m, len(starts)), dtype)
     out[np.arange(m), np.searchsorted(starts, np.arange(m), side="right") - 1] = 1
@@ -391,12 +391,12 @@ def _blocks(m: int, dtype: Any) -> Array:
 
 
 def _host(array: Any) -> Array:
-    """The array as NumPy's; from a device it is copied."""
+    """The array as a NumPy array; an array on a device is copied."""
     return _device.to_host("plot", array) if _device.on_device(array) else np.asarray(array)
 
 
 def _low(k: int) -> str:
-    """Subscripts.
+    """A number in subscript digits.
 
     >>> _low(12)
     '₁₂'

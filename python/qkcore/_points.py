@@ -1,4 +1,4 @@
-"""Points as arguments of scores: both sides checked, projected by W where one is given."""
+"""Points as arguments of scores: both sides are checked, and projected if a matrix W is given."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WLike = npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike] | None
 
 
 class Pair(NamedTuple):
-    """The points of both sides, checked, and what else a builder is given."""
+    """The points of both sides, checked, with the other arguments of a function that builds scores."""
 
     backend: Backend
     dtype: np.dtype[Any]
@@ -30,7 +30,7 @@ class Pair(NamedTuple):
     """the largest coordinate"""
     y_largest: float
     W: Any
-    """of the host"""
+    """the matrix or its two factors, as NumPy arrays; or None"""
     beta: float
     names: tuple[str, str]
 
@@ -38,7 +38,7 @@ class Pair(NamedTuple):
         """Refuses points of two spaces."""
         x, y = self.x, self.y
         if x.shape[-1] != y.shape[-1]:
-            if self.names == ("Y", "X"):  # name the argument that came second
+            if self.names == ("Y", "X"):  # the message names the argument that came second
                 x, y = y, x
             raise ValueError(
                 f"Y: wanted points of dimension {x.shape[-1]} like X, got shape {y.shape}; "
@@ -48,7 +48,7 @@ class Pair(NamedTuple):
     def projected(self) -> tuple[Any, Any, float]:
         """Features whose plain dot product is x^T W y, and a bound on that product's magnitude.
 
-        (X, Y); with W (X W, Y); with factors (X W_Q, Y W_K^T).
+        They are (X, Y) without W, (X W, Y) with a matrix W, and (X W_Q, Y W_K^T) with factors of W.
         """
         x, y, x_largest, y_largest = self.x, self.y, self.x_largest, self.y_largest
         if self.W is None:
@@ -87,12 +87,13 @@ def pair(
     beta: float,
     names: tuple[str, str] = ("X", "Y"),
 ) -> Pair:
-    """The arguments of a builder, checked."""
-    if type(X) is np.ndarray and Y is None and W is None:  # the short way, for few points
+    """The arguments of a function that builds scores, checked."""
+    if type(X) is np.ndarray and Y is None and W is None:
+        # Fewer checks, because they would take most of the time of a call with few points.
         x, largest = _checks.points(names[0], X)
         dtype = x.dtype
         beta = _checks.scale("beta", beta, dtype)
-        # NamedTuple's own constructor takes longer than all the rest of a pair.
+        # NamedTuple's own constructor takes longer than everything else here.
         return tuple.__new__(Pair, (HOST, dtype, x, x, largest, largest, None, beta, names))
     backend = backend_of(X, Y, W)
     x, y, x_largest, y_largest, dtype = backend.points(names, X, Y)
@@ -102,9 +103,9 @@ def pair(
 
 
 def metric_factor(W: WLike, d: int, dtype: np.dtype[Any]) -> tuple[Real, int]:
-    """L (..., d, r) with sym(W) = L diag(+1.., -1..) L^T, and how many are negative.
+    """L (..., d, r) with sym(W) = L diag(+1.., -1..) L^T, and how many of the signs are -1.
 
-    Matrices of several heads get as many columns as the one that needs most; the others have zeros.
+    If W has several heads, all get as many columns as the head that needs most, filled up with zeros.
     """
     assert W is not None
     left, right = _checks.matrix_w(W, d, d, dtype)
@@ -125,9 +126,9 @@ def metric_factor(W: WLike, d: int, dtype: np.dtype[Any]) -> tuple[Real, int]:
 
 
 def _roots(symmetric: Real, largest: float) -> tuple[Real, Real]:
-    """Eigenvectors times the roots of their eigenvalues' sizes: of positive ones, and of negative ones."""
+    """Eigenvectors times the roots of |eigenvalue|, for the positive and for the negative eigenvalues."""
     size = float(np.abs(symmetric).max())
-    scale = largest if size > 0 else 1.0  # eigh squares: keep it near 1
+    scale = largest if size > 0 else 1.0  # eigh squares entries, so they are scaled to be near 1
     values, vectors = np.linalg.eigh(symmetric / scale if scale > 0 else symmetric)
     order = np.argsort(-values)
     values, vectors = values[order], vectors[:, order]

@@ -1,4 +1,4 @@
-"""The one progress bar of the package: tqdm, which is imported when a bar is asked for."""
+"""The progress bar of the package, made with tqdm, which is imported only when a bar is asked for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _TIME = "[{elapsed}<{remaining}{postfix}]"
 class Bar:
     """A progress bar, or nothing where ``show`` is False.
 
-    ``show`` None: on terminals only, and it goes when all is done.
-    ``total``: an int is a number of things, which are counted; a float is an amount like time, of which the
-    bar shows the share; None means that nobody knows how much there is to do, and what is done is counted.
+    With ``show`` None the bar appears on terminals only, and disappears at the end.
+    ``total`` says how much there is to do. An int is a number of things, which are counted; for a float, an
+    amount such as time, the bar shows the share that is done; None means that the total is unknown, and the
+    bar only counts what is done.
     """
 
     def __init__(
@@ -52,17 +53,17 @@ class Bar:
 
     @property
     def report(self) -> Callable[[float], None] | None:
-        """``to`` for an engine that need not be told of anything when there is no bar."""
+        """The function :meth:`to` if there is a bar, otherwise None, so that an engine need not call it."""
         return None if self._bar is None else self.to
 
     def to(self, done: float, note: str = "") -> None:
-        """Moves the bar to where ``done`` is, counted from ``start``; ``note`` is shown behind it."""
+        """Moves the bar to ``done``, which counts from ``start``; ``note`` is shown after the bar."""
         if self._bar is not None:
             self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(done - self._start - self._bar.n)
 
     def step(self, note: str = "") -> None:
-        """One thing more is done."""
+        """Counts one more thing as done."""
         if self._bar is not None:
             self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(1)
@@ -83,7 +84,7 @@ class Bar:
 def track(
     items: Iterable[T], name: str, show: bool | None, total: int | None = None
 ) -> Iterator[T]:
-    """The items one after the other, with a bar that counts those that are done."""
+    """Yields the items one after the other, with a bar that counts them."""
     if total is None and isinstance(items, Sized):
         total = len(items)
     with Bar(name, show, total) as bar:

@@ -1,4 +1,4 @@
-"""What people look at in attention: where the mass goes, how spread rows are, their largest weights."""
+"""Figures that describe attention: the largest weights of rows, and how many entries a row can see."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LargestWeights", "largest_weights", "log_visible"]
 
-# Entries of the block of rows that is looked at in one go; Ctrl-C is heard between blocks.
+# Rows are processed in blocks of this many entries; Ctrl-C takes effect between blocks.
 _ENTRIES = 2**22
 
 
@@ -26,11 +26,11 @@ class LargestWeights(NamedTuple):
     weights: Real
     """(..., N, k)"""
     columns: npt.NDArray[np.intp]
-    """where they are, (..., N, k); masked entries weigh 0"""
+    """their columns, (..., N, k); masked entries have the weight 0"""
 
 
 def largest_weights(P: MarkovOperator, k: int, n_threads: int | None) -> LargestWeights:
-    """By blocks of rows, in O(N k) memory."""
+    """The k largest weights of every row, found block by block of rows, in O(N k) memory."""
     log_weights = P.log_weights
     m = P.shape[-1]
     _checks.integer_within("k", k, 1, m, "there are as many columns")
@@ -49,7 +49,7 @@ def largest_weights(P: MarkovOperator, k: int, n_threads: int | None) -> Largest
 
 
 def log_visible(s: Scores, n_threads: int | None) -> Any:
-    """The logarithm of how many entries of each row are not masked, (..., N) or a number."""
+    """The logarithm of the number of unmasked entries in each row, (..., N), or one number for all rows."""
     terms = s.terms
     if not s.holed:
         if not (terms.masks or terms.banded or terms.offsets is not None):
@@ -58,7 +58,7 @@ def log_visible(s: Scores, n_threads: int | None) -> Any:
         return s._with(masks, bound=0.0).logsumexp(n_threads=n_threads)
     if terms.offsets is not None:
         raise ValueError(
-            "normalized_entropy: wanted -inf in masks only for ragged scores, got it in an array"
+            "normalized_entropy: wanted ragged scores whose only -inf come from masks, got -inf in an array"
         )
     counts = [np.isfinite(rows.to_numpy(n_threads=n_threads)).sum(axis=-1) for rows in _blocks(s)]
     with np.errstate(divide="ignore"):

@@ -1,4 +1,4 @@
-"""Leading eigenpairs of Hermitian operators that are known by their products."""
+"""Leading eigenpairs of Hermitian operators, from products with vectors."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import numpy.typing as npt
 
 from ._lanczos import Product, Values, Vectors, leading_by_lanczos
 
-# Operators of this size are diagonalised whole: as fast as a few pairs, and nothing can be missed.
+# Operators up to this size are diagonalised completely: this is as fast as computing a few pairs, and no
+# eigenvalue can be missed.
 DENSE_UP_TO = 256
-# Vectors per product and vectors kept, where every entry of a product costs an exp.
+# How many vectors a product takes at a time, and how many vectors are kept. Every entry of the operator costs
+# an exp in each product, so products with several vectors are worth while.
 BLOCK, BASIS = 8, 120
-# The angle between neighbours of a sunflower: its multiples and their squares repeat nowhere.
+# The golden angle: the angles k^2 times this never repeat (modulo a full turn).
 _GOLDEN_ANGLE = math.pi * (3 - math.sqrt(5))
 
 
@@ -23,8 +25,9 @@ def leading_eigenpairs(
     """The k largest eigenvalues, largest first, and orthonormal vectors with fixed signs.
 
     ``product`` takes vectors as columns (n, m) and is real symmetric or complex Hermitian, as ``dtype``
-    says. Repeated eigenvalues come as often as they are there. The same operator gives the same bits
-    again. ``max_iter`` bounds the restarts of the block Lanczos iteration (None: 1000); too few raise.
+    says. A repeated eigenvalue is returned with its multiplicity. The same operator always gives the same
+    bits. ``max_iter`` bounds the restarts of the block Lanczos iteration (None: 1000); if it is reached, an
+    error is raised.
     """
     dtype = np.dtype(dtype)
     if n > DENSE_UP_TO:
@@ -36,8 +39,9 @@ def leading_eigenpairs(
             return found[0], fix_signs(found[1])
     from scipy.linalg import eigh
 
-    # In double precision: the method rounds by the largest entry of a vector, and entries of unlikely
-    # states, which callers divide by the root of their probability, would not be seen beside it.
+    # In double precision, because the method's rounding errors are proportional to the largest entry of a
+    # vector. In single precision they would hide the entries of unlikely states, which callers divide by the
+    # root of the probability.
     matrix = product(np.eye(n, dtype=dtype)).astype(np.result_type(dtype, np.float64), copy=False)
     # SciPy before 1.14 gives this method too little room for a matrix of one entry.
     values, vectors = eigh((matrix + matrix.conj().T) / 2, driver="evd" if n > 1 else "ev")
@@ -48,7 +52,7 @@ def leading_eigenpairs(
 
 
 def probe(n: int, dtype: npt.DTypeLike) -> Vectors:
-    """A vector that favours nothing, always the same: unit numbers, or their real parts."""
+    """A fixed vector without structure: complex numbers of modulus 1, or their real parts."""
     turns = np.exp(1j * _GOLDEN_ANGLE * np.arange(n, dtype=np.float64) ** 2)
     out: Vectors = (turns if np.dtype(dtype).kind == "c" else turns.real).astype(dtype)
     return out
@@ -57,7 +61,8 @@ def probe(n: int, dtype: npt.DTypeLike) -> Vectors:
 def fix_signs(vectors: Vectors) -> Vectors:
     """Each column times the sign (or phase) that makes its largest entry positive.
 
-    Of entries that are equal to rounding the first counts, so that symmetric data repeat too.
+    If several entries are largest up to rounding, the first of them counts, so that the result is
+    reproducible for symmetric data too.
     """
     if vectors.size == 0:
         return vectors

@@ -1,8 +1,9 @@
 """The stationary law of a chain, in logarithms and with an estimate of its error.
 
-A small residual |rho P - rho| proves nothing about a chain that nearly falls apart: any mixture of the laws
-of its parts has one. So laws come from elimination, which needs no such test, or from products together
-with a measurement of how fast the chain forgets, which turns a residual into an error.
+A small residual |rho P - rho| proves nothing about a chain that nearly falls apart, because any mixture of
+the laws of its parts has a small residual. So laws are computed by elimination, which needs no such test, or
+by products together with a measurement of how fast the chain forgets its start, which turns a residual into
+an error.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ __all__ = [
 
 Array = npt.NDArray[np.float64]
 
-# Up to this many states a chain is eliminated straight away: 8 N^2 bytes, here 34 MB, as fast as products.
+# Up to this many states a chain is eliminated at once. It needs 8 N^2 bytes, here 34 MB, and is as fast as
+# products.
 DIRECT = 2048
-# Up to this many it is when products do not show that the law is right: 134 MB, and some seconds.
+# Up to this many states a chain is eliminated if products do not show that the law is accurate. It needs up
+# to 134 MB, and some seconds.
 ELIMINATED = 4096
-# Gaps, as the probes show them, from which Arnoldi's method is the first to be tried for larger chains.
+# If the measured spectral gap is at least this, Arnoldi's method is tried before aggregation.
 _ARNOLDI = 5e-4
-# Entries of the array of log probabilities that are made by one call; Ctrl-C is seen between calls.
+# The array of log probabilities is computed this many entries at a time; Ctrl-C takes effect in between.
 _ENTRIES = 1_000_000
 
 
@@ -50,7 +53,7 @@ class Law(NamedTuple):
     """A stationary law and what is known about it."""
 
     log_law: Array
-    """logarithms of the probabilities; -inf for states that the chain leaves for good"""
+    """logarithms of the probabilities; -inf for states to which the chain does not return"""
     error: float
     """an estimate of the L1 error"""
     wanted: float
@@ -59,7 +62,7 @@ class Law(NamedTuple):
 
     @property
     def trusted(self) -> bool:
-        """Whether the error is as small as it was asked to be."""
+        """Whether the error is at most the error that was asked for."""
         return self.error <= self.wanted
 
 
@@ -86,8 +89,8 @@ def stationary_law(P: Markov, tol: float, max_iter: int, n_threads: int | None) 
         law = _eliminated(chain, classes, tol, n_threads)
         if law.trusted:
             return law
-    # Too many states for an array, or numbers too small for doubles. Rounding divided by the gap is the error
-    # of Arnoldi's method, so with a small gap aggregation comes first.
+    # Here there are too many states for an array, or numbers too small for doubles. The error of Arnoldi's
+    # method is the rounding error divided by the gap, so with a small gap aggregation is tried first.
     methods = [by_aggregation] if direct else [by_aggregation, by_arnoldi]
     if found.gap >= _ARNOLDI:
         methods.reverse()
@@ -126,7 +129,7 @@ def _spread_out(log_law: Array, members: npt.NDArray[np.intp], n: int) -> Array:
 
 
 def _known_law(P: Markov, n_threads: int | None) -> tuple[Array, float] | None:
-    """The law where a formula gives it: uniform for bistochastic chains, else row sums (DAC eq 19)."""
+    """The law and its error where a formula gives them: bistochastic chains, symmetric scores (DAC eq 19)."""
     n = P.shape[0]
     if P.bistochastic:
         return np.full(n, -math.log(n)), P._marginal_error
@@ -151,7 +154,7 @@ def _eliminated(
     if len(members) < n:
         log_p = log_p[np.ix_(members, members)]
     found = eliminate(log_p, in_logarithms=in_logarithms)
-    # Rounding: about two operations for each state that is taken out, none of which cancels.
+    # The bound on rounding: each eliminated state costs about two operations, and none of them cancels.
     rounding = 2 * len(members) * float(np.finfo(np.float64).eps)
     log_law = _spread_out(found.log_law, members, n)
     return Law(log_law, found.error + rounding, max(tol, rounding), classes)
@@ -171,7 +174,7 @@ def _widened(P: Markov) -> Markov:
 
 
 def log_probabilities(P: Markov, n_threads: int | None = None) -> Array:
-    """log P in float64, (N, N), from the scores: nothing underflows, whatever the dtype of the chain."""
+    """log P (N, N) in float64, from the scores, so that nothing underflows even if P is in float32."""
     steps = P._steps()
     out = _log_step(steps[0], n_threads)
     for step in steps[1:]:
@@ -195,12 +198,12 @@ def _log_step(step: Any, n_threads: int | None) -> Array:
 
 
 def _log_product(a: Array, b: Array) -> Array:
-    """log(exp(a) exp(b)), each row and each column on a scale of its own."""
+    """log(exp(a) exp(b)), where each column of b is scaled by its own maximum before the product."""
     out = np.empty((len(a), b.shape[1]))
     top = b.max(axis=0)
     top[~np.isfinite(top)] = 0
     least = min(_least(a), _least(b - top))
-    if least < -600 and a.shape[1] * out.size <= 1e8:  # doubles would lose some of these
+    if least < -600 and a.shape[1] * out.size <= 1e8:  # some of these products would underflow
         for i in range(len(a)):
             with np.errstate(divide="ignore"):
                 terms = a[i][:, None] + b
@@ -209,7 +212,7 @@ def _log_product(a: Array, b: Array) -> Array:
                 out[i] = largest + np.log(np.exp(terms - largest).sum(axis=0))
         return out
     right = np.exp(b - top)
-    height = max(1, int(1e8 // max(1, 2 * b.size)))  # Ctrl-C is seen between products only
+    height = max(1, int(1e8 // max(1, 2 * b.size)))  # Ctrl-C takes effect only between products
     for first in range(0, len(a), height):
         with np.errstate(divide="ignore"):
             out[first : first + height] = np.log(np.exp(a[first : first + height]) @ right) + top

@@ -1,4 +1,4 @@
-"""What a sum of scores consists of: which arrays run along its rows, and which along its columns."""
+"""The terms of a sum of scores: the arrays that belong to its rows, and those that belong to its columns."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def _same(array: Any) -> Any:
 
 
 class Terms(NamedTuple):
-    """The terms whose sum is a score, and the masks. The arrays are NumPy's or a device's.
+    """The terms whose sum is a score, and the masks. The arrays are NumPy arrays, or all on a device.
 
     =============  ============================================================================
     dots           (x, y, c): c <x_i, y_j>
-    distances      (x, y, c, k, p): -c sum |x_i - y_j|^p over the coordinates, the last k of them
-                   counted with a minus
+    distances      (x, y, c, k, p): -c sum |x_i - y_j|^p over the coordinates, where the last k
+                   of them are subtracted instead of added
     dense          (z, c): c z_ij
     row_bias       r_i
     col_bias       c_j
     masks          -inf where a mask is 0
     band           -inf unless band[0] <= j - i <= band[1]
-    offsets        -inf outside diagonal blocks: where these begin among the rows and columns
-    rounding       in which order the terms are added
+    offsets        -inf outside diagonal blocks; where the blocks begin among rows and columns
+    rounding       the order in which the terms are added
     =============  ============================================================================
     """
 
@@ -52,8 +52,8 @@ class Terms(NamedTuple):
 
     @staticmethod
     def dot(x: Any, y: Any, scale: float) -> Terms:
-        """One dot term alone."""
-        # NamedTuple's own constructor takes several times as long, which scores of few points would notice.
+        """A single dot term."""
+        # NamedTuple's own constructor takes several times as long, which matters for scores of few points.
         return tuple.__new__(Terms, (((x, y, scale),), (), (), (), (), (), EVERYTHING, None, PLAIN))
 
     def map(
@@ -66,8 +66,11 @@ class Terms(NamedTuple):
         c: Change = _same,
         masks: Change | None = None,
     ) -> Terms:
-        """Other arrays in the same places: points of rows (x) and of columns (y), matrices (z, and the masks
-        unless these have a change of their own), shifts of rows (r) and of columns (c)."""
+        """Replaces every array by a function of it.
+
+        ``x`` and ``y`` change the points of rows and columns, ``z`` the matrices, ``r`` and ``c`` the shifts
+        of rows and columns, ``masks`` the masks (by default ``z`` changes them too).
+        """
         m = z if masks is None else masks
         return Terms(
             tuple([(x(a), y(b), scale) for a, b, scale in self.dots]),
@@ -82,7 +85,7 @@ class Terms(NamedTuple):
         )
 
     def transposed(self, swap: Change) -> Terms:
-        """Rows as columns; ``swap`` exchanges the last two axes of a matrix."""
+        """The terms of the transposed scores; ``swap`` exchanges the last two axes of a matrix."""
         low, high = self.band
         return Terms(
             tuple([(y, x, scale) for x, y, scale in self.dots]),
@@ -97,7 +100,7 @@ class Terms(NamedTuple):
         )
 
     def scaled(self, scale: Callable[[float], float], shift: Change) -> Terms:
-        """Every term times a number: ``scale`` multiplies the terms' own factors, ``shift`` the shifts."""
+        """Every term times a number: ``scale`` multiplies the factors of terms, ``shift`` the shifts."""
         return self._replace(
             dots=tuple([(x, y, scale(b)) for x, y, b in self.dots]),
             distances=tuple([(x, y, scale(b), k, p) for x, y, b, k, p in self.distances]),
@@ -107,7 +110,7 @@ class Terms(NamedTuple):
         )
 
     def joined(self, other: Terms, offsets: Offsets | None) -> Terms:
-        """The sum of both, in these ragged blocks."""
+        """The sum of both, in the ragged blocks of ``offsets``."""
         return Terms(
             self.dots + other.dots,
             self.distances + other.distances,
@@ -123,7 +126,7 @@ class Terms(NamedTuple):
         )
 
     def shifted(self, axis: int, shifts: tuple[Any, ...], *stages: int) -> Terms:
-        """With further shifts of rows (axis 1) or columns (axis 0), added at these stages."""
+        """With further shifts of rows (axis 1) or columns (axis 0), which are added at the given stages."""
         if axis == 1:
             rounding = self.rounding.with_stages(len(self.row_bias), 1, *stages)
             return self._replace(row_bias=self.row_bias + shifts, rounding=rounding)
@@ -131,27 +134,27 @@ class Terms(NamedTuple):
         return self._replace(col_bias=self.col_bias + shifts, rounding=rounding)
 
     def with_shifts(self, rows: tuple[Any, ...], columns: tuple[Any, ...]) -> Terms:
-        """With these shifts instead of the old ones, added as the terms are summed."""
+        """With these shifts instead of the old ones; they are added together with the terms."""
         return self._replace(row_bias=rows, col_bias=columns, rounding=Rounding(self.rounding.dots))
 
     @property
     def banded(self) -> bool:
-        """Whether causal masks or windows hide entries of large enough scores."""
+        """Whether there is a causal mask or a window, which masks entries of large enough scores."""
         return self.band != EVERYTHING
 
     def hides(self, n_rows: int, n_cols: int) -> bool:
-        """Whether the band masks an entry of so many rows and columns."""
+        """Whether the band masks an entry of scores with this many rows and columns."""
         return self.band[0] > 1 - n_rows or self.band[1] < n_cols - 1
 
     @property
     def features(self) -> Iterator[Any]:
-        """The points of the rows, term by term; those of the columns have the same dimension."""
+        """The points of the rows, term by term; the points of the columns have the same dimension."""
         yield from (x for x, _, _ in self.dots)
         yield from (x for x, *_ in self.distances)
 
     @property
     def numbers(self) -> Iterator[Any]:
-        """The arrays in which -inf masks entries: matrices and shifts."""
+        """The arrays in which -inf may mask entries: matrices and shifts."""
         yield from (z for z, _ in self.dense)
         yield from self.row_bias
         yield from self.col_bias

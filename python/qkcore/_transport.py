@@ -1,4 +1,4 @@
-"""Wasserstein distances between clouds of particles: exact, or an entropic estimate if that is asked for."""
+"""Wasserstein distances between clouds of particles: exact, or an entropic estimate on request."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ __all__ = ["conditional_wasserstein", "cost_scores", "mass_of", "wasserstein"]
 
 Doubles = npt.NDArray[np.float64]
 METHODS = ("auto", "exact", "sinkhorn")
-# Pairs up to which "auto" is exact. Both hold the matrix of costs; an assignment of 2000 takes 2 s, of 4000
-# 15 s; the linear programme takes 3 s for 2000 and 2000 particles.
+# The numbers of pairs up to which "auto" is exact, by an assignment or a linear programme. Both store the
+# matrix of costs. An assignment takes 2 s for 2000 particles on each side and 15 s for 4000, the linear
+# programme 3 s for 2000.
 _ASSIGNMENT = 4000 * 4000
 _PROGRAMME = 3000 * 3000
 
@@ -35,13 +36,15 @@ def wasserstein(
 ) -> float:
     r""":math:`W_p(\mu,\nu) = (\min_\pi \int|x-y|^p\,d\pi)^{1/p}` between clouds (N, d) and (M, d).
 
-    "exact": sorting in one dimension, an assignment for equal numbers of equal weights, else a linear
-    programme. "auto" is the same up to 4000 equal particles each (9 million pairs for the
-    programme) and refuses more, which would take minutes: never an estimate.
+    ``method``:
 
-    "sinkhorn" is an estimate: the root of :func:`qkcore.sinkhorn_divergence`;
-    ``epsilon`` defaults to 0.005 times the mean cost. It is low: between 50 to 1000 draws of one law in
-    the plane and 2000 others by 2 to 9 %, since their distance comes near :math:`\sqrt\epsilon`.
+    - "exact": by sorting in one dimension; by an assignment if both clouds have the same number of particles,
+      with equal weights; otherwise by a linear programme.
+    - "auto": exact too, but it raises an error instead of computing for minutes: beyond 16 million pairs for
+      an assignment, and 9 million for the linear programme. It never returns an estimate.
+    - "sinkhorn": an estimate, the root of :func:`qkcore.sinkhorn_divergence`. ``epsilon`` is by default
+      0.005 times the mean cost. The estimate is too low: by 2 to 9 % between 50 to 1000 draws of a law in the
+      plane and 2000 other draws, because their distance is not much larger than :math:`\sqrt\epsilon`.
 
     >>> import numpy as np, qkcore as qk
     >>> X = np.array([[0.0, 0.0], [1.0, 0.0]])
@@ -65,7 +68,7 @@ def wasserstein(
     uniform = len(x) == len(y) and np.ptp(mu) == 0 and np.ptp(nu) == 0
     if method == "auto" and len(x) * len(y) > (_ASSIGNMENT if uniform else _PROGRAMME):
         raise ValueError(
-            f"X: {len(x)} and {len(y)} particles are more than an exact distance is quick for; pass "
+            f"X: an exact distance between {len(x)} and {len(y)} particles would take minutes; pass "
             'method="exact" to wait for it, method="sinkhorn" for an estimate (p = 2), or fewer particles'
         )
     cost, size = _cost(x, y, p)
@@ -88,8 +91,9 @@ def conditional_wasserstein(
 ) -> float:
     r"""The conditional :math:`(\int W_p(\mu^\tau,\nu^\tau)^p\,d\theta(\tau))^{1/p}` (TPDE-2, 3.2, 3.3).
 
-    :math:`\mu^\tau` is the cloud at position :math:`\tau`; both clouds must have the same positions with the
-    same mass, as all states of a masked flow do. Never below W_p. ``method`` as in :func:`wasserstein`.
+    :math:`\mu^\tau` is the cloud at position :math:`\tau`. Both clouds must have the same positions with the
+    same masses, as all states of a masked flow do. The result is never below W_p. ``method`` is that of
+    :func:`wasserstein`.
 
     >>> import numpy as np, qkcore as qk
     >>> X, s = np.array([[0.0], [1.0]]), np.array([0.0, 1.0])
@@ -106,7 +110,7 @@ def conditional_wasserstein(
     nu = mu if same else mass_of("weights_y", weights_y, len(y))
     if not np.array_equal(np.unique(s_x), np.unique(s_y)):
         raise ValueError(
-            "positions_y: wanted the positions of X, got others (TPDE 3.2: same marginal)"
+            "positions_y: wanted the same positions as X has (TPDE 3.2: same marginal), got others"
         )
     total = 0.0
     for tau in np.unique(s_x):
@@ -114,7 +118,7 @@ def conditional_wasserstein(
         mass, other = float(mu[at_x].sum()), float(nu[at_y].sum())
         if not math.isclose(mass, other, rel_tol=1e-9, abs_tol=1e-12):
             raise ValueError(
-                f"positions_y: wanted mass {mass:.3g} at position {tau:g} as X has, got {other:.3g}"
+                f"positions_y: wanted mass {mass:.3g} at position {tau:g}, as in X, got {other:.3g}"
             )
         if mass == 0:
             continue
@@ -125,7 +129,7 @@ def conditional_wasserstein(
 
 
 def mass_of(name: str, weights: npt.ArrayLike | None, n: int, *, keep: bool = False) -> Doubles:
-    """Masses of n particles: of sum 1, or as they came with ``keep``."""
+    """The masses of n particles, scaled to sum 1; with ``keep`` they are not scaled."""
     if weights is None:
         return np.full(n, 1 / n)
     if keep:
@@ -138,7 +142,7 @@ def mass_of(name: str, weights: npt.ArrayLike | None, n: int, *, keep: bool = Fa
 
 
 def _cost(x: Doubles, y: Doubles, p: float) -> tuple[Doubles, float]:
-    """Distances over the largest, to the power p, and the largest: no power overflows or vanishes."""
+    """(|x - y| / largest)^p and the largest distance; so no power overflows or vanishes."""
     from scipy.spatial.distance import cdist
 
     far = np.asarray(cdist(x, y))
@@ -156,7 +160,7 @@ def _assignment(cost: Doubles) -> float:
 
 
 def _on_a_line(x: Doubles, y: Doubles, mu: Doubles, nu: Doubles, p: float) -> float:
-    """The quantile functions' distance, exact for p >= 1."""
+    """The distance in one dimension, from the quantile functions; exact for p >= 1."""
     i, j = np.argsort(x), np.argsort(y)
     at_x, at_y = np.cumsum(mu[i]), np.cumsum(nu[j])
     at_x[-1] = at_y[-1] = 1.0
@@ -183,14 +187,14 @@ def _debiased(
 
 
 def _mean_square(x: Doubles, y: Doubles, mu: Doubles, nu: Doubles) -> float:
-    """The mean of |x - y|^2 over independent points."""
+    """The mean of |x - y|^2 for independent x and y."""
     centre = mu @ x - nu @ y
     own = mu @ ((x - mu @ x) ** 2).sum(1) + nu @ ((y - nu @ y) ** 2).sum(1)
     return float(own + centre @ centre)
 
 
 def cost_scores(x: Any, y: Any, p: float, epsilon: float) -> Scores:
-    """-|x - y|^p / epsilon: without a matrix for p = 2."""
+    """The scores -|x - y|^p / epsilon; for p = 2 no matrix is formed."""
     if p == 2:
         return scores.distance(x, None if y is x else y, beta=1 / epsilon)
     from scipy.spatial.distance import cdist

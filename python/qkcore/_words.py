@@ -1,4 +1,4 @@
-"""The words of results and options, as enumerations whose members are strings: one vocabulary for all."""
+"""The words that results and options use, as enumerations whose members are strings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["Ended", "RegimeName", "Solver", "Status", "Weight", "Word"]
 
 
 class Word(str, Enum):
-    """A string with a name: it prints, compares and formats as the string."""
+    """A member of an enumeration that prints, compares and formats like its string."""
 
     def __str__(self) -> str:
         return str.__str__(self)
@@ -34,34 +34,34 @@ class Status(Word):
     CONVERGED = "converged"
     ITERATION_LIMIT = "iteration limit"
     VISIT_LIMIT = "visit limit"
-    """the visits of a kernel's entries that a solve was allowed"""
+    """the solve used up the visits of the kernel's entries that it was allowed"""
     STAGNATED = "stagnated"
-    """at the precision of the dtype"""
+    """the error no longer falls, because the precision of the dtype is reached"""
     INFEASIBLE = "infeasible"
-    """no solution lives on the kernel's support"""
+    """there is no solution whose mass is only where the kernel is positive"""
     BOUNDARY = "boundary"
-    """the solution is at infinity; what is returned comes within the tolerance"""
+    """the solution is at infinity; the result that is returned is within the tolerance"""
     NO_TOTAL_SUPPORT = "no total support"
-    """a solution lives on fewer entries than the kernel has; it is approached like 1/k"""
+    """the solution needs fewer entries than the kernel has; the error falls only like 1/k"""
     NEGATIVE_KERNEL = "negative kernel"
     NEGATIVE_ENTRIES = "negative entries"
     OVERFLOW = "overflow"
     INTERRUPTED = "interrupted"
     DIVERGED = "diverged"
     NOT_SETTLED = "not settled"
-    """a Gaussian law still moves at the end of the time span"""
+    """a Gaussian law is still moving at the end of the time span"""
     INDEFINITE = "indefinite"
-    """a covariance has lost its definiteness to the size of the steps"""
+    """the steps were too large, and a covariance is no longer positive definite"""
     FINISHED = "finished"
-    """a flow has reached the end of its time span"""
+    """the flow has reached the end of its time span"""
     CLUSTERED = "clustered"
     BLEW_UP = "blew up"
     STOPPED = "stopped"
-    """before a step that could not be taken; the result's message says why"""
+    """the flow ended before a step that could not be taken; the result's message says why"""
     STEP_LIMIT = "step limit"
     STEP_UNDERFLOW = "step underflow"
     NO_CONVERGENCE = "no convergence"
-    """of the solves within a step"""
+    """a solve within a step did not converge"""
 
 
 class Ended:
@@ -88,7 +88,7 @@ class Solver(Word):
 
 
 class Weight(Word):
-    """What makes weights of scores: :func:`qkcore.softmax`, and the weights of :func:`qkcore.kernel`."""
+    """How weights are made from scores: :func:`qkcore.softmax`, and the weights of :func:`qkcore.kernel`."""
 
     SOFTMAX = "softmax"
     EXP = "exp"

@@ -1,8 +1,8 @@
 """Schrödinger bridges: the coupling of two marginals closest to a kernel (DAC-7, EOT-1, EOT-10).
 
-:math:`\\Pi_{ij} = e^{f_i + s_{ij} + g_j}` with row sums :math:`\\mu` and column sums :math:`\\nu`
-(DAC eqs 16, 63-64). One iteration visits every entry once: the row update, and in the same visit the
-column sums that follow from it.
+:math:`\\Pi_{ij} = e^{f_i + s_{ij} + g_j}` has the row sums :math:`\\mu` and the column sums :math:`\\nu`
+(DAC eqs 16, 63-64). One iteration visits every entry once: it updates the rows, and in the same visit adds
+up the columns of the updated rows.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = ["GivenBridge", "SchrodingerBridge", "bridge", "semi_relaxed", "sinkho
 
 
 class _Options(TypedDict, total=False):
-    """What :func:`bridge` takes beside the problem, for type checkers."""
+    """The options of :func:`bridge`, for type checkers."""
 
     tol: float | None
     max_iter: int
@@ -102,63 +102,92 @@ def bridge(
     on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> SchrodingerBridge | FactoredBridge | GivenBridge:
-    """The Schrödinger bridge from mu (..., N) to nu (..., M) over the kernel exp(s) (DAC-7).
+    """The Schrödinger bridge of mu (..., N) and nu (..., M), their coupling closest to a kernel (DAC-7).
 
-    The kernel is taken as given: no hidden factor, no hidden temperature. ``cost`` and ``epsilon`` instead of
-    it mean the scores -cost / epsilon (an infinite cost forbids a pair): entropic optimal transport. mu and
-    nu are converted to the dtype of the scores; left out, they are uniform. Weights of 0 are exact. Batched
-    and ragged scores are solved in one call, every problem for itself.
+    For the kernel exp(s) the solver finds potentials f and g such that the plan
+    :math:`P_{ij} = e^{f_i + s_{ij} + g_j}` has the row sums mu and the column sums nu. The kernel is taken as
+    given: there is no hidden factor and no hidden temperature. After the solve both marginals are computed
+    again from f and g, and ``converged`` is True only if they are within ``tol``.
 
-    ``solver``:
+    Parameters
+    ----------
+    kernel : scores s (:mod:`qkcore.scores`); or factors (:func:`qkcore.low_rank`, :func:`qkcore.poe` of
+        factors, :func:`qkcore.nystrom`); or your own object, see the end. Batched and ragged scores are
+        solved in one call, and each problem is treated independently of the others.
+    mu, nu : weights >= 0, which are converted to the dtype of the kernel. For scores either of them may be
+        left out and is then uniform. A row or column of weight 0 gets no mass at all.
+    cost, epsilon : entropic optimal transport. They replace ``kernel`` and stand for the scores
+        -cost / epsilon. An infinite cost forbids a pair.
+    tol : bound on the L1 error of both marginals, as a share of the mass (default: 1e-9, for float32 1e-5).
+        The final check computes with more precision than the dtype has.
+    max_iter, max_visits : limits on ``n_iter``, the iterations, and on ``n_visits``, the visits of all
+        entries of the kernel, including those of inner solves (default: 10 000 each; max_visits is never
+        less than max_iter unless it is given). Linear algebra with a few gathered entries counts as the
+        visits that would take as long. The status "iteration limit" or "visit limit" says which limit was
+        reached.
+    solver : one of the methods below.
+    penalty : KL penalties on the marginals instead of constraints (unbalanced transport): one weight, or a
+        pair (rows, columns), in units of the kernel's own temperature; inf keeps a constraint. ``tol`` then
+        bounds the residual of the optimality conditions, as a share of the plan's mass.
+    init : an earlier result, or potentials (f, g), from which the solver starts.
+    max_memory : how many bytes may be used to store the kernel's entries. By default a dense kernel is
+        copied once, and up to 256 MB are used for a kernel from points. With 0 the entries are computed
+        again at every visit.
+    callback, progress : ``callback(visits, error)`` is called after each iteration; ``progress=True`` shows
+        a bar.
+    on_fail : what follows if the solve does not converge: "warn" (a :class:`qkcore.ConvergenceWarning` when
+        the result is used), "raise" (a :class:`qkcore.ConvergenceError`) or "ignore".
+    n_threads : how many threads compute (default: :func:`qkcore.get_num_threads`).
 
-    - "auto": "symmetric" where it applies, else "anderson" until the rate that it sees is slow; from there
-      "newton" if the error is below 0.3, and "annealed" if it is not, or if "newton" makes little progress.
-    - "accelerated": "anderson" first; when its rate shows that many iterations are left, "newton" goes on.
-    - "alternating": Sinkhorn's iteration.
-    - "relaxed": the same, over-relaxed once its rate has settled, and only while that helps.
-    - "anderson": extrapolation of the last five iterates; a step that makes things worse is undone.
-    - "newton": Newton's method on the dual, its systems solved from the entries that matter where these are
-      few, else by conjugate gradients with products of the kernel.
-    - "symmetric": the averaged update, for symmetric scores and mu = nu.
-    - "annealed": "newton" from an easy kernel to this one, in stages: from a small multiple of the scores to
-      the scores, or, for factored kernels, with a part of rank one added that vanishes.
+    **Methods**
 
-    Factored kernels (:func:`qkcore.low_rank`, :func:`qkcore.poe` of them, :func:`qkcore.nystrom`) have
-    a guard on signs: a kernel that goes negative never gives a result that is marked converged (DAC-10).
-    "auto" is "alternating" for those that might.
+    - "auto": "symmetric" if the scores are symmetric and mu = nu. Otherwise "anderson"; if that turns out to
+      be slow, "newton" goes on when the error is below 0.3, and "annealed" when it is larger or when "newton"
+      makes little progress. The last resort is "relaxed".
+    - "accelerated": "anderson" first; then "newton", once the observed rate says that many iterations are
+      left.
+    - "alternating": Sinkhorn's iteration itself.
+    - "relaxed": Sinkhorn's iteration with over-relaxation, which begins when the rate has settled and is
+      given up if it does not help.
+    - "anderson": Anderson's method, which combines the last five iterates. A combination that makes the error
+      much worse is undone.
+    - "newton": Newton's method on the dual problem. Its linear systems are solved from the entries that
+      matter if these are few, and otherwise by conjugate gradients with products of the kernel.
+    - "symmetric": averages the old and the new potential; for symmetric scores and mu = nu.
+    - "annealed": applies "newton" to a sequence of kernels, from an easy one to the given one. Scores are
+      multiplied by a factor that rises to 1. A factored kernel gets a positive matrix of rank one added,
+      which vanishes in stages.
 
-    A kernel of your own is any object with ``shape`` (N, M), ``dtype`` and methods on float64 vectors. With
-    :math:`p_{ij} = e^{s_{ij} + g_j - \\mathrm{lse}_i}`, ``rows(g, mass)`` returns ``lse``, the
-    log-sum-exps of the rows of s + g, and ``columns``, :math:`\\sum_i m_i p_{ij}` for m = ``mass(lse)``
-    (None when ``mass`` is None); ``columns(f)`` returns the log-sum-exps of the columns of f + s;
-    ``curvature(x, mass)`` returns :math:`\\sum_i \\mathrm{mass}_i p_{ij} \\sum_k p_{ik} x_k` at the g of the
-    last ``rows``. ``scaled(factor)`` returns the object whose scores are factor s.
-    ``entries(first, end, least)`` returns where p >= least in rows first to end (exclusive), at the g of the
-    last ``rows``: the rows, counted from first, the columns, and p there, in the order of ``np.nonzero``.
-    "newton" solves its systems from them where they are few, to digits that products do not have. Without
-    ``curvature`` "newton", "accelerated" and "annealed" are refused, without ``scaled`` "annealed" is; "auto"
-    does without. A method that raises OverflowError says that the potentials are out of its range.
-    ``symmetric = True`` says that s is symmetric. The result is a :class:`GivenBridge`.
+    A factored kernel may have negative entries. If its sums become negative the result is never marked as
+    converged (DAC-10), and for kernels that are not known to be non-negative "auto" means "alternating".
 
-    A masked kernel that cannot carry the marginals ends with status "infeasible"; one that can, but not
-    on all of its entries (a causal mask with uniform marginals: only the diagonal), with "no total
-    support": the iteration creeps to its limit like 1/k. :func:`usable_entries` then gives the smaller
-    mask on which it converges, :func:`semi_relaxed` leaves the columns free. Every problem of a batch is
-    judged for itself.
+    **Masks**
 
-    ``tol`` bounds the L1 error of both marginals as a share of the mass (default 1e-9, in float32 1e-5); the
-    check of it at the end is made in more precision than the dtype's. ``max_iter`` bounds ``n_iter``, the
-    iterations, each of which has one of the ``errors``. ``max_visits`` bounds ``n_visits``, the visits of all
-    entries (None: 10 000, or max_iter where that is more), those of inner solves included; linear algebra on
-    gathered entries counts as the visits that would take as long. The status "iteration limit" or
-    "visit limit" says which was reached. ``penalty``: KL penalties on the marginals instead of constraints
-    (unbalanced), one weight or (rows, columns), in units of the kernel's own temperature; inf for a
-    constraint. Their ``tol`` bounds the residual of the optimality conditions as a share of the plan's mass.
-    ``on_fail``: what a solve that does not converge leads to, "warn" (a :class:`qkcore.ConvergenceWarning`
-    when the result is used), "raise" (a :class:`qkcore.ConvergenceError`) or "ignore". ``init``: an earlier
-    result or potentials (f, g). ``max_memory``: bytes for storing the kernel's entries (default: as much as a
-    dense kernel has already, 256 MB for one from points; 0: compute them at every visit).
-    ``callback(visits, error)`` is called after each iteration, ``progress=True`` shows a bar.
+    If a masked kernel allows no coupling of mu and nu, the status is "infeasible". If it allows some, but
+    none that uses all of its entries, the status is "no total support", and the error falls only like 1/k.
+    A causal mask with uniform marginals is an example: only the diagonal can carry mass. Then
+    :func:`usable_entries` gives a smaller mask on which the solver converges, and :func:`semi_relaxed`
+    leaves the columns free. Every problem of a batch has its own status.
+
+    **Your own kernel**
+
+    A kernel may be any object with ``shape`` (N, M), ``dtype`` and the following methods, which take and
+    return float64 vectors. Here :math:`p_{ij} = e^{s_{ij} + g_j - \\mathrm{lse}_i}`, with the g of the last
+    call of ``rows``. The result is a :class:`GivenBridge`.
+
+    - ``rows(g, mass)`` returns the pair (lse, columns): the log-sum-exps of the rows of s + g, and the sums
+      :math:`\\sum_i m_i p_{ij}` for m = ``mass(lse)``. If ``mass`` is None, columns is None too.
+    - ``columns(f)`` returns the log-sum-exps of the columns of f + s.
+    - ``curvature(x, mass)``, optional, returns :math:`\\sum_i \\mathrm{mass}_i p_{ij} \\sum_k p_{ik} x_k`.
+      The solvers "newton", "accelerated" and "annealed" need it; "auto" works without it.
+    - ``scaled(factor)``, optional, returns the object whose scores are factor times s. "annealed" needs it.
+    - ``entries(first, end, least)``, optional, returns where p >= least in the rows from first to end
+      (exclusive): the rows, counted from first, the columns, and the values of p, in the order of
+      ``np.nonzero``. "newton" then solves its systems from these entries, to more digits than from products.
+    - ``symmetric = True``, optional, says that s is symmetric.
+
+    A method that raises OverflowError says that the potentials are out of its range; the solver then tries
+    something else.
 
     >>> import numpy as np, qkcore as qk
     >>> b = qk.bridge(qk.scores.dense(np.zeros((2, 3))), np.full(2, 0.5), np.array([0.2, 0.3, 0.5]))
@@ -182,23 +211,26 @@ def bridge(
     if cost is not None or epsilon is not None:
         if kernel is not None:
             raise TypeError(
-                "kernel: wanted None beside cost and epsilon, got both; give one of them"
+                "kernel: wanted None beside cost and epsilon, got both; pass either a kernel or a cost"
             )
         kernel = scores_of_cost(cost, epsilon)
-    if isinstance(kernel, (Scores, MarkovOperator)):
+    given = not isinstance(kernel, (Factored, Scores, MarkovOperator)) and is_given(kernel)
+    if not given and not isinstance(kernel, Factored):
         kernel = scores_argument(kernel, "kernel")
         mu, nu = uniform_marginals(kernel, mu, nu)
-    if kernel is not None and (mu is None or nu is None):
+    elif mu is None or nu is None:
         name = "mu" if mu is None else "nu"
-        raise TypeError(f"{name}: wanted weights beside a kernel that is not scores, got None")
+        raise TypeError(
+            f"{name}: wanted weights, got None; they may be left out only if the kernel is scores"
+        )
     weights: tuple[Any, Any] = mu, nu
     if isinstance(kernel, Factored):
         return solve_factored(kernel, weights[0], weights[1], on_fail=fails, **options, **shown)
-    there = _device.is_scores(kernel)
-    if not there and not isinstance(kernel, (Scores, MarkovOperator)) and is_given(kernel):
+    if given:
         fields = ask(GivenKernel(kernel), *weights, **options).solved(**shown)
         return settle(GivenBridge(kernel=kernel, **fields), fails)
-    s: Any = kernel if there else scores_argument(kernel, "kernel")
+    s: Any = kernel
+    there = _device.is_scores(s)
     alone = not s.batch and (there or s.terms.offsets is None)
     if not alone and (callback is not None or progress):
         raise ValueError("kernel: wanted one problem for a callback or a progress bar, got a batch")
@@ -224,11 +256,10 @@ def sinkhorn(
 ) -> MarkovOperator:
     """The bistochastic operator :math:`e^{s_{ij} + u_i + v_j}` (DAC-4, eqs 9-10; B.3).
 
-    :math:`A^{+-}` from forward scores, :math:`A^{-+}` from backward ones, :math:`P^{+-}` from
-    distances (symmetric, by the averaged update). ``tol`` bounds the mean over rows (columns) of
-    how far their sums are from 1; ``max_iter`` and ``max_visits`` are those of
-    :func:`bridge`. ``.bridge`` is the solver's result; a solve that did not converge
-    raises :class:`qkcore.ConvergenceError`.
+    Forward scores give :math:`A^{+-}`, backward scores :math:`A^{-+}`, and distances :math:`P^{+-}`, which is
+    symmetric. ``tol`` bounds how far the sums of the rows, and those of the columns, are from 1 on average.
+    ``max_iter`` and ``max_visits`` are those of :func:`bridge`. The attribute ``bridge`` of the operator is
+    the solver's result. A solve that does not converge raises :class:`qkcore.ConvergenceError`.
 
     >>> import numpy as np, qkcore as qk
     >>> B = qk.sinkhorn(qk.scores.distance(np.array([[0.0], [1.0], [3.0]])))
@@ -257,7 +288,7 @@ def sinkhorn(
     log_n = s.dtype.type(math.log(n))
     if all(name.startswith("symmetric") for name in np.ravel(found.method)):
         half = b.give(b.from_host((f + g + log_n) / 2))
-        # Added together, so that the operator has the same bits as its transpose.
+        # Rows and columns get the same shift, so the operator has the same bits as its transpose.
         return MarkovOperator(s.shift(rows=half, columns=half), 1, bridge=found)
     rows = b.give(b.from_host(f + log_n))
     return MarkovOperator(s._coupled(rows, found.g), 1, bridge=found)
@@ -272,7 +303,7 @@ def _require_converged(found: Any) -> None:
         raise ConvergenceError(
             f"sinkhorn: {status}{which} after {steps} iterations, with a marginal error of "
             f"{error:.3g} (wanted {found.tol:.3g}); raise {limit} or tol, lower beta, or look "
-            "at qk.bridge(s, mu, nu), which returns what it has"
+            "at qk.bridge(s, mu, nu), which returns its result even if it has not converged"
         )
 
 
@@ -286,8 +317,8 @@ def semi_relaxed(
     """Rows constrained, columns free: attention as one-sided entropic transport (EOT-1).
 
     Row i of the coupling is :math:`\\mu_i p_i` where :math:`p_i = \\mathrm{softmax}_j(s_{ij} + \\log u_j)`
-    minimises :math:`\\langle -s_i, p\\rangle + \\mathrm{KL}(p \\| u)` over the simplex, for the reference
-    ``u`` (default: uniform; only its ratios matter). -inf scores are infinite costs.
+    minimises :math:`\\langle -s_i, p\\rangle + \\mathrm{KL}(p \\| u)` over the simplex. ``reference`` is u
+    (default: uniform; only its ratios matter). A score of -inf is an infinite cost.
 
     >>> import numpy as np, qkcore as qk
     >>> s = qk.scores.dense(np.zeros((1, 2)))
@@ -355,7 +386,7 @@ def semi_relaxed(
 
 
 def scores_of_cost(cost: Any, epsilon: float | None) -> Scores:
-    """-cost / epsilon as scores."""
+    """The scores -cost / epsilon."""
     for name, value in (("cost", cost), ("epsilon", epsilon)):
         if value is None:
             raise TypeError(f"{name}: wanted cost and epsilon together, got None")
@@ -371,7 +402,7 @@ def scores_of_cost(cost: Any, epsilon: float | None) -> Scores:
 
 
 def _semi_relaxed_on_device(s: Scores, mu: Any, reference: Any) -> SchrodingerBridge:
-    """Vectors on the host, visits on the device."""
+    """:func:`semi_relaxed` for scores on a device: the vectors are on the host, the visits on the device."""
     from ._device._visits import visited
 
     b, (*_, n, m) = s.backend, s.shape

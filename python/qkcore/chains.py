@@ -24,16 +24,16 @@ __all__ = ["BridgeChain", "bridge_chain"]
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class BridgeChain(SolvedBridge):
-    """The path measure :math:`e^{f(x_0)} \\prod_k e^{s_k(x_{k-1}, x_k)} e^{g(x_n)}` with given ends.
+    """The path measure :math:`e^{f(x_0)} \\prod_k e^{s_k(x_{k-1}, x_k)} e^{g(x_n)}` with given end marginals.
 
-    Errors are those of the ends.
+    The errors are those of the two end marginals.
     """
 
     scores: tuple[Scores, ...] = field(repr=False)
 
     @cached_property
     def _backward_potentials(self) -> list[Real]:
-        """h_k: log of what the kernels after time k and g make of every state; h_n = g."""
+        """h_k, the logarithm of the kernels after time k applied to exp(g), at every state; h_n = g."""
         h = [self.g]
         for s in reversed(self.scores):
             h.append(s.shift(columns=h[-1]).logsumexp(1))
@@ -48,7 +48,7 @@ class BridgeChain(SolvedBridge):
 
     @cached_property
     def marginals(self) -> tuple[Real, ...]:
-        """The laws at times 0..n: mu, pushed through the steps."""
+        """The laws at times 0..n: the first marginal, pushed through the steps."""
         self._used()
         b = self.scores[0].backend
         ends = (("f", self.f), ("h", self._backward_potentials[0]))
@@ -82,9 +82,9 @@ def bridge_chain(
 ) -> BridgeChain:
     """The Schrödinger bridge over several steps (DAC-7): the closest path measure with both ends.
 
-    Kernels (N0, N1), (N1, N2), ... as scores; intermediate states need not be as many as the ends.
-    Every kernel is gone through twice per visit; products of kernels are never formed. ``solver`` (any but
-    "symmetric"), ``max_iter``, ``max_visits``, ``penalty``, ``init``, ``callback``, ``progress`` and
+    ``kernels`` are scores of shapes (N0, N1), (N1, N2), ...; the numbers of states may differ from time to
+    time. A visit goes through every kernel twice, and products of kernels are never formed. ``solver`` (any
+    except "symmetric"), ``max_iter``, ``max_visits``, ``penalty``, ``init``, ``callback``, ``progress`` and
     ``on_fail`` are those of :func:`bridge`.
 
     >>> import numpy as np, qkcore as qk

@@ -1,7 +1,8 @@
 """The command line: ``qkcore list | run | report | bench | info | completion`` (EOT-17).
 
-It needs what the core needs, and no more; ``run`` says which packages an experiment wants. What a user can
-put right is one line on the standard error and exit status 2.
+The command line needs only the packages that the core needs; ``run`` says which further packages an
+experiment wants. A mistake that the user can correct is reported in one line on the standard error, with exit
+status 2.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from .experiments._errors import ExperimentError, unknown
 
 EXIT_STATUS = """\
 exit status:
-  0    done
-  1    a wrong answer in bench, or an experiment that failed (with its traceback)
-  2    a mistake that you can put right, said in one line: a name, a setting, a folder, a package to install
-  130  interrupted by Ctrl-C; the same command goes on from the last checkpoint
+  0    success
+  1    bench found a wrong answer, or an experiment failed (its traceback is shown)
+  2    something that you can correct, explained in one line: a name, a setting, a folder, a missing package
+  130  interrupted by Ctrl-C; the same command continues from the last checkpoint
 """
 
 
 class Command(argparse.ArgumentParser):
-    """A parser that refuses in one line, and keeps the list of its arguments."""
+    """A parser that reports errors in one line, and keeps a list of its arguments."""
 
     def __init__(self, **settings: Any) -> None:
         self.arguments: list[argparse.Action] = []
@@ -43,10 +44,10 @@ class Command(argparse.ArgumentParser):
         return self.arguments[-1]
 
     def error(self, message: str) -> NoReturn:
-        raise ExperimentError(f"{message} ({self.prog} --help shows what it takes)")
+        raise ExperimentError(f"{message} (see {self.prog} --help)")
 
     def read(self, words: list[str]) -> argparse.Namespace:
-        """The words, options before or after the others."""
+        """Parses the words; options may stand before or after the other arguments."""
         found, more = self.parse_known_intermixed_args(words)
         for word in more:
             if word.startswith("-"):
@@ -61,12 +62,13 @@ class Command(argparse.ArgumentParser):
 
 
 def _program() -> tuple[Command, dict[str, Command]]:
-    """The parser of all, which shows the help, and one for each command."""
+    """The main parser, which shows the help, and a parser for each command."""
     from . import __version__
 
     top = Command(
         prog="qkcore",
-        description="Experiments of the documents that qkcore implements: figures, tables, verdicts.",
+        description="Reproduces the experiments of the papers that qkcore implements, with figures, tables "
+        "and verdicts.",
     )
     top.add_argument("--version", action="version", version=f"qkcore {__version__}")
     listed = top.add_subparsers(title="commands", metavar="COMMAND", parser_class=Command)
@@ -82,28 +84,39 @@ def _program() -> tuple[Command, dict[str, Command]]:
     command(_list)
 
     run = command(_run)
-    run.add_argument("name", metavar="NAME", help="of the experiment, or all")
-    run.add_argument("--out", **out, help="results go to DIR/NAME (default: results)")
-    run.add_argument("--config", metavar="FILE", help="settings that differ, YAML")
+    run.add_argument("name", metavar="NAME", help="name of an experiment (see list), or all")
+    run.add_argument("--out", **out, help="write results to DIR/NAME (default: results)")
+    run.add_argument("--config", metavar="FILE", help="YAML file of settings to change")
     run.add_argument(
-        "--set", dest="sets", action="append", default=[], metavar="KEY=VALUE", help="one setting"
+        "--set",
+        dest="sets",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change one setting",
     )
-    run.add_argument("--seed", type=int, metavar="N", help="where random numbers start")
+    run.add_argument("--seed", type=int, metavar="N", help="seed of the random numbers")
     run.add_argument(
-        "--quick", action="store_true", help="a small setting, half a minute, into DIR/NAME-quick"
+        "--quick",
+        action="store_true",
+        help="small settings, half a minute; writes to DIR/NAME-quick",
     )
     run.add_argument(
-        "--force", action="store_true", help="compute again, replace results of other settings"
+        "--force", action="store_true", help="compute again, and replace results of other settings"
     )
 
     report = command(_report)
-    report.add_argument("folder", metavar="DIR", help="what run wrote")
-    report.add_argument("--output", metavar="FILE", help="default: DIR/report.html")
+    report.add_argument("folder", metavar="DIR", help="folder that run wrote to")
+    report.add_argument("--output", metavar="FILE", help="page to write (default: DIR/report.html)")
 
     bench = command(_bench)
-    bench.add_argument("groups", nargs="*", metavar="GROUP", help="default: all")
-    bench.add_argument("--quick", action="store_true", help="small sizes, to see that all works")
-    bench.add_argument("--threads", type=int, metavar="N", help="of qkcore and PyTorch")
+    bench.add_argument(
+        "groups", nargs="*", metavar="GROUP", help="which comparisons to run (default: all)"
+    )
+    bench.add_argument(
+        "--quick", action="store_true", help="small sizes, only to see that everything works"
+    )
+    bench.add_argument("--threads", type=int, metavar="N", help="threads of qkcore and PyTorch")
     bench.add_argument("--out", **out, help="folder for bench.json (default: results)")
 
     command(_info)
@@ -113,7 +126,7 @@ def _program() -> tuple[Command, dict[str, Command]]:
 
 
 def _list(options: argparse.Namespace) -> int:
-    """Name the experiments, and what they reproduce."""
+    """List the experiments and what they reproduce."""
     from . import experiments
 
     width = max(map(len, experiments.names()))
@@ -124,7 +137,7 @@ def _list(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run an experiment (or all), or go on with one that was interrupted."""
+    """Run an experiment (or all), or continue one that was interrupted."""
     from . import experiments
 
     if options.name != "all":
@@ -132,7 +145,9 @@ def _run(options: argparse.Namespace) -> int:
         return 0
     for name, value in (("--config", options.config), ("--set", options.sets)):
         if value:
-            raise ExperimentError(f"{name}: of one experiment; run it by its name, not as 'all'")
+            raise ExperimentError(
+                f"{name}: applies to one experiment; run it by its name, not as 'all'"
+            )
     status = 0
     for name in experiments.names():
         print(f"== {name}", flush=True)
@@ -142,7 +157,7 @@ def _run(options: argparse.Namespace) -> int:
             status = max(status, _refuse(str(error)))
         except Exception:
             traceback.print_exc()
-            print(f"qkcore: error: {name} failed, see above; going on", file=sys.stderr)
+            print(f"qkcore: error: {name} failed, see above; continuing", file=sys.stderr)
             status = max(status, 1)
     return status
 
@@ -167,7 +182,7 @@ def _run_one(name: str, options: argparse.Namespace) -> None:
     manifest = _manifest.read(done.folder, name)
     if done.already_there:
         print(
-            f"{done.folder}: finished before with these settings, nothing was computed; "
+            f"{done.folder}: already finished with these settings, nothing was computed; "
             "--force computes it again"
         )
         if changed := Known.listed(done.folder, manifest).changed():
@@ -189,7 +204,7 @@ def _run_one(name: str, options: argparse.Namespace) -> None:
 
 
 def _report(options: argparse.Namespace) -> int:
-    """Put everything found in DIR into one HTML page."""
+    """Collect all results in DIR on one HTML page."""
     from .experiments._report import write_report
 
     output = None if options.output is None else Path(options.output)
@@ -198,7 +213,7 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    """Time qkcore against NumPy and the peers that are installed, and check the answers."""
+    """Time qkcore against NumPy and installed libraries like it, and check the answers."""
     from . import _bench
 
     result = _bench.run(options.groups, quick=options.quick, threads=options.threads, echo=print)
@@ -211,7 +226,7 @@ def _bench(options: argparse.Namespace) -> int:
 
 
 def _info(options: argparse.Namespace) -> int:
-    """Print what this installation is made of."""
+    """Print the settings and package versions of this installation."""
     from . import show_config
     from .experiments._manifest import versions
 
@@ -222,7 +237,7 @@ def _info(options: argparse.Namespace) -> int:
 
 
 def _completion(options: argparse.Namespace) -> int:
-    """Print a script that completes this command in bash, zsh or fish."""
+    """Print a script for tab completion in bash, zsh or fish."""
     from ._bench import GROUPS
     from .experiments import names
 
@@ -262,7 +277,7 @@ def main(arguments: list[str] | None = None) -> int:
         return int(done.code or 0)
     except KeyboardInterrupt:
         print(
-            "qkcore: interrupted; the same command goes on from the last checkpoint",
+            "qkcore: interrupted; the same command continues from the last checkpoint",
             file=sys.stderr,
         )
         return 130

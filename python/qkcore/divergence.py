@@ -1,7 +1,8 @@
-"""Divergences between points: what scores are made of (DAC-1, eqs 1-4, 37-38).
+"""Divergences and similarities between points, from which scores are made (DAC-1, eqs 1-4, 37-38).
 
-Lazy like scores: nothing N x M exists until :meth:`Divergence.to_numpy`. A divergence d becomes the
-logits :math:`-\\beta d` with :meth:`Divergence.scores`, a similarity G becomes :math:`\\beta G`.
+They are lazy, as scores are: only :meth:`Divergence.to_numpy` forms an N x M array.
+:meth:`Divergence.scores` turns a divergence d into the logits :math:`-\\beta d`, and a similarity G into
+:math:`\\beta G`.
 
 ======================= ===================================================================
 ``gram(X, Y)``          :math:`G_{ij} = x_i^\\top W y_j`  (a similarity)
@@ -55,7 +56,7 @@ class Divergence:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64, as the points came."""
+        """float32 or float64, the dtype of the points."""
         return self._logits.dtype
 
     @property
@@ -64,7 +65,7 @@ class Divergence:
         return Divergence(self._logits.T, self.similarity)
 
     def scores(self, beta: float = 1.0) -> Scores:
-        """The logits :math:`-\\beta d` (of a similarity :math:`+\\beta G`), for every operator."""
+        """The logits :math:`-\\beta d`, or :math:`+\\beta G` for a similarity."""
         return self._logits * _checks.positive("beta", beta)
 
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
@@ -72,7 +73,7 @@ class Divergence:
         out = self._logits.to_numpy(n_threads=n_threads)
         if self.similarity:
             return out
-        return np.subtract(0, out, out=out)  # not -out: a distance of 0 is +0
+        return np.subtract(0, out, out=out)  # -out would make -0 of a distance 0
 
     def __add__(self, other: object) -> Divergence:
         if not isinstance(other, Divergence):
@@ -105,7 +106,9 @@ def gram(X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, W: WLike = None) -
 def squared_distance(
     X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, W: WLike = None
 ) -> Divergence:
-    """:math:`D^2_{ij} = (x_i - y_j)^\\top W (x_i - y_j)` (DAC-1, eqs 1-2): only W's symmetric part.
+    """:math:`D^2_{ij} = (x_i - y_j)^\\top W (x_i - y_j)` (DAC-1, eqs 1-2).
+
+    Only the symmetric part of W matters.
 
     >>> import numpy as np, qkcore as qk
     >>> qk.divergence.squared_distance(np.array([[0.0], [3.0]])).to_numpy()
@@ -116,7 +119,9 @@ def squared_distance(
 
 
 def forward(X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, W: WLike = None) -> Divergence:
-    """:math:`d^\\to_{ij} = G_{jj} - G_{ij}` (DAC-1, eq 2); zero on the diagonal, of either sign off it.
+    """:math:`d^\\to_{ij} = G_{jj} - G_{ij}` (DAC-1, eq 2).
+
+    It is zero on the diagonal, and elsewhere of either sign.
 
     >>> import numpy as np, qkcore as qk
     >>> R = np.array([[1.0, 0.0], [0.0, 2.0]])
@@ -128,7 +133,7 @@ def forward(X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, W: WLike = None
 
 
 def backward(X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, W: WLike = None) -> Divergence:
-    """:math:`d^\\gets_{ij} = G_{ii} - G_{ji}` (DAC-1, eq 2): the transpose of forward (erratum 14).
+    """:math:`d^\\gets_{ij} = G_{ii} - G_{ji}` (DAC-1, eq 2), the transpose of forward (erratum 14).
 
     >>> import numpy as np, qkcore as qk
     >>> R = np.array([[1.0, 0.0], [0.0, 2.0]])
@@ -141,11 +146,11 @@ def backward(X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, W: WLike = Non
 
 
 def qk_metric(Q: npt.ArrayLike, K: npt.ArrayLike, *, symmetrized: bool = False) -> Divergence:
-    """:math:`|Q_i|^2 + |K_j|^2 - Q_i\\cdot K_j - Q_j\\cdot K_i`: DAC D.2's "QK metric" (DAC-1).
+    """:math:`|Q_i|^2 + |K_j|^2 - Q_i\\cdot K_j - Q_j\\cdot K_i`, the "QK metric" of DAC D.2 (DAC-1).
 
-    As printed it is not symmetric unless :math:`|Q_i| = |K_i|` for all i (erratum 2);
-    ``symmetrized=True`` gives the mean with its transpose, which is. Both vanish where Q_i = K_j = Q_j
-    = K_i, and either may be negative. Q and K are (..., N, d).
+    As printed it is not symmetric unless :math:`|Q_i| = |K_i|` for all i (erratum 2). ``symmetrized=True``
+    gives the mean of it and its transpose, which is symmetric. Both are 0 if Q_i = K_j = Q_j = K_i, and both
+    may be negative. Q and K are (..., N, d).
 
     >>> import numpy as np, qkcore as qk
     >>> Q, K = np.array([[1.0], [2.0]]), np.array([[1.0], [0.0]])
@@ -161,7 +166,7 @@ def qk_metric(Q: npt.ArrayLike, K: npt.ArrayLike, *, symmetrized: bool = False) 
     _checks.same_dtype("K", k, q.dtype, "Q")
     _checks.shape("K", k.shape, (..., *q.shape[-2:]), what="points", why="like Q")
     cross = scores.dot(q, k) + scores.dot(k, q)
-    with np.errstate(over="ignore"):  # Scores refuses what overflows
+    with np.errstate(over="ignore"):  # Scores raises an error for an overflow
         q_norm = np.einsum("...nd,...nd->...n", q, q)
         k_norm = np.einsum("...nd,...nd->...n", k, k)
     if symmetrized:
@@ -190,9 +195,9 @@ class HermitianPartition(NamedTuple):
 def hermitian_partition(
     W: npt.ArrayLike | tuple[npt.ArrayLike, npt.ArrayLike],
 ) -> HermitianPartition:
-    """S = (W + W^T)/2 and A = (W - W^T)/2 (DAC-1, eq 4), of W or of factors (W_Q, W_K).
+    """S = (W + W^T)/2 and A = (W - W^T)/2 (DAC-1, eq 4), for a matrix W or factors (W_Q, W_K).
 
-    S is the metric of the squared distance, A the source of magnetic phases.
+    S is the metric of the squared distance, and A determines the magnetic phases.
 
     >>> import numpy as np, qkcore as qk
     >>> S, A = qk.divergence.hermitian_partition(np.array([[1.0, 2.0], [0.0, 1.0]]))

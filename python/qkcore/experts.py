@@ -30,13 +30,13 @@ def poe(*experts: Scores | MarkovOperator | KernelOperator) -> Scores: ...
 @overload
 def poe(*experts: Scores | MarkovOperator | KernelOperator | MagneticOperator) -> Any: ...
 def poe(*experts: Any) -> Any:
-    """The product of experts :math:`\\prod_k G_k` entry by entry, as scores (DAC-9; A.2, C.5).
+    """The product of experts :math:`\\prod_k G_k`, entry by entry, as scores (DAC-9; A.2, C.5).
 
-    Experts are scores (standing for their exponential), stochastic operators (their entries), or
-    kernels with weight "exp". The result is lazy; ``qk.softmax`` of it is the normalised product
-    (eqs 50, 69), ``qk.bridge`` takes it as a kernel. With a magnetic operator among them the product is
-    one too: phases and gauge weights add (theorem C.8). Low-rank factors (:func:`qkcore.low_rank`) give
-    a product that is applied in O((N + M) r^2) without being formed (DAC-10).
+    Experts are scores (which stand for their exponentials), stochastic operators, or kernels with weight
+    "exp". The result is lazy. ``qk.softmax`` of it is the normalised product (eqs 50, 69), and
+    ``qk.bridge`` takes it as a kernel. If one of the experts is a magnetic operator, so is the product:
+    phases and gauge weights add (theorem C.8). The product of low-rank factors (:func:`qkcore.low_rank`) is
+    applied in O((N + M) r^2) operations without being formed (DAC-10).
 
     >>> import numpy as np, qkcore as qk
     >>> A, B = (qk.softmax(qk.scores.dense(np.log([[0.5, 0.5], [a, 1 - a]]))) for a in (0.2, 0.6))
@@ -96,11 +96,11 @@ def total_variation(A: MarkovOperator, B: MarkovOperator, *, n_threads: int | No
 
 @dataclass(frozen=True)
 class ConstantZ:
-    """The constant-z approximation (DAC eq 27) and how far it is from the diffusion operator."""
+    """The constant-z approximation (DAC eq 27) and its distance from the diffusion operator."""
 
     operator: MarkovOperator = field(repr=False)
     total_variation: Real = field(repr=False)
-    """of each row"""
+    """distance of each row"""
     mean_error: float
     """mean total variation over rows"""
     max_error: float
@@ -143,11 +143,11 @@ class DirectionalExperts:
         return self.backward.log_normalizer
 
     def weighted(self) -> MarkovOperator:
-        """:math:`P^+ \\propto A^+_{ij} A^-_{ij} z^-_j` (eqs 26, 70): exact."""
+        """:math:`P^+ \\propto A^+_{ij} A^-_{ij} z^-_j` (eqs 26, 70), which is exact."""
         return softmax(poe(self.forward, self.backward).shift(columns=self.log_z))
 
     def by_rows(self) -> MarkovOperator:
-        """:math:`P^+ \\propto A^{\\to+}_{ij} A^{\\gets+}_{ij}` (eqs 29, 71): exact."""
+        """:math:`P^+ \\propto A^{\\to+}_{ij} A^{\\gets+}_{ij}` (eqs 29, 71), which is exact."""
         return softmax(poe(self.forward, self.backward_by_rows))
 
     def diffusion(self) -> MarkovOperator:

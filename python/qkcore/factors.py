@@ -1,7 +1,7 @@
 """Low-rank product-of-experts kernels: truncated SVD, bridges with a sign guard, Nyström (DAC-10, EOT-10).
 
-A truncated kernel is no longer positive: its entries can be negative, and then no coupling belongs to
-it. Everything here counts and reports that; see ``solve_factored``.
+A truncated kernel need not be positive. If some of its entries are negative, there may be no coupling for it.
+All functions here look for negative entries and report them; see ``solve_factored``.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ __all__ = [
     "solve_factored",
 ]
 
-# Matrices with a side up to this long are decomposed whole, by LAPACK, in double.
+# Matrices with at most this many rows or columns are decomposed by LAPACK, in double precision.
 DENSE_UP_TO = 1024
 _METHODS = ("auto", "dense", "svds", "randomised")
-# Singular values that differ by less than this, relatively, differ by rounding.
+# Singular values whose relative difference is smaller than this count as equal up to rounding.
 _EQUAL = 1e-9
-# The randomised method stops when the singular values move by less than this, relatively.
+# The randomised method stops when the relative change of the singular values is smaller than this.
 _SETTLED = {4: 1e-5, 8: 1e-9}
 
 
@@ -68,24 +68,25 @@ def low_rank(
     :math:`A \\approx (U_r \\Sigma_r^{1/2})(\\Sigma_r^{1/2} V_r^\\top)`, the best approximation of rank r in
     the Frobenius norm. ``method``:
 
-    - "dense": LAPACK on the array, in double; what "auto" takes up to 1024 rows or columns.
+    - "auto": "dense" up to 1024 rows or columns, "randomised" for larger operators.
+    - "dense": LAPACK's decomposition of the array, in double precision.
     - "svds": SciPy's svds (ARPACK) through products; singular values below sqrt(eps) s_1 are noise.
-    - "randomised": a range finder with ``n_oversamples`` extra directions and subspace iterations
-      until the singular values settle (at most ``max_iter``, default 30), through products with
-      many right-hand sides; "auto" for larger operators. O((N + M) r) memory. ``rng`` fixes it.
+    - "randomised": a range finder with ``n_oversamples`` extra directions, followed by subspace iterations
+      until the singular values settle (at most ``max_iter``, default 30). It uses products with many
+      right-hand sides and O((N + M) r) memory. ``rng`` determines its random numbers.
 
-    Equal singular values: a truncation between them is a free choice, so that figures can depend on
-    it (erratum 11). The result says so (``cut_gap``, ``cuts_pair``); ``keep_pairs=True`` lowers the
-    rank until none is cut.
+    If the truncation separates equal singular values, the factors are not unique, and figures can depend on
+    the choice (erratum 11). The result says so (``cut_gap``, ``cuts_pair``). ``keep_pairs=True`` lowers the
+    rank until no equal values are separated.
 
-    ``nonnegative=True``: non-negative factors instead, by hierarchical alternating least squares
-    (at most ``max_iter`` sweeps, default 500) that start from the SVD's positive parts; for
-    operators without negative entries. The error is larger (``error`` gives it), and no entry can
-    become negative: a bridge exists.
+    ``nonnegative=True`` gives non-negative factors instead, for operators without negative entries. They are
+    computed by hierarchical alternating least squares (at most ``max_iter`` sweeps, default 500), which start
+    from the positive parts of the SVD. The error is larger (see ``error``), but no entry can be negative, so
+    that a bridge exists.
 
-    Of a batch, factors with the batch's axes, each problem's for itself, and figures that are arrays. Of an
-    operator on a device, factors there: its products are computed on the device, and the decompositions of
-    small matrices on the host.
+    For a batch the factors have the axes of the batch, every problem is factored independently, and figures
+    are arrays. For an operator on a device the factors are there too: products are computed on the device,
+    and small matrices are decomposed on the host.
 
     >>> import numpy as np, qkcore as qk
     >>> from qkcore.factors import low_rank
@@ -101,7 +102,7 @@ def low_rank(
     0.021747
     """
     if isinstance(A, Factored):
-        raise TypeError("A: wanted an exact operator or array, got one that is factored already")
+        raise TypeError("A: wanted an exact operator or array, got one that is already factored")
     shape = _checks.array_shape("A", A)
     _checks.factor_shape("A", shape)
     most = min(shape[-2:])
@@ -134,8 +135,10 @@ class _Settings(NamedTuple):
 
 
 def _with_host_vectors(A: Any, b: Backend) -> tuple[Any, Any]:
-    """The operator or array as it takes NumPy vectors, with its visits where it is; and the source as the
-    factors remember it."""
+    """The operator or array in a form that takes NumPy vectors, and the source that the factors keep.
+
+    The products of an operator on a device are still computed there.
+    """
     if isinstance(A, (MarkovOperator, KernelOperator)):
         return A._with_host_vectors(), A
     if isinstance(A, Scores):
@@ -152,7 +155,7 @@ def _one(A: Any, settings: _Settings) -> Found:
     shape = products.shape
     if method == "auto":
         method = "dense" if min(shape) <= DENSE_UP_TO else "randomised"
-    # One more than wanted, to see what the truncation cuts.
+    # One more singular value than wanted, to see whether the truncation separates equal ones.
     k = min(r + 1, *shape)
     if method == "dense":
         array = products.array().astype(np.float64)
@@ -196,10 +199,10 @@ def _one(A: Any, settings: _Settings) -> Found:
 
 
 def _same_basis_everywhere(U: Real, s: Real, Vt: Real, k: int) -> tuple[Real, Real]:
-    """The first k singular vectors, with a basis that does not depend on LAPACK where values are equal.
+    """The first k singular vectors, with a basis that does not depend on LAPACK if singular values are equal.
 
-    Any orthonormal basis of their space serves there, and which one comes out differs between processors.
-    The one taken here is that of fixed vectors projected onto the space.
+    The vectors of equal singular values may be any orthonormal basis of their space, and LAPACK's choice
+    differs between processors. Here the basis comes from fixed vectors that are projected onto the space.
     """
     U, Vt = U.copy(), Vt.copy()
     start = 0
@@ -218,14 +221,14 @@ def _same_basis_everywhere(U: Real, s: Real, Vt: Real, k: int) -> tuple[Real, Re
 
 
 def _gap(s: Real, r: int) -> float:
-    """1 - s_{r+1} / s_r; 1 when nothing is cut."""
+    """1 - s_{r+1} / s_r, or 1 if the truncation removes nothing."""
     if r >= len(s) or s[r - 1] <= 0:
         return 1.0
     return float(1 - s[r] / s[r - 1])
 
 
 class _Products:
-    """An operator or array as its products with many vectors, float64 in and out."""
+    """Products of an operator or array with many vectors at a time; they take and return float64."""
 
     def __init__(self, source: Any, n_threads: int) -> None:
         self.source = source
@@ -291,10 +294,10 @@ def _randomised(A: _Products, start: Real, k: int, max_iter: int) -> tuple[Real,
 
 
 def _hals(A: _Products, left: Real, right: Real, sweeps: int) -> tuple[Real, Real]:
-    """Non-negative L, R with small |A - L R|_F: one component of one factor at a time, exactly.
+    """Non-negative L, R with small |A - L R|_F, by exact minimisation over one component at a time.
 
-    Starts from the larger of the positive and the negative part of each singular pair (NNDSVD), the
-    zeros filled with small numbers, as zeros would stay.
+    The start is the larger of the positive and the negative part of each singular pair (NNDSVD). Zeros are
+    replaced by small numbers, because zeros would never change.
     """
     if isinstance(A.source, np.ndarray) and A.source.min() < 0:
         raise ValueError(f"A: wanted entries >= 0 for nonnegative=True, got {A.source.min():.3g}")
@@ -304,7 +307,7 @@ def _hals(A: _Products, left: Real, right: Real, sweeps: int) -> tuple[Real, Rea
         for sign in (1, -1):
             x, y = np.maximum(sign * left[:, c], 0), np.maximum(sign * right[c], 0)
             parts.append((float(np.linalg.norm(x) * np.linalg.norm(y)), x, y))
-        # Of parts of equal size the positive one, whatever rounding says.
+        # If both parts have the same size up to rounding, the positive one is taken.
         size, x, y = parts[1] if parts[1][0] > (1 + 1e-6) * parts[0][0] else parts[0]
         size = size or 1.0
         x_norm, y_norm = np.linalg.norm(x) or 1.0, np.linalg.norm(y) or 1.0
@@ -317,7 +320,7 @@ def _hals(A: _Products, left: Real, right: Real, sweeps: int) -> tuple[Real, Rea
         L = _hals_side(L, A.right(R.T), R @ R.T, tiny)
         AtL = A.left(L)
         R = _hals_side(R.T, AtL, L.T @ L, tiny).T
-        if sweep % 5 == 4:  # |A - LR|^2 but for |A|^2
+        if sweep % 5 == 4:  # |A - LR|^2 - |A|^2
             now = float(np.sum((L.T @ L) * (R @ R.T)) - 2 * np.sum(AtL.T * R))
             if before - now <= 1e-7 * abs(now):
                 break
@@ -326,13 +329,13 @@ def _hals(A: _Products, left: Real, right: Real, sweeps: int) -> tuple[Real, Rea
 
 
 def _hals_side(L: Real, AR: Real, gram: Real, tiny: float) -> Real:
-    """Each column of L in turn at its minimum over non-negative numbers, the others fixed."""
+    """Minimises over the columns of L in turn, each non-negative, while the others are fixed."""
     L = L.copy()
     for c in range(L.shape[1]):
         weight = gram[c, c]
         if weight <= 0:
             continue
         column = L[:, c] + (AR[:, c] - L @ gram[:, c]) / weight
-        # Kept above 0, though hardly: a component that died would not come back.
+        # Entries are kept slightly above 0, because a component that is 0 would never change again.
         L[:, c] = np.maximum(column, tiny * max(float(column.max()), tiny))
     return L

@@ -1,4 +1,4 @@
-"""Velocity fields of attention: particles that move by attending to one another (TPDE-1)."""
+"""Velocity fields of attention, for particles that move by attending to each other (TPDE-1)."""
 
 from __future__ import annotations
 
@@ -45,25 +45,27 @@ class AttentionField:
     ----------
     kind : one of the above.
     Q, K : (heads*k, d), the heads stacked row-wise (TPDE 2.9), or callables of t that return such.
-        No :math:`1/\sqrt k` is added: absorb it.
+        There is no hidden factor :math:`1/\sqrt k`; multiply Q or K by it if you want it.
     V : (d, d), shared by the heads, or (heads, d, d); or a callable. Heads are summed (2.7).
-    mask : None; "causal" (particle i sees j <= i); or positions (N,) in [0, 1]: particle i sees j when
-        ``mask[j] <= mask[i]``, so ties see each other. A masked particle moves as the last of those
-        that it sees would in the unmasked field of these alone (2.6); for sinkhorn this is one bridge
-        per position, O(N^3) work.
-    epsilon : of sinkhorn, and of the centred linear form.
-    weights : (N,), not all zero; scaled to sum 1.
-    times : (L,) rising: Q, K, V may then have L layers in front, layer l in force from ``times[l]`` on
-        (the first also before). Steps of :func:`qkcore.flow` never cross a change of layer.
-    centred : the second linear form, the expansion of softmax for small A.
+    mask : None; "causal" (particle i sees j <= i); or positions (N,) in [0, 1], with which particle i sees j
+        if ``mask[j] <= mask[i]``, so particles at equal positions see each other. A particle moves as it
+        would in the unmasked field of only the particles that it sees (2.6). For sinkhorn this takes one
+        bridge per position, O(N^3) work.
+    epsilon : the regularisation of sinkhorn, and of the centred linear form.
+    weights : (N,), not all zero; they are scaled to sum 1.
+    times : (L,), rising. Q, K and V may then have a leading axis of L layers. Layer l applies from
+        ``times[l]`` on, and the first layer also before. Steps of :func:`qkcore.flow` never cross a change
+        of layer.
+    centred : the second linear form, which is the expansion of softmax for small A.
     sphere : project velocities on the tangent space, :math:`v - \langle x, v\rangle x`, for unit x;
         :func:`qkcore.flow` then also scales rows to norm 1 after each step.
-    renormalise : for exp, relu, sigmoid, linear under a mask: True gives the particles that are seen
-        mass 1 (2.6); False integrates over :math:`[0, s]` against the measure as it is (2.7). Softmax,
-        l2 and sinkhorn divide by that mass themselves, so both are the same; the centred linear
-        form, a mean and a covariance, is refused with False.
-    sinkhorn_tol, sinkhorn_max_visits : L1 error of the marginals (1e-10; float32: 1e-5) and visits of all
-        entries. Along a flow the potentials start from those of the stage before.
+    renormalise : matters for exp, relu, sigmoid and linear under a mask. True scales the particles that are
+        seen to mass 1 (2.6); False integrates over :math:`[0, s]` against the measure itself (2.7). Softmax,
+        l2 and sinkhorn divide by that mass anyway. The centred linear form needs True, because it has a mean
+        and a covariance.
+    sinkhorn_tol, sinkhorn_max_visits : bound on the L1 error of the marginals (default 1e-10, for float32
+        1e-5), and on the visits of all entries. In a flow every bridge starts from the potentials of the
+        previous stage.
 
     >>> import numpy as np, qkcore as qk
     >>> X = np.array([[0.0, 0.0], [1.0, 0.0], [0.0, 2.0]])
@@ -103,15 +105,15 @@ class AttentionField:
             )
         if centred and kind != "linear":
             raise ValueError(
-                f"centred: only linear attention has two forms, got kind {_checks.shown(kind)}"
+                f'centred: wanted kind "linear", the only one with a centred form, got {_checks.shown(kind)}'
             )
         self.centred = _checks.flag("centred", centred)
         self.sphere = _checks.flag("sphere", sphere)
         self.renormalise = _checks.flag("renormalise", renormalise)
         if self.centred and not self.renormalise:
             raise ValueError(
-                "renormalise: wanted True for the centred linear form, which has a mean and a covariance of "
-                "what is seen, got False; leave it out, or use centred=False"
+                "renormalise: wanted True for the centred linear form, which needs the mean and covariance "
+                "of the visible particles, got False; leave it out, or use centred=False"
             )
         if kind != "sinkhorn":
             _no_sinkhorn(kind, sinkhorn_tol, sinkhorn_max_visits)
@@ -133,7 +135,8 @@ class AttentionField:
         self.time_dependent = any(callable(p) for p in self._given)
         if self.time_dependent and self.times is not None:
             raise ValueError(
-                "times: layers and callables of t exclude each other; pass one of them"
+                "times: wanted None for parameters that are functions of t, got times of layers; pass either "
+                "functions or layers"
             )
         layers = None if self.times is None else len(self.times)
         t0 = 0.0 if self.times is None else float(self.times[0])
@@ -183,12 +186,12 @@ class AttentionField:
     def _check_visible(weights: Doubles, ends: npt.NDArray[np.int64]) -> None:
         if not (np.cumsum(weights)[ends - 1] > 0).all():
             raise ValueError(
-                "weights: wanted every particle to see a positive mass under the mask, got zeros "
-                "only for the first positions; give these particles a weight or leave them out"
+                "weights: wanted every particle to see a positive mass under the mask, got only zeros "
+                "at the first positions; give these particles a weight or leave them out"
             )
 
     def parameters(self, t: float = 0.0) -> tuple[Doubles, Doubles, Doubles]:
-        """Q and K as (heads, k, d), V as (heads or 1, d, d), in force at time t (float64)."""
+        """Q and K as (heads, k, d), V as (heads or 1, d, d), as they apply at time t (float64)."""
         if self.time_dependent:
             q, k, v = self._read(self._at(t), None)
             if q.shape[-1] != self.d:
@@ -242,7 +245,7 @@ class AttentionField:
         return f"AttentionField({', '.join(parts)})"
 
     def _particles(self, backend: Backend, name: str, X: npt.ArrayLike) -> Any:
-        """Particles that this field can move, as arrays of the backend."""
+        """The particles as an array of the backend, after a check that this field can move them."""
         x = backend.particles(name, X, self.d)
         n = x.shape[0]
         if self.weights is not None:
@@ -256,7 +259,7 @@ class AttentionField:
         return x
 
     def _spec(self, n: int) -> FieldSpec:
-        """What a backend reads, for n particles."""
+        """The description of the field for n particles, as a backend reads it."""
         causal = isinstance(self.mask, str)
         return FieldSpec(
             "linear centred" if self.centred else self.kind,
@@ -277,7 +280,7 @@ class AttentionField:
         )
 
     def reversed(self) -> AttentionField:
-        """The field with -V: its flow undoes this one's (constant parameters)."""
+        """The field with -V, whose flow undoes the flow of this one; for constant parameters."""
         if self.time_dependent or self.times is not None:
             raise ValueError("field: wanted constant parameters to reverse time")
         out = object.__new__(AttentionField)
@@ -288,7 +291,7 @@ class AttentionField:
 
 
 def _no_sinkhorn(kind: str, tol: float | None, max_visits: int) -> None:
-    """Refuses options of the bridge for kinds that solve none."""
+    """Refuses options of bridges for kinds of attention that solve no bridges."""
     for name, given in (
         ("sinkhorn_tol", tol),
         ("sinkhorn_max_visits", None if max_visits == _SINKHORN_VISITS else max_visits),

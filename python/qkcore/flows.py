@@ -33,11 +33,11 @@ _ATOL = {4: 1e-6, 8: 1e-9}
 _MEANING = {
     "finished": "the end of t_span was reached",
     "blew up": "the particles left the radius or the range of the dtype; x[-1] is the last finite state",
-    "clustered": "as few clusters as asked for; t[-1] is when",
-    "step limit": "max_steps were not enough; x[-1] is how far it came; if the steps are short for "
-    "stability alone (a stiff flow), pass method='rodas4'",
-    "step underflow": "the tolerance asks for steps below min_step; x[-1] is how far it came",
-    "no convergence": "Sinkhorn's iteration missed sinkhorn_tol; x[-1] is the last state before",
+    "clustered": "there are as few clusters as asked for, since the time t[-1]",
+    "step limit": "max_steps were not enough to reach the end; x[-1] is the last state; if the steps are "
+    "short only for stability (a stiff flow), pass method='rodas4'",
+    "step underflow": "the tolerance needs steps shorter than min_step; x[-1] is the last state",
+    "no convergence": "Sinkhorn's iteration did not reach sinkhorn_tol; x[-1] is the last state before that",
 }
 
 
@@ -46,35 +46,36 @@ class ParticleFlow(Ended):
     """A computed trajectory; ``print`` it for a summary."""
 
     t: npt.NDArray[np.float64] = field(repr=False)
-    """times (T,): every step, or those of ``t_eval``. A flow that ends early ends with its last time."""
+    """times (T,): after every step, or those of ``t_eval``; if the flow ends early, its end is the last"""
     x: Real = field(repr=False)
     """states (T, N, d), in the order and dtype of X0; always finite"""
     status: str
-    """"finished", or why not: "blew up", "clustered", "step limit", "step underflow", "no convergence\""""
+    """"finished", or why the flow ended earlier: "blew up", "clustered", "step limit", "step underflow" or
+    "no convergence" """
     method: str
     n_steps: int
     """steps accepted"""
     n_rejected: int
     n_evaluations: int
-    """of the velocity"""
+    """how often the velocity was computed"""
     field: Any = field(repr=False)
-    """what was integrated"""
+    """the field or function that was integrated"""
 
     @property
     def success(self) -> bool:
-        """The end of the span, or the event that was waited for, was reached."""
+        """Whether the end of the time span, or the wanted number of clusters, was reached."""
         return self.status in ("finished", "clustered")
 
     @property
     def message(self) -> str:
-        """What the status means, in a sentence."""
+        """One sentence that explains the status."""
         return _MEANING[self.status]
 
     def plot(self, *, ax: Axes | None = None, dims: tuple[int, int] = (0, 1)) -> Figure:
         """Draws the paths of the particles, coloured by time; returns the matplotlib figure.
 
-        ``dims``: the two coordinates to draw; in one dimension, the paths over time. ``ax``: axes of your
-        own. Of more than 400 particles some are drawn.
+        ``dims`` are the two coordinates to draw; in one dimension the paths are drawn over time. ``ax`` are
+        matplotlib axes to draw into. At most 400 particles are drawn.
         """
         from . import _plots
 
@@ -83,8 +84,11 @@ class ParticleFlow(Ended):
     def animate(
         self, *, ax: Axes | None = None, dims: tuple[int, int] = (0, 1), interval: float = 40.0
     ) -> FuncAnimation:
-        """The moving particles as a matplotlib animation, one frame of ``interval`` milliseconds for each
-        stored time: ``.save("flow.gif")`` writes it, ``.to_jshtml()`` is for notebooks."""
+        """The moving particles as a matplotlib animation.
+
+        There is one frame of ``interval`` milliseconds for each stored time. ``.save("flow.gif")`` writes the
+        animation to a file, and ``.to_jshtml()`` is for notebooks.
+        """
         from . import _plots
 
         return _plots.animate(self, ax, dims, interval)
@@ -134,24 +138,26 @@ def flow(
     and "rodas4" adapt their steps: the root mean square of the embedded error over ``atol + rtol |x|`` stays
     below 1 (PI control). Defaults: rtol 1e-6 and atol 1e-9, float32 1e-4 and 1e-6.
 
-    "rodas4" is implicit (an L-stable Rosenbrock method), for stiff flows: where some directions relax much
-    faster than the flow moves, explicit steps are short for stability alone, these are not. Each step costs
-    N d + 7 velocities, for the Jacobian by differences, and the factorisation of a matrix of that size: for
-    at most 4000 coordinates, on the CPU. It computes in float64 whatever the dtype of X0, and gives a Python
-    field float64.
+    "rodas4" is implicit (an L-stable Rosenbrock method), for stiff flows, where some directions relax much
+    faster than the flow moves. Explicit methods need short steps there, only for stability; this one
+    does not. Each step computes N d + 7 velocities, most of them for the Jacobian by differences, and factors
+    a matrix with N d rows. It is for at most 4000 coordinates, on the CPU. It computes in float64 whatever
+    the dtype of X0, and passes float64 to a field that is a Python function.
 
-    The loop runs in C++ without returning to Python, for constant parameters and for layers. Parameters
-    that are callables of t are called once per stage; ``field`` may also be any function (X, t) -> (N, d).
+    For constant parameters and for layers the loop runs in C++ without returning to Python. Parameters that
+    are callables of t are called once per stage; ``field`` may also be any function (X, t) -> (N, d).
 
-    ``t_eval`` asks for states at given times instead of every step: by the continuous extension of dopri5
-    (order 4) and, in fixed steps, rodas4 (order 3; its adaptive steps end at these times), by cubic
-    Hermite interpolation for the others. ``blow_up=R`` ends the flow when a particle is farther than R
-    from 0, ``clusters=(m, r)`` when there are m clusters or fewer, particles nearer than r being joined
-    (single linkage); the time is found by bisection on the interpolant. Without ``blow_up`` a flow that
-    leaves the range of the dtype, or that changes by its own size within 1000 of the smallest steps that
-    t can resolve (10 spacings each), has blown up. ``min_step`` is 10 spacings of t unless given.
+    ``t_eval`` asks for states at given times instead of after every step. They are interpolated by the
+    continuous extension of dopri5 (order 4) or rodas4 (order 3, for fixed steps; its adaptive steps end at
+    these times), and by cubic Hermite interpolation for the other methods.
 
-    A field on the sphere has its rows scaled to norm 1 after each step.
+    ``blow_up=R`` ends the flow when a particle is farther than R from 0. ``clusters=(m, r)`` ends it when
+    there are at most m clusters, where particles nearer than r are joined (single linkage). The time of such
+    an event is found by bisection on the interpolant. Without ``blow_up`` a flow has blown up if it leaves
+    the range of the dtype, or if it would change by its own size within 1000 of the shortest steps. The
+    shortest step, ``min_step``, is 10 spacings of floating-point numbers at t unless it is given.
+
+    For a field on the sphere, rows are scaled to norm 1 after each step.
 
     >>> import numpy as np, qkcore as qk
     >>> X0 = np.random.default_rng(0).normal(size=(50, 2))

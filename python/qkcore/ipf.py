@@ -1,8 +1,8 @@
 """Algorithm 2 of EOT as written: IPF with adaptive regularisation (EOT-10, M.3).
 
-For reproducing the document; :func:`qkcore.bridge` solves the same problem faster and at the
-temperature that was asked for. The iterations are the solver's, with the document's
-schedule of extrapolations; an observer keeps the document's record and applies its two stopping rules.
+It serves to reproduce the paper; :func:`qkcore.bridge` solves the same problem faster, and at the temperature
+that was asked for. The iterations are those of the solver, extrapolated when the paper says so. An observer
+keeps the figures that the paper reports, and applies its two stopping rules.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ._words import Ended
 
 __all__ = ["AdaptiveIPF", "adaptive_ipf"]
 
-# An error that no iteration reaches: the algorithm stops by its own rules.
+# A tolerance that no iteration reaches, because the algorithm stops by its own rules.
 _NEVER = -1.0
 
 
 @dataclass(frozen=True, eq=False)
 class AdaptiveIPF(Ended, WarnsOnUse):
-    """What algorithm 2 returns, and how it got there."""
+    """The result of algorithm 2, with a record of its iterations."""
 
     log_a: Real = field(repr=False)
     log_b: Real = field(repr=False)
@@ -44,22 +44,22 @@ class AdaptiveIPF(Ended, WarnsOnUse):
     """"converged" or "iteration limit" (the algorithm's warning)"""
     n_iter: int
     tv: npt.NDArray[np.float64] = field(repr=False)
-    """TV of both marginals together, after each iteration (line 11)"""
+    """total variation error of both marginals together, after each iteration (line 11)"""
     potential_change: npt.NDArray[np.float64] = field(repr=False)
     """largest change of a potential, phi or psi, in each iteration (H's second rule)"""
     dual_objective: npt.NDArray[np.float64] = field(repr=False)
     """:math:`\\langle a, Kb\\rangle - \\langle\\mu_0, \\log a\\rangle - \\langle\\mu_1, \\log b\\rangle`,
-    which the document calls the dual gap: it is minus the dual value, and tends to it, not to 0"""
+    which the paper calls the dual gap. In truth it is minus the dual value, and does not tend to 0."""
     n_visits: int = 0
-    """visits of all entries: one for each iteration, another for each extrapolated point that was tried,
-    and one before the first iteration"""
+    """visits of all entries: one before the first iteration, one for each iteration, and one for each
+    extrapolated point that was tried"""
     tol: float = 1e-3
     on_fail: str = field(default="warn", repr=False)
     """what using the result does when it did not converge: "warn" or "ignore" """
 
     @property
     def error(self) -> float:
-        """The larger of what the two stopping rules look at, after the last iteration."""
+        """The larger of the two figures that the stopping rules compare with ``tol``, at the end."""
         return float(max(self.tv[-1], self.potential_change[-1]))
 
     @property
@@ -102,16 +102,17 @@ def adaptive_ipf(
     on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> AdaptiveIPF:
-    """Algorithm 2 (EOT-10): K = exp(-|x - y|^2_{a^-1} / 2 eps), IPF on logarithms.
+    """Algorithm 2 (EOT-10): IPF on the logarithms of K = exp(-|x - y|^2_{a^-1} / 2 eps), with adaptive eps.
 
-    Line by line: eps starts at 0.1 and grows by 1.5 while the condition of K exceeds 1e10; b, then a;
-    TV of both marginals below ``tol`` *and* potentials phi = eps log a that change by less than ``tol``
-    stop it; every fifth iteration Anderson's extrapolation of the last five iterates, kept only if the TV
-    falls. ``on_fail`` is that of :func:`bridge`.
+    First eps is multiplied by 1.5 until the condition of K is at most ``max_condition``. Each iteration then
+    updates b, and after it a. Every fifth iteration tries Anderson's extrapolation of the last five iterates,
+    which is kept only if the total variation (TV) error of the marginals falls. The algorithm stops when the
+    TV of both marginals is below ``tol`` *and* the potentials phi = eps log a change by less than ``tol``.
+    ``on_fail`` is that of :func:`bridge`.
 
-    ``condition="entries"`` reads the condition as max K / min K, which a larger eps does lower.
-    ``"spectral"`` is the usual condition number: for a Gaussian kernel it grows with eps, so the rule
-    never stops raising it (errata); it is offered for small problems, and gives up after 60 raises.
+    With ``condition="entries"`` the condition is max K / min K, which a larger eps lowers. ``"spectral"`` is
+    the usual condition number. For a Gaussian kernel it grows with eps, so that the rule would raise eps for
+    ever (errata). It is meant for small problems, and stops after 60 raises.
 
     >>> import numpy as np, qkcore as qk
     >>> X = np.array([[0.0], [1.0]])
@@ -140,7 +141,8 @@ def adaptive_ipf(
     start = np.zeros(len(rows)), np.zeros(len(cols))
     limits = limit, 2**62
     unbounded = math.inf, math.inf  # constraints, not penalties
-    # Five iterates make four changes; an extrapolation is tried at every fifth iteration.
+    # The arguments 4 and 5 say that an extrapolation from four differences, those of five iterates, is tried
+    # at every fifth iteration.
     log_a, log_b, _, n_visits, _, code, _ = cpu.solve_bridge(
         kernel,
         *masses,
@@ -177,7 +179,9 @@ def _condition(unit: Scores, kind: str) -> Callable[[float], float]:
     """The condition of K = exp(unit / eps) as a function of eps."""
     if kind == "entries":
         low, high = math.inf, -math.inf
-        height = max(1, 2**20 // unit.shape[1])  # rows at a time: the scores are never all there
+        height = max(
+            1, 2**20 // unit.shape[1]
+        )  # rows at a time, so that the scores are never all in memory
         for start in range(0, unit.shape[0], height):
             block = unit.rows(start, min(unit.shape[0], start + height)).to_numpy()
             low, high = min(low, float(block.min())), max(high, float(block.max()))
@@ -192,7 +196,7 @@ def _largest(x: Real) -> float:
 
 
 class _Record:
-    """What algorithm 2 keeps of its iterations, and its stopping rules, as the solver's observer."""
+    """The record of the iterations and the stopping rules, as an observer of the solver."""
 
     def __init__(self, mu: Real, nu: Real, eps: float, tol: float) -> None:
         self._weights, self._eps, self._tol = (mu, nu), eps, tol
@@ -204,11 +208,12 @@ class _Record:
         self.dual: list[float] = []
 
     def error(self, _visits: int, error: float) -> None:
-        """The solver's error is L1, of the columns, as a share of the mass; the rows are met."""
+        """Notes the TV error. The solver reports the L1 error of the columns as a share of the mass; the rows
+        have no error."""
         self.tv.append(0.5 * error * self._mass)
 
     def observe(self, log_a: Real, log_b: Real) -> bool:
-        """Notes the potentials after an iteration; whether both rules are met."""
+        """Notes the potentials after an iteration, and returns whether both rules are met."""
         here = log_a, log_b
         moved = max(
             _largest(x[at] - y[at]) for x, y, at in zip(here, self._last, self._live, strict=True)

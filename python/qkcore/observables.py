@@ -1,4 +1,4 @@
-"""What to look at in a flow of particles: radius, clusters, energies, distances, stability (TPDE-2)."""
+"""Figures of a flow of particles: radius, clusters, energies, distances, stability (TPDE-2)."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ _BOUNDED = ("softmax", "l2", "sinkhorn", "sigmoid")
 def radius(x: npt.ArrayLike) -> npt.NDArray[np.float64]:
     """The largest distance of a particle from 0, for each state of x (..., N, d)."""
     array, _ = _checks.points("x", x)
-    size = max(float(np.abs(array).max()), 1e-300)  # taken out, for squares not to overflow
+    size = max(float(np.abs(array).max()), 1e-300)  # divided by, so that squares do not overflow
     return np.asarray(size * np.sqrt(((array.astype(np.float64) / size) ** 2).sum(-1)).max(-1))
 
 
@@ -66,15 +66,16 @@ def radius_bound(
 ) -> npt.NDArray[np.float64]:
     r""":math:`R(t) = R_0\exp\int_{t_0}^t \|V(s)\|_2\,ds` (TPDE-2, theorems 3.1 and 3.4).
 
-    Particles that start within R0 of 0 stay within R(t). With several heads :math:`\|V\|` is
-    :math:`\sum_h\|V_h\|` (lemma B.4), for sinkhorn it is :math:`\|V\|/\varepsilon`. Only for softmax, l2,
-    sinkhorn and sigmoid; the other kinds have no such bound, and this raises.
+    Particles that start within R0 of 0 stay within R(t). With several heads :math:`\|V\|` stands for
+    :math:`\sum_h\|V_h\|` (lemma B.4), and for sinkhorn for :math:`\|V\|/\varepsilon`. Only softmax, l2,
+    sinkhorn and sigmoid have such a bound; for other kinds this function raises an error.
 
-    The integral is exact for a constant V and for layers. For a V that is a function of t it can only be
-    had from samples: adaptive quadrature, its error added, and no less than what 4096 random samples say;
-    where the two contradict each other, or V is too fast, this raises. Still, a peak between
-    all samples is not seen. ``V_bound`` makes it a proof: a number, or a function (a, b) that gives at
-    least :math:`\sum_h\|V_h(s)\|_2` for all s in [a, b].
+    The integral is exact for a constant V and for layers. If V is a function of t, only samples of it are
+    known. The integral is then the result of adaptive quadrature plus its error estimate, and at least the
+    value that 4096 random samples give. An error is raised if the two contradict each other, or if V changes
+    too fast. Even so, a peak of V between all samples would be missed. ``V_bound`` turns the result into a
+    proof: it is a number, or a function (a, b) that returns an upper bound of
+    :math:`\sum_h\|V_h(s)\|_2` for all s in [a, b].
 
     >>> import numpy as np, qkcore as qk
     >>> f = qk.AttentionField("softmax", Q=np.eye(2), K=np.eye(2), V=2 * np.eye(2))
@@ -102,19 +103,21 @@ def _attention(field: object) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """Clusters by single linkage at a stated threshold."""
+    """Clusters by single linkage at a given threshold."""
 
     count: int
     sizes: npt.NDArray[np.int64]
     """largest first"""
     labels: npt.NDArray[np.int64] = field(repr=False)
-    """(N,), counting from 0 in the order of each cluster's first particle"""
+    """(N,): the number of each particle's cluster, from 0, in the order of the clusters' first particles"""
     threshold: float
     """particles at this distance or nearer are joined"""
 
 
 def clusters(X: npt.ArrayLike, threshold: float) -> Clusters:
-    """The connected components of particles joined when at most ``threshold`` apart (single linkage).
+    """The clusters of particles, where two particles are joined if at most ``threshold`` apart.
+
+    These are the connected components of that relation (single linkage).
 
     >>> import numpy as np, qkcore as qk
     >>> qk.observables.clusters(np.array([[0.0], [0.1], [5.0]]), 0.2)
@@ -141,7 +144,9 @@ class AngleStatistics:
 
 
 def angles(X: npt.ArrayLike, tolerance: float = 0.99) -> AngleStatistics:
-    """Cosines of all pairs, seen from 0, in blocks of O(N) memory; particles at 0 are refused.
+    """Statistics of the cosines of the angles between all pairs, as seen from 0.
+
+    The memory is O(N). A particle at 0 raises an error, because it has no direction.
 
     >>> import numpy as np, qkcore as qk
     >>> a = qk.observables.angles(np.array([[1.0, 0.0], [0.0, 2.0], [-1.0, 0.0]]))
@@ -182,7 +187,7 @@ def interaction_energy(
     r""":math:`\mathcal F(\mu) = \frac12\iint e^{Ax\cdot y}\,d\mu(x)\,d\mu(y)` (TPDE 5.4).
 
     The softmax flow decreases it when A is symmetric and :math:`B = -VA^{-\top}` is symmetric positive
-    definite. Symmetry of A is needed beside the conditions of the paper: see docs/errata.
+    definite. The paper does not require A to be symmetric, but this is needed; see docs/errata.
 
     >>> import numpy as np, qkcore as qk
     >>> qk.observables.interaction_energy(np.zeros((3, 2)), np.eye(2))
@@ -209,9 +214,9 @@ def sinkhorn_energy(
 ) -> float:
     r""":math:`\mathcal F_\varepsilon(\mu)` of TPDE 5.11, which the Sinkhorn flow decreases if A = Aᵀ = −V.
 
-    :math:`-\frac12 OT_\varepsilon(\mu,\mu) + \frac1{4\varepsilon}\int(|Qx|^2+|Kx|^2)\,d\mu`, one head.
-    ``tol`` is the L1 error of the bridge's marginals; clouds much wider than :math:`\sqrt\varepsilon` need
-    a larger one.
+    It is :math:`-\frac12 OT_\varepsilon(\mu,\mu) + \frac1{4\varepsilon}\int(|Qx|^2+|Kx|^2)\,d\mu`, for one
+    head. ``tol`` is the L1 error of the bridge's marginals; clouds much wider than :math:`\sqrt\varepsilon`
+    need a larger tolerance.
     """
     _attention(field)
     t = _checks.number("t", t)
@@ -224,7 +229,7 @@ def sinkhorn_energy(
     found = bridge(scores.distance(q, k, beta=0.5 / field.epsilon), w, w, tol=tol)
     if not found.converged:
         raise RuntimeError(f"sinkhorn: {found.status} with a marginal error of {found.error:.3g}")
-    # kappa = e^{f + s + g} / (w w): its log over kappa^0 = e^s is f + g - log w_i - log w_j.
+    # kappa = e^{f + s + g} / (w_i w_j), so log(kappa / e^s) = f + g - log w_i - log w_j.
     live = w > 0
     ot = float(np.dot(w[live], (found.f + found.g - 2 * np.log(np.where(live, w, 1)))[live]))
     second = float(np.dot(w, (q**2).sum(1) + (k**2).sum(1)))
@@ -245,8 +250,9 @@ def _weights(weights: npt.ArrayLike | None, n: int) -> npt.NDArray[np.float64]:
 def field_lipschitz_bound(field: AttentionField, R: float, t: float = 0.0) -> float:
     r"""A bound of :math:`\|D_x\Gamma_\mu\|_2` for measures within R of 0 (TPDE 3.1, estimate ii).
 
-    :math:`\sum_h\|V_h\|\|A_h\|R^2` for softmax and sinkhorn (there over :math:`\varepsilon^2`), a quarter of
-    it for sigmoid, twice for l2: the paper prints 1 for l2, which does not hold (docs/errata).
+    It is :math:`\sum_h\|V_h\|\|A_h\|R^2` for softmax, this divided by :math:`\varepsilon^2` for sinkhorn, a
+    quarter of it for sigmoid, and twice of it for l2. The paper has the factor 1 for l2, which does not hold
+    (docs/errata).
     """
     _attention(field)
     t = _checks.number("t", t)
@@ -268,7 +274,7 @@ class Stability:
     ratios: npt.NDArray[np.float64] = field(repr=False)
     """(trials, times)"""
     constant: npt.NDArray[np.float64]
-    """(times,): the largest ratio seen: a lower bound of C(t, R0)"""
+    """(times,): the largest ratio of all trials, a lower bound of C(t, R0)"""
     p: float
     conditional: bool
     """whether distances are conditional on the positions of the mask (definition 3.2)"""
@@ -288,11 +294,11 @@ def stability(
     rng: np.random.Generator | int | None = 0,
     **flow_options: Any,
 ) -> Stability:
-    """How far two flows that start close have come apart, relative to how far they were (TPDE-2).
+    """The distance between flows that start close together, relative to that at the start (TPDE-2).
 
     Each trial adds normal noise of standard deviation ``size`` to X0. Under a mask by positions the
-    distance is the conditional one. ``transport``: the ``method`` of :func:`qkcore.wasserstein`, exact unless
-    it is "sinkhorn". ``flow_options`` go to :func:`qkcore.flow`.
+    conditional distance is used. ``transport`` is the ``method`` of :func:`qkcore.wasserstein`; distances are
+    exact unless it is "sinkhorn". ``flow_options`` are passed to :func:`qkcore.flow`.
 
     >>> import numpy as np, qkcore as qk
     >>> f = qk.AttentionField("softmax", Q=np.zeros((1, 1)), K=np.eye(1), V=np.eye(1))
@@ -336,7 +342,7 @@ def stability(
         start = distance(cloud, moved)
         if not start > 0:
             raise ValueError(
-                f"size: wanted noise that {cloud.dtype} can see beside X0, got {size:g}; raise it"
+                f"size: wanted noise that changes X0 in {cloud.dtype}, got {size:g}; raise it"
             )
         ratios[trial] = [distance(a, b) / start for a, b in zip(base.x, other.x, strict=True)]
     return Stability(
@@ -346,11 +352,11 @@ def stability(
 
 @dataclass(frozen=True, eq=False)
 class MeanFieldConvergence:
-    """:math:`W_p` between flows of n particles and of a large reference, and its rate in n."""
+    """:math:`W_p` between flows of n particles and of many (the reference), and its rate in n."""
 
     n: npt.NDArray[np.int64]
     distances: npt.NDArray[np.float64]
-    """(len(n),): mean over the trials at the last time"""
+    """(len(n),): the distances at the last time, as means over the trials"""
     rate: float
     """slope of log distance against log n; NaN where a distance is 0"""
     p: float
@@ -374,11 +380,12 @@ def mean_field_convergence(
 ) -> MeanFieldConvergence:
     r"""Measures :math:`W_p(\mu^n(t), \mu(t))` for empirical starts of n particles (TPDE-2, theorem 3.1).
 
-    ``sample(n, rng)`` draws n particles of :math:`\mu_0`; :math:`\mu(t)` is a flow of ``n_reference``
-    particles drawn apart, whose own error is a floor. The rate is that of :math:`W_p(\mu^n_0,\mu_0)`:
-    about :math:`n^{-1/2}` in one dimension, :math:`n^{-1/d}` for d > 2p. Distances are exact, in any
-    dimension and for every p >= 1, unless ``transport="sinkhorn"`` asks for the estimate of
-    :func:`qkcore.wasserstein` (p = 2), which is low by 2 to 9 per cent and lowers the rate by as much.
+    ``sample(n, rng)`` draws n particles of :math:`\mu_0`. :math:`\mu(t)` is replaced by a flow of
+    ``n_reference`` independent particles, whose own error the distances cannot fall below. The expected rate
+    is that of :math:`W_p(\mu^n_0,\mu_0)`: about :math:`n^{-1/2}` in one dimension, and :math:`n^{-1/d}` for
+    d > 2p. Distances are exact, in any dimension and for every p >= 1, unless ``transport="sinkhorn"`` asks
+    for the estimate of :func:`qkcore.wasserstein` (p = 2). The estimate is too low by 2 to 9 per cent, and
+    lowers the rate by as much.
     """
     _attention(field)
     generator = np.random.default_rng(rng)
@@ -390,7 +397,8 @@ def mean_field_convergence(
     n_trials = _checks.integer_within("n_trials", n_trials, 1, 10**6, "starts per size")
     if field.weights is not None or isinstance(field.mask, np.ndarray):
         raise ValueError(
-            "field: wanted no weights and no positions, which fix the number of particles"
+            "field: wanted a field without weights and positions, because these fix the number of "
+            "particles, got one with them"
         )
 
     def final(m: int) -> Real:

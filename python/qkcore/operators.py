@@ -1,4 +1,4 @@
-"""Normalisations of scores and the operators they give (DAC-2, DAC-3, DAC-4, DAC-8)."""
+"""Operators made from scores: normalised ones and plain kernels (DAC-2, DAC-3, DAC-4, DAC-8)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = ["KernelOperator", "MarkovOperator", "kernel", "softmax"]
 
 
 class _Operator(LinearMap):
-    """A matrix w(s_ij) that is applied, never formed."""
+    """A matrix w(s_ij) that is applied without being formed."""
 
     __slots__ = ("_scores",)
 
@@ -34,7 +34,7 @@ class _Operator(LinearMap):
 
     @property
     def scores(self) -> Scores:
-        """The scores that the operator is made from."""
+        """The scores from which the operator is made."""
         return self._scores
 
     @property
@@ -44,7 +44,7 @@ class _Operator(LinearMap):
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """float32 or float64, as the data came."""
+        """float32 or float64, the dtype of the data."""
         return self._scores.dtype
 
     @property
@@ -60,10 +60,11 @@ class _Operator(LinearMap):
         out: Any = None,
         stream: Any = None,
     ) -> Real:
-        """The product with V of shape (..., M, k) or (..., M): ``A @ V`` on given threads.
+        """The product ``A @ V`` with V of shape (..., M, k) or (..., M), with options.
 
-        ``out``: an array to write to. ``stream``: where to compute on a device (an integer handle, or a
-        stream object of CuPy, PyTorch or CUDA Python); by default where the caller's library works now.
+        ``n_threads`` is how many threads compute. The result is written to ``out`` if it is given. ``stream``
+        is the stream of a device on which to compute (an integer handle, or a stream object of CuPy, PyTorch
+        or CUDA Python); by default the current stream of the caller's library.
         """
         return self._applied("V", V, n_threads, out, stream)
 
@@ -90,7 +91,7 @@ class _Operator(LinearMap):
     def apply_left(
         self, U: npt.ArrayLike, *, n_threads: int | None = None, stream: Any = None
     ) -> Real:
-        """The product from the left with U of shape (..., N) or (..., k, N): ``U @ A``."""
+        """The product ``U @ A`` from the left with U of shape (..., N) or (..., k, N)."""
         return self._applied_left("U", U, n_threads, stream)
 
     def _applied_left(
@@ -106,13 +107,13 @@ class _Operator(LinearMap):
         return found
 
     def to_numpy(self, *, n_threads: int | None = None) -> Real:
-        """The operator as a NumPy array (..., N, M). From a device the result is copied."""
+        """The operator as a NumPy array (..., N, M); from a device it is copied."""
         b = self._scores.backend
         out: Real = b.to_host(self._materialized(None, b.at(n_threads)))
         return out
 
     def to_device(self, *, out: Any = None, stream: Any = None) -> Any:
-        """The operator as an array (..., N, M) where it is computed."""
+        """The operator as an array (..., N, M) on the device that computes it."""
         s, b = self._scores, self._scores.backend
         at = b.at(None, stream)
         target = b.output("out", out, s.shape, s.dtype)
@@ -122,7 +123,7 @@ class _Operator(LinearMap):
     def T(self) -> _Operator:
         raise NotImplementedError
 
-    def __bool__(self) -> bool:  # an operator is something, however many problems it has
+    def __bool__(self) -> bool:  # True even if __len__, the number of problems, is 0
         return True
 
     def __len__(self) -> int:
@@ -133,7 +134,7 @@ class _Operator(LinearMap):
         return (self[k] for k in range(len(self)))
 
     def __getitem__(self, index: Any) -> Self:
-        """Operators of a batch, by integers and slices for its leading axes: ``A[0, 2]`` is one head."""
+        """Operators of a batch, selected by integers and slices for its leading axes, e.g. ``A[0, 2]``."""
         raise NotImplementedError
 
     def _product(self, values: Any, target: Any, at: int) -> Any:
@@ -149,9 +150,9 @@ class _Operator(LinearMap):
 class MarkovOperator(_Operator, Markov):
     """A row- or column-stochastic matrix that is applied without being formed.
 
-    ``axis`` 1 ("+"): each row sums to 1. ``axis`` 0 ("−"): each column does. Made by
-    :func:`softmax`; by :func:`qkcore.sinkhorn` with both. Rows (columns) in which everything is
-    masked weigh 0; ``empty`` flags them.
+    With ``axis`` 1 ("+") each row sums to 1, with ``axis`` 0 ("−") each column. :func:`softmax` makes such
+    operators, and :func:`qkcore.sinkhorn` makes operators whose rows and columns both sum to 1. The weights
+    of a row (column) whose entries are all masked are 0; ``empty`` marks such rows.
     """
 
     __slots__ = (
@@ -168,18 +169,19 @@ class MarkovOperator(_Operator, Markov):
     def __init__(self, scores: Scores, axis: int, *, bridge: Any = None) -> None:
         self._scores = scores
         self.axis = axis
-        # The solved Sinkhorn problem: the scores then are log weights, and nothing is normalised.
+        # The result of Sinkhorn's problem, or None. With it the scores already are log weights, which need no
+        # normalisation.
         self.bridge = bridge
-        # The scores whose rows are normalised: these, or their transpose once somebody has made it.
+        # The scores whose rows are normalised: ``scores``, or their transpose once it has been made.
         self._rows_first = scores if axis == 1 else None
-        # Computed once, whoever asks first: a cell that the operator and its transpose share (a
-        # reference from one to the other and back would be a cycle, left to the garbage collector).
+        # The normaliser is computed once, for the operator and its transpose together. Both share this list.
+        # (References from one operator to the other and back would be a cycle for the garbage collector.)
         self._normalizer_cell: list[Normalizer] = []
         self._log_weights: Scores | None = None
         self._over_peaks: tuple[Scores, Any] | None = None
         self._transposed: MarkovOperator | None = None
-        # What the solve of a bridge left in its marginals, whose operator this is: the largest relative
-        # error of one entry, and the L1 error.
+        # If this is the operator of a bridge, the errors that the solve left in its marginals: the largest
+        # relative error of one entry, and the L1 error.
         self._solve_errors = (0.0, 0.0)
 
     @property
@@ -194,7 +196,7 @@ class MarkovOperator(_Operator, Markov):
         return self._transposed
 
     def __getitem__(self, index: Any) -> Self:
-        """Operators of a batch, by integers and slices for its leading axes: ``A[0, 2]`` is one head."""
+        """Operators of a batch, selected by integers and slices for its leading axes, e.g. ``A[0, 2]``."""
         bridge = self.bridge
         if bridge is not None and np.ndim(bridge.converged) and _one(index, self.shape[:-2]):
             bridge = bridge[index]
@@ -202,43 +204,43 @@ class MarkovOperator(_Operator, Markov):
 
     @property
     def bistochastic(self) -> bool:
-        """Whether rows and columns both sum to 1 (to the tolerance of ``bridge``)."""
+        """Whether both rows and columns sum to 1 (up to the tolerance of ``bridge``)."""
         return self.bridge is not None
 
     @property
     def log_weights(self) -> Scores:
-        """The logarithm of the operator, lazily: scores minus the normaliser; -inf where masked."""
+        """The logarithm of the operator as lazy scores: scores minus the normaliser, -inf where masked."""
         return self._shifted(self._scores.backend.at(None))
 
     @property
     def log_normalizer(self) -> Real:
-        """Log-sum-exp of each row (axis 1) or column (axis 0); computed once. Read-only."""
+        """Log-sum-exp of each row (axis 1) or column (axis 0). It is computed once and is read-only."""
         b = self._scores.backend
         out: Real = b.give(self._normalizer(b.at(None)).lse)
         return out
 
     def _normalizer(self, at: int) -> Normalizer:
-        """The normaliser as the backend keeps it, computed on ``at`` threads, or on a stream, if it is not
-        there yet."""
+        """The normaliser as the backend keeps it. The first call computes it, with ``at`` threads or on the
+        stream ``at``."""
         if not self._normalizer_cell:
             self._normalizer_cell.append(self._scores.backend.normalizer(self._by_rows(), at))
         return self._normalizer_cell[0]
 
     def _by_rows(self) -> Scores:
-        """The scores with the normalised axis as rows."""
+        """The scores, or their transpose, such that rows are normalised."""
         if self._rows_first is None:
             self._rows_first = self._scores.T
         return self._rows_first
 
     @property
     def empty(self) -> npt.NDArray[np.bool_]:
-        """True for rows (columns) in which everything is masked: their weights are 0. A NumPy array."""
+        """True for rows (columns) whose entries are all masked, and so have weight 0; a NumPy array."""
         b = self._scores.backend
         out: npt.NDArray[np.bool_] = np.isneginf(b.to_host(self._normalizer(b.at(None)).lse))
         return out
 
     def _shifted(self, at: int) -> Scores:
-        """Log weights: scores minus the normaliser, whose exp is the operator itself."""
+        """The log weights: the scores minus the normaliser. Their exponential is the operator."""
         if self.bridge is not None:
             return self._scores
         if self._log_weights is None:
@@ -247,14 +249,14 @@ class MarkovOperator(_Operator, Markov):
 
     def _product(self, values: Any, target: Any, at: int) -> Any:
         b = self._scores.backend
-        if self.axis == 1 and self.bridge is None:  # the normaliser falls out of the same pass
+        if self.axis == 1 and self.bridge is None:  # the same pass computes the normaliser too
             keep = self._normalizer_cell
             return b.product(self._scores, "softmax", values, target, at, keep)
         s, values = self._exponents(values, at)
         return b.product(s, "exp", values, target, at)
 
     def _exponents(self, values: Any, at: int) -> tuple[Scores, Any]:
-        """Scores and right-hand sides: exponentials of the first times the second are the product."""
+        """Scores and right-hand sides such that exp(scores) times the right-hand sides is the product."""
         if self.bridge is not None or values.shape[:-2] != self._scores.batch:
             return self._shifted(at), values
         if self._over_peaks is None:
@@ -277,8 +279,10 @@ class MarkovOperator(_Operator, Markov):
         return self._moment("entropy", n_threads, stream)
 
     def normalized_entropy(self, *, n_threads: int | None = None) -> Real:
-        """The entropy of each row (axis 1) or column (axis 0) over its largest possible, the logarithm of how
-        many entries are not masked: 0 to 1; 0 where fewer than two are left.
+        """The entropy of each row (axis 1) or column (axis 0), as a share of the largest possible: 0 to 1.
+
+        The largest possible entropy is the logarithm of the number of entries that are not masked. If there
+        are fewer than two of them, the result is 0.
 
         >>> import numpy as np, qkcore as qk
         >>> qk.softmax(qk.scores.dense(np.zeros((3, 3))).causal()).normalized_entropy()
@@ -293,7 +297,7 @@ class MarkovOperator(_Operator, Markov):
     def column_mass(
         self, weights: npt.ArrayLike | None = None, *, n_threads: int | None = None
     ) -> Real:
-        """The mass that each column receives, (..., M): ``weights @ A``, of equal weights by default.
+        """The mass that each column receives, (..., M): ``weights @ A``, with equal weights by default.
 
         Columns that receive much more than 1 / M are attention sinks, see :meth:`sinks`.
         """
@@ -303,14 +307,14 @@ class MarkovOperator(_Operator, Markov):
         return self._applied_left("weights", weights, n_threads)
 
     def sinks(self, factor: float = 10.0, *, n_threads: int | None = None) -> npt.NDArray[np.bool_]:
-        """True for columns that receive more than ``factor`` times the average mass, (..., M); NumPy."""
+        """True for columns that receive over ``factor`` times the average mass; a NumPy array (..., M)."""
         share = _checks.positive("factor", factor) / self.shape[-1]
         mass = self._host_vector(self.column_mass(n_threads=n_threads))
         flags: npt.NDArray[np.bool_] = mass > share * mass.sum(axis=-1, keepdims=True)
         return flags
 
     def top_k(self, k: int, *, n_threads: int | None = None) -> LargestWeights:
-        """The k largest weights of every row and their columns, in O(N k) memory; NumPy arrays.
+        """The k largest weights of every row and their columns, as NumPy arrays, in O(N k) memory.
 
         >>> import numpy as np, qkcore as qk
         >>> A = qk.softmax(qk.scores.dense(np.log(np.array([[0.2, 0.5, 0.3]]))))
@@ -323,7 +327,7 @@ class MarkovOperator(_Operator, Markov):
         return self._scores.backend.here("array", array)
 
     def expected_score(self, *, n_threads: int | None = None, stream: Any = None) -> Real:
-        """:math:`\\sum_j p_{ij} s_{ij}` of each row (axis 1) or column (axis 0); 0 if empty."""
+        """:math:`\\sum_j p_{ij} s_{ij}` of each row (axis 1) or column (axis 0); 0 for an empty one."""
         return self._moment("expected score", n_threads, stream)
 
     def _moment(self, which: str, n_threads: int | None, stream: Any) -> Real:
@@ -333,14 +337,15 @@ class MarkovOperator(_Operator, Markov):
         return out
 
     def _by_rows_shifted(self, at: int) -> Scores:
-        """Log weights with the normalised axis as rows."""
+        """The log weights, or their transpose, such that rows are normalised."""
         log_weights = self._shifted(at)
         return log_weights if self.axis == 1 else log_weights.T
 
     def doob(self, h: npt.ArrayLike, *, n_threads: int | None = None) -> MarkovOperator:
         """The Doob transform :math:`P_{ij} h_j / (P h)_i` for h >= 0 (DAC-7, eqs 22, 34-35; C.4).
 
-        A column-biased softmax (eq 33). For a column-stochastic operator the roles are exchanged.
+        It is a softmax with a bias of the columns (eq 33). For a column-stochastic operator rows and columns
+        exchange their roles.
 
         >>> import numpy as np, qkcore as qk
         >>> A = qk.softmax(qk.scores.dense(np.zeros((2, 2))))
@@ -360,7 +365,7 @@ class MarkovOperator(_Operator, Markov):
             row = int(np.argmax(out.empty.reshape(-1)))
             raise ValueError(
                 f"h: wanted (P h)_i > 0 for every i, got 0 for row {row}; "
-                "h must not vanish on all that a row sees"
+                "h must be positive somewhere where row i has weight"
             )
         return out if self.axis == 1 else out.T
 
@@ -374,10 +379,10 @@ class MarkovOperator(_Operator, Markov):
         return law
 
     def _log_row_sums(self) -> npt.NDArray[np.float64]:
-        """Logarithms of the sums of exp(s) over rows, less that of the largest.
+        """Logarithms of the sums of exp(s) over rows, minus the logarithm of the largest sum.
 
-        Maxima are compared before the small parts are added: of large scores a log-sum-exp, rounded as one
-        number, has few digits left.
+        The maxima are subtracted from each other before the small parts are added. For large scores a
+        log-sum-exp that is rounded as one number would have too few digits.
         """
         found, b = self._normalizer(self._scores.backend.at(None)), self._scores.backend
         lse, *parts = (b.to_host(x).astype(np.float64) for x in (found.lse, *found.shifts()))
@@ -387,7 +392,7 @@ class MarkovOperator(_Operator, Markov):
         return out
 
     def _of(self, scores: Scores) -> MarkovOperator:
-        """The same operator with its scores in another form."""
+        """The same operator, made from another form of its scores."""
         out = MarkovOperator(scores, self.axis, bridge=self.bridge)
         out._solve_errors = self._solve_errors
         return out
@@ -428,12 +433,12 @@ class MarkovOperator(_Operator, Markov):
         kind = "bistochastic" if self.bistochastic else f"{side}-stochastic"
         text = f"MarkovOperator(shape={self.shape}, dtype={self.dtype}{self._place()}, {kind}"
         if self.bridge is None and self._normalizer_cell and (n := int(self.empty.sum())):
-            text += f" but for {n} empty {side}{'s' if n > 1 else ''} (fully masked)"
+            text += f" except {n} empty {side}{'s' if n > 1 else ''} (fully masked)"
         return text + ")"
 
 
 class KernelOperator(_Operator):
-    """K_ij = w(s_ij), not normalised; masked entries weigh 0. Made by :func:`kernel`."""
+    """K_ij = w(s_ij), not normalised; masked entries are 0. Made by :func:`kernel`."""
 
     __slots__ = ("weight",)
 
@@ -447,7 +452,7 @@ class KernelOperator(_Operator):
         return KernelOperator(self._scores.T, self.weight)
 
     def __getitem__(self, index: Any) -> Self:
-        """Kernels of a batch, by integers and slices for its leading axes."""
+        """Kernels of a batch, selected by integers and slices for its leading axes."""
         return type(self)(self._scores[index], self.weight)
 
     def _with_host_vectors(self) -> KernelOperator:
@@ -468,10 +473,11 @@ class KernelOperator(_Operator):
 
 
 def softmax(s: Scores, axis: int = 1) -> MarkovOperator:
-    """The axis softmax of scores (DAC-3; DAC-4, eqs 7-8): "+" over rows (axis=1), "−" over columns.
+    """The softmax of scores along rows (axis=1, "+") or columns (axis=0, "−") (DAC-3; DAC-4, eqs 7-8).
 
-    :math:`A^+_{ij} = e^{s_{ij}} / \\sum_k e^{s_{ik}}`. ``A @ V`` is attention: one pass over the
-    scores with an online softmax, O(N + M) memory from points. ``mu @ A`` transports a measure.
+    :math:`A^+_{ij} = e^{s_{ij}} / \\sum_k e^{s_{ik}}`. ``A @ V`` is attention. It makes one pass over the
+    scores with an online softmax, in O(N + M) memory if the scores come from points. ``mu @ A`` transports a
+    measure.
 
     >>> import numpy as np, qkcore as qk
     >>> Q = K = np.array([[0.0, 0.0], [1.0, 0.0]])
@@ -498,13 +504,13 @@ def kernel(s: Scores, weight: str = "exp") -> KernelOperator:
 
 
 def _one(index: Any, batch: tuple[int, ...]) -> bool:
-    """Whether an index takes a single problem."""
+    """Whether an index selects a single problem."""
     parts = index if isinstance(index, tuple) else (index,)
     return len(parts) == len(batch) and not any(isinstance(part, slice) for part in parts)
 
 
 def scores_argument(s: object, name: str = "s") -> Scores:
-    """Scores, or an error that names the argument."""
+    """Returns ``s`` if it is scores, and otherwise raises an error that names the argument."""
     hint = "wrap an array with qk.scores.dense(array) or build scores from points"
     return _checks.instance(name, s, Scores, "scores", hint)
 
@@ -515,9 +521,9 @@ _LN2_LOW = float.fromhex("0x1.9ef35793c7673p-41")
 
 
 def _log_relative(weights: Real) -> Real:
-    """log of w along the last axis, less that of the power of two just above max w, rounded once.
+    """log(w / 2^k) along the last axis, rounded once, where 2^k is the power of two just above max w.
 
-    A common factor of w costs no digits, as it would in log w.
+    So a large or small common factor of w costs no digits, while it would cost digits in log w.
     """
     fraction, exponent = np.frexp(weights)
     power = exponent - np.max(np.where(weights > 0, exponent, -(2**20)), axis=-1, keepdims=True)
@@ -529,11 +535,11 @@ def _log_relative(weights: Real) -> Real:
 def right_hand_side(
     name: str, value: npt.ArrayLike, s: Any, length: int, *, at: int, like: str = "the scores"
 ) -> tuple[Any, bool]:
-    """The right-hand sides of scores or factors as (..., length, k), and whether they were one vector."""
+    """Right-hand sides as (..., length, k), and whether a vector was given instead of a matrix."""
     b: Backend = s.backend
     given, checked = b.values(name, value, s.dtype, like)
     n_batch = len(s.batch)
-    # One vector for every problem of the batch, or one each.
+    # A vector is either the same for all problems of the batch, or there is one for each.
     vector = given.ndim in (1, n_batch + 1)
     if not vector and given.ndim != n_batch + 2:
         wanted = f"(..., {length})" if n_batch else f"({length},)"

@@ -1,11 +1,11 @@
-"""Temperatures that hold the entropy; leaving a stack early, with a certificate (EOT-15; EOT 3.9, H.1).
+"""Temperatures that control the entropy, and early exits from a stack of layers (EOT-15; EOT 3.9, H.1).
 
 ================================ ===============================================================
 ``temperature_for_entropy(z)``   the temperature at which a row has a wanted entropy
-``EntropySchedule``              feedback on the entropy, layer by layer: smoothed, clipped
+``EntropySchedule``              feedback on the smoothed entropy, layer by layer
 ``entropy_flow(...)``            the same feedback in continuous time
-``motion_bound(p, remaining)``   how far p can still move when its logits move by so much
-``EarlyExit``                    leaves when that is below a tolerance
+``motion_bound(p, remaining)``   how far p can still move while its logits move by ``remaining``
+``EarlyExit``                    says when this bound is below a tolerance
 ================================ ===============================================================
 """
 
@@ -56,9 +56,9 @@ def temperature_for_entropy(
 ) -> tuple[Any, Any]:
     """The tau at which softmax(z/tau) has the entropy ``target``, and whether ``bounds`` allow it (EOT-15).
 
-    Entropy rises with temperature, :math:`dH/d\\tau = \\mathrm{Var}_p(z)/\\tau^3 \\ge 0`, from the log of the
-    number of largest logits to that of the number of logits, so there is one answer; outside ``bounds``
-    the nearer end is given and the second result is False.
+    The entropy rises with the temperature, :math:`dH/d\\tau = \\mathrm{Var}_p(z)/\\tau^3 \\ge 0`, from the
+    logarithm of the number of largest logits to the logarithm of the number of logits. So there is only one
+    such tau. If it is outside ``bounds``, the nearer bound is returned, and the second result is False.
 
     >>> import numpy as np, qkcore as qk
     >>> tau, reached = qk.schedule.temperature_for_entropy(np.array([np.log(3.0), 0.0]), 0.5623351446188083)
@@ -88,16 +88,17 @@ def temperature_for_entropy(
 
 
 class EntropySchedule:
-    """Raises the temperature when attention gets too sure, lowers it when too vague, layer by layer (EOT-15).
+    """Raises the temperature if the entropy of attention is too low, lowers it if it is too high (EOT-15).
 
-    After each layer, with its mean entropy :math:`H_\\ell`,
+    It does so after each layer, whose mean entropy is :math:`H_\\ell`:
 
     .. math:: \\hat H_\\ell = \\beta\\hat H_{\\ell-1} + (1-\\beta) H_\\ell, \\qquad
        \\tau_{\\ell+1} = \\mathrm{clip}\\big(\\tau_\\ell\\, e^{g (H^* - \\hat H_\\ell)}\\big)
 
-    (:math:`\\hat H_0 = H_0`). As entropy rises with temperature this is negative feedback. The documents
-    ask for such schedules but print none; this is ours. target: :math:`H^*` in nats, a number or a
-    function of the layer. gain: g. smoothing: :math:`\\beta` in [0, 1). bounds: of the temperature.
+    with :math:`\\hat H_0 = H_0`. Because the entropy rises with the temperature, this is negative feedback.
+    The papers ask for such schedules but define none, so this one is our own. ``target`` is :math:`H^*` in
+    nats, a number or a function of the layer; ``gain`` is g, ``smoothing`` is :math:`\\beta` in [0, 1), and
+    ``bounds`` are those of the temperature.
 
     >>> import numpy as np, qkcore as qk
     >>> schedule = qk.schedule.EntropySchedule(target=1.0, gain=0.5)
@@ -136,12 +137,15 @@ class EntropySchedule:
         return f"EntropySchedule({seen}, tau={self.tau:.4g})"
 
     def update(self, z: npt.ArrayLike) -> float:
-        """Take a layer's logits (..., V), at the present temperature; the temperature of the next layer."""
+        """Takes the logits (..., V) of a layer and returns the temperature of the next layer.
+
+        The entropy of the layer is taken at the present temperature.
+        """
         p = plain_softmax(check_logits("z", z), self.tau)
         return self.update_entropy(float(np.mean(plain_entropy(p.astype(np.float64)))))
 
     def update_entropy(self, entropy: float) -> float:
-        """Take a layer's entropy in nats; the temperature of the next layer."""
+        """Takes the entropy of a layer, in nats, and returns the temperature of the next layer."""
         h = _checks.number("entropy", entropy)
         target = self.target(len(self.entropies)) if callable(self.target) else self.target
         old = h if self.smoothed is None else self.smoothed
@@ -157,7 +161,7 @@ class EntropySchedule:
 
 @dataclass(frozen=True)
 class ScheduleFlow(Ended):
-    """A temperature over continuous depth, up to where the integrator came."""
+    """A temperature as a function of continuous depth, up to the depth that the integrator reached."""
 
     t: Double
     tau: Double
@@ -166,7 +170,7 @@ class ScheduleFlow(Ended):
 
     @property
     def success(self) -> bool:
-        """Whether it covers all of t_span."""
+        """Whether the result covers all of t_span."""
         return self.status == "finished"
 
     def __str__(self) -> str:
@@ -190,9 +194,10 @@ def entropy_flow(
     .. math:: \\frac{d\\log\\tau}{dt} = r\\,(H^*(t) - \\hat H), \\qquad
        \\frac{d\\hat H}{dt} = \\frac{H(\\tau, t) - \\hat H}{T}
 
-    with tau kept in ``bounds``. Its steps of length h with gain :math:`g = rh` and smoothing
-    :math:`\\beta = e^{-h/T}` are the discrete schedule, which converges to it.
-    entropy_at: a function of (tau, t); target: a number or a function of t.
+    where tau is kept in ``bounds``. The discrete schedule with the gain :math:`g = rh` and the smoothing
+    :math:`\\beta = e^{-h/T}` takes steps of length h of this flow, and converges to it for small h.
+    ``entropy_at`` is a function of (tau, t), ``target`` a number or a function of t, ``rate`` is r and
+    ``time_constant`` is T.
 
     >>> import numpy as np, qkcore as qk
     >>> z = np.array([4.0, 0.0, 0.0])
@@ -237,24 +242,24 @@ def entropy_flow(
 def motion_bound(
     p: npt.ArrayLike, remaining: npt.ArrayLike, *, tau: float = 1.0, logits: bool = False
 ) -> Any:
-    """Most that p can move, in total variation, while its logits move by at most ``remaining`` (EOT-15).
+    """A bound on how far p can move, in total variation, while logits move by at most ``remaining`` (EOT-15).
 
-    Logits that change by :math:`\\delta_i \\in [-R, R]` in all, up to a common constant, multiply odds by
-    at most :math:`E = e^{2R/\\tau}`. So for every set S its mass s rises to at most :math:`sE/(1-s+sE)`,
-    and
+    If the total change of each logit is :math:`\\delta_i \\in [-R, R]`, up to a common constant, odds are
+    multiplied by at most :math:`E = e^{2R/\\tau}`. So the mass s of any set rises to at most
+    :math:`sE/(1-s+sE)`, and
 
     .. math:: \\mathrm{TV} \\le \\frac{t(1-t)(E-1)}{1+t(E-1)} \\;\\text{ if } t \\le \\frac1{1+\\sqrt E},
        \\qquad \\tanh\\frac{R}{2\\tau} \\;\\text{ otherwise}
 
-    where t is the tail :math:`1 - p_{max}`. The first is attained (raise the whole tail); it is how
-    locking (theorem 3.9) certifies: for small R it is :math:`2Rt(1-t)/\\tau`, half the
+    where t is the tail :math:`1 - p_{max}`. The first bound is attained, by raising all logits of the tail.
+    It is the certificate of locking (theorem 3.9): for small R it is :math:`2Rt(1-t)/\\tau`, which is half of
     :attr:`Mobility.mass_norm` times R.
 
-    remaining: R, per row: half of max - min of the sum of the steps to come, at most their
-    :math:`\\sum\\|\\Delta z\\|_\\infty`. logits: True says that ``p`` holds logits instead of
-    probabilities. An entry of p that is 0 is taken as masked, so a row with one entry cannot move; a
-    softmax rounds to that row when the other logits are 745 lower (104 in single precision). Logits tell the
-    two apart, so pass them where you have them.
+    ``remaining`` is R for each row: half of max - min of the sum of the steps to come, which is at most the
+    sum of their :math:`\\|\\Delta z\\|_\\infty`. ``logits=True`` says that ``p`` contains logits instead of
+    probabilities. Pass logits if you have them: an entry of p that is 0 counts as masked, so that a row with
+    only one positive entry cannot move, but a softmax also rounds to such a row if the other logits are lower
+    by 745 (104 in single precision).
 
     >>> import numpy as np, qkcore as qk
     >>> float(np.round(qk.schedule.motion_bound(np.array([0.999, 0.001]), 0.5), 6))
@@ -278,19 +283,17 @@ def motion_bound(
 
 @dataclass(frozen=True)
 class ExitDecision:
-    """Whether rows may leave a stack after ``layer``, and what justifies it."""
+    """Whether rows may leave a stack of layers after ``layer``, and the figures that justify it."""
 
     layer: int
-    exit: Any  #: per row: whether the bound is below the tolerance
-    bound: Any  #: on the total variation still to come
-    remaining: Any  #: the logit variation that the bound allows for
+    exit: Any  #: for each row, whether the bound is at most the tolerance
+    bound: Any  #: for each row, on the total variation by which it can still move
+    remaining: Any  #: the remaining change of the logits, from which the bound follows
     tail: Any
-    frobenius_norm: (
-        Any  #: of the mobility, H.1's indicator: small for spread-out rows too, no certificate
-    )
-    certified: (
-        bool  #: the remaining variation was supplied; otherwise extrapolated from the steps seen
-    )
+    #: of the mobility, the indicator of H.1; it is small for uniform rows too, so it certifies nothing
+    frobenius_norm: Any
+    #: whether bounds on the steps were given; if not, the remaining variation is extrapolated
+    certified: bool
     tol: float
 
     @property
@@ -302,7 +305,7 @@ class ExitDecision:
         how = (
             "supplied"
             if self.certified
-            else "extrapolated: no certificate if a later step is larger"
+            else "extrapolated, which certifies nothing if a later step is larger"
         )
         share = f"{100 * float(np.mean(self.exit)):.0f} % of rows"
         worst = f"at most {np.max(self.bound):.3g} to come (tolerance {self.tol:g})"
@@ -310,15 +313,16 @@ class ExitDecision:
 
 
 class EarlyExit:
-    """Leaves a stack of L steps once what is left cannot move the probabilities any more (EOT-15).
+    """Says when the rest of a stack of L steps can hardly change the probabilities any more (EOT-15).
 
-    tol: total variation that may be lost. n_layers: L. variation: bounds of :math:`\\|\\Delta
-    z^{(\\ell)}\\|_\\infty`, one for all steps or one per step (L,), e.g. from spectral norms: then an
-    exit is certified by :func:`motion_bound`. Without them the largest step seen so far stands for each
-    one to come, and the decision says so.
+    ``tol`` is the total variation that may be lost, and ``n_layers`` is L. ``variation`` has bounds of
+    :math:`\\|\\Delta z^{(\\ell)}\\|_\\infty`, one for all steps or one for each step (L,), e.g. from spectral
+    norms. With them an exit is certified by :func:`motion_bound`. Without them every later step is assumed to
+    be as large as the largest step so far, and the decision says so.
 
-    The text's indicator, a small :math:`\\|J\\|_F`, is reported and not used: for a uniform row over V
-    entries it is about :math:`V^{-1/2}` (0.0045 for 50257), while one step can still move anything.
+    The indicator of the paper, a small :math:`\\|J\\|_F`, is reported but not used. For a uniform row over V
+    entries it is about :math:`V^{-1/2}` (0.0045 for 50257), although one step can still change all of the
+    row.
 
     >>> import numpy as np, qkcore as qk
     >>> policy = qk.schedule.EarlyExit(tol=1e-3, n_layers=10, variation=0.1)
@@ -350,7 +354,7 @@ class EarlyExit:
         self._largest: Any = 0.0
 
     def update(self, z: npt.ArrayLike) -> ExitDecision:
-        """Take the next layer's logits (..., V), the stack's input (layer 0) first."""
+        """Takes the logits (..., V) of the next layer; the first call takes the stack's input (layer 0)."""
         logits = check_logits("z", z)
         if self.layer == self.n_layers:
             raise ValueError(
@@ -369,7 +373,8 @@ class EarlyExit:
             remaining = left * self._largest
         p = plain_softmax(logits.astype(np.float64), self.tau)
         J = Mobility(p, self.tau)
-        # From the logits: the tail of p may underflow to 0, which would certify anything.
+        # The bound is computed from the logits, because the tail of p may underflow to 0, which would give
+        # the bound 0.
         bound = motion_bound(logits, remaining, tau=self.tau, logits=True)
         return ExitDecision(
             layer=self.layer,

@@ -1,7 +1,7 @@
-"""Score matrices, lazily: what every operator is made from (DAC-1, DAC-2).
+"""Lazy score matrices, from which every operator is made (DAC-1, DAC-2).
 
-A score is a logit: larger means closer. Scores are described, not computed; reductions walk them
-tile by tile, so an N x M matrix exists only when :meth:`qkcore.Scores.to_numpy` asks for it.
+A score is a logit: larger means closer. Scores are only described here; reductions compute them tile by
+tile, and an N x M matrix is formed only by :meth:`qkcore.Scores.to_numpy`.
 
 ==================== =====================================================================
 ``dense(Z)``         :math:`s_{ij} = Z_{ij}`
@@ -13,8 +13,9 @@ tile by tile, so an N x M matrix exists only when :meth:`qkcore.Scores.to_numpy`
 ``l1(X, Y)``         :math:`s_{ij} = -\\beta\\sum_k w_k |x_{ik} - y_{jk}|`
 ==================== =====================================================================
 
-with :math:`G = R W R^\\top`; where X and Y differ, :math:`G_{ij} = x_i^\\top W y_j`,
-:math:`G_{ji} = y_j^\\top W x_i`, and the diagonal terms belong to the side their index runs over.
+For one set of points R, :math:`G = R W R^\\top`. If X and Y differ, :math:`G_{ij} = x_i^\\top W y_j` and
+:math:`G_{ji} = y_j^\\top W x_i`, while :math:`G_{ii} = x_i^\\top W x_i` uses the points of the rows and
+:math:`G_{jj} = y_j^\\top W y_j` those of the columns.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def __dir__() -> list[str]:
 
 
 def dense(Z: npt.ArrayLike) -> Scores:
-    """Scores read from an array Z (..., N, M) of any strides; not copied. -inf masks an entry.
+    """Scores that are read from an array Z (..., N, M), which is not copied and may have any strides.
+
+    An entry -inf is masked.
 
     >>> import numpy as np, qkcore as qk
     >>> qk.scores.dense(np.zeros((2, 4))).logsumexp()
@@ -59,8 +62,8 @@ def dot(
     """:math:`s_{ij} = \\beta\\, x_i^\\top W y_j` (DAC-1, eq 1 and 37): plain attention logits.
 
     X is (..., N, d), Y (..., M, d') (default X), W (d, d') or a pair of factors
-    ``(W_Q (d, r), W_K (r, d'))`` with W = W_Q W_K; W need not be symmetric. W (heads, d, d') gives scores
-    (heads, N, M), and so for the other functions here: its leading axes broadcast with those of the points.
+    ``(W_Q (d, r), W_K (r, d'))`` with W = W_Q W_K; W need not be symmetric. In all functions of this module
+    the leading axes of W broadcast with those of the points, so W (heads, d, d') gives scores (heads, N, M).
 
     >>> import numpy as np, qkcore as qk
     >>> Q, K = np.eye(2), np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -74,7 +77,7 @@ def dot(
 
 
 def cosine(X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, beta: float = 1.0) -> Scores:
-    """:math:`s_{ij} = \\beta\\,\\langle x_i, y_j\\rangle / (|x_i|\\,|y_j|)`: angles, whatever the lengths.
+    """:math:`s_{ij} = \\beta\\,\\langle x_i, y_j\\rangle / (|x_i|\\,|y_j|)`: the lengths do not matter.
 
     >>> import numpy as np, qkcore as qk
     >>> qk.scores.cosine(np.array([[2.0, 0.0], [0.0, 9.0]]), np.array([[3.0, 4.0]])).to_numpy()
@@ -85,7 +88,8 @@ def cosine(X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, beta: float = 1.
     p.same_dimension()
     x = p.backend.unit_rows("X", p.x)
     y = x if p.y is p.x else p.backend.unit_rows("Y", p.y)
-    return p.scores(Terms.dot(x, y, p.beta), 2 * p.beta)  # roundings leave it below 2
+    # |cos| is at most 1, and after rounding certainly below 2.
+    return p.scores(Terms.dot(x, y, p.beta), 2 * p.beta)
 
 
 def forward(
@@ -134,14 +138,14 @@ def backward(
     """
     if Y is None:
         return forward(X, W=W, beta=beta).T
-    # d<-_ij is d->_ji with the sets exchanged.
+    # The backward divergence d<-_ij is the forward one, d->_ji, with X and Y exchanged.
     return _forward(Y, X, W, beta, ("Y", "X")).T
 
 
 def distance(
     X: npt.ArrayLike, Y: npt.ArrayLike | None = None, *, W: WLike = None, beta: float = 1.0
 ) -> Scores:
-    """:math:`-\\beta\\,(x_i-y_j)^\\top W (x_i-y_j)` (DAC-1, eq 2): Euclidean or Mahalanobis.
+    """:math:`-\\beta\\,(x_i-y_j)^\\top W (x_i-y_j)` (DAC-1, eq 2): squared distances (Mahalanobis with W).
 
     Only the symmetric part of W matters; it may be indefinite. :math:`e^{s}` is the kernel
     :math:`K = e^{-\\beta D^2}` (DAC-2).
@@ -187,10 +191,10 @@ def l1(
 ) -> Scores:
     """:math:`-\\beta\\sum_k w_k\\,|x_{ik}-y_{jk}|`, city-block distances.
 
-    :math:`e^s` is the Laplacian kernel, which is positive definite as the Gaussian one is.
+    :math:`e^s` is the Laplacian kernel, which like the Gaussian kernel is positive definite.
 
-    W: weights >= 0 of the coordinates, (d,), all 1 by default; (heads, d) gives scores (heads, N, M), as the
-    leading axes of W do elsewhere. Sums run over differences, so equal points have the score 0, exactly.
+    W: weights >= 0 of the coordinates, (d,), all 1 by default. Weights (heads, d) give scores (heads, N, M).
+    The score of equal points is exactly 0, because differences of coordinates are summed.
 
     >>> import numpy as np, qkcore as qk
     >>> qk.scores.l1(np.array([[0.0, 0.0], [1.0, 3.0]]), W=np.array([1.0, 0.5])).to_numpy()
@@ -220,9 +224,9 @@ def _coordinate_weights(W: object, d: int, dtype: np.dtype[Any]) -> npt.NDArray[
         weights.shape,
         (..., d),
         why="with a weight for each coordinate",
-        do="a matrix is for distance",
+        do="for a matrix use qk.scores.distance",
     )
     _checks.finite("W", weights)
-    remedy = "subtract the scores of those coordinates"
+    remedy = "for negative weights subtract the scores of those coordinates"
     _checks.none_negative("W", weights, "weights >= 0", remedy)
     return weights

@@ -3,8 +3,8 @@
 ============================== ======================================================================
 ``wasserstein(X, Y)``          :math:`W_p` between clouds: exact, or an entropic estimate on request
 ``sinkhorn_divergence(X, Y)``  :math:`S_\\epsilon`, the debiased entropic cost: 0 only for equal laws
-``barycenter(s, laws)``        the histogram nearest to several ones on a fixed support
-``free_barycenter(clouds)``    the cloud nearest to several ones, its points moved
+``barycenter(s, laws)``        the histogram nearest to several histograms on a fixed support
+``free_barycenter(clouds)``    the cloud nearest to several clouds; its points move
 ``c_transform(s, g)``          the largest f with f_i + s_ij + g_j <= 0
 ============================== ======================================================================
 """
@@ -60,11 +60,12 @@ def sinkhorn_divergence(
        OT_\epsilon(\nu,\nu), \quad OT_\epsilon(\mu,\nu) = \min_\pi \int |x-y|^p\,d\pi + \epsilon\,
        \mathrm{KL}(\pi\|\mu\otimes\nu).
 
-    It is 0 for equal laws, positive for others (p = 1 or 2), and between :math:`W_p^p` (epsilon to 0) and,
-    for p = 2, the squared distance of the means (epsilon to infinity). ``penalty``: marginals need not be
-    met, at the price of ``penalty`` times their KL divergences; masses may then differ, and
-    :math:`\tfrac\epsilon2 (m_\mu - m_\nu)^2` is added. p = 2 needs O(N + M) memory, other p a matrix of
-    costs. ``tol``, ``max_iter`` and ``max_visits`` are those of each of the three bridges (:func:`bridge`).
+    It is 0 for equal laws and positive for others (p = 1 or 2). It tends to :math:`W_p^p` for epsilon to 0,
+    and for p = 2 to the squared distance of the means for epsilon to infinity. With ``penalty`` the plan need
+    not meet the marginals, but ``penalty`` times the KL divergences is added to the cost. Then the masses may
+    differ, and :math:`\tfrac\epsilon2 (m_\mu - m_\nu)^2` is added. The memory is O(N + M) for p = 2, and a
+    matrix of costs for other p. ``tol``, ``max_iter`` and ``max_visits`` are used for each of the three
+    bridges (:func:`bridge`).
 
     >>> import numpy as np, qkcore as qk
     >>> X = np.array([[0.0], [1.0]])
@@ -102,7 +103,8 @@ def sinkhorn_divergence(
             on_fail=fails,
             n_threads=n_threads,
         )
-        # The bridge's dual value is that of <c, pi> / epsilon + KL(pi | mu x nu), less the mass of mu x nu.
+        # The bridge's dual value is the dual value of <c, pi> / epsilon + KL(pi | mu x nu), minus the mass of
+        # mu x nu.
         product = float(mu.sum(dtype=np.float64)) * float(nu.sum(dtype=np.float64))
         return temperature * (float(b.dual) + product)
 
@@ -114,11 +116,11 @@ def sinkhorn_divergence(
 def c_transform(
     s: Scores, g: npt.ArrayLike | None = None, axis: int = 1, *, n_threads: int | None = None
 ) -> Real:
-    r"""The hard transform :math:`f_i = -\max_j (s_{ij} + g_j)` (axis 1), or that of the columns (axis 0).
+    r"""The c-transform :math:`f_i = -\max_j (s_{ij} + g_j)` over rows (axis 1) or over columns (axis 0).
 
-    With scores :math:`-c_{ij}/\epsilon` it is :math:`\min_j (c_{ij} - \epsilon g_j)/\epsilon`: the largest
-    potential that keeps every :math:`f_i + s_{ij} + g_j` at most 0, and the limit of a Sinkhorn update at low
-    temperature. +inf for a row in which everything is masked.
+    With scores :math:`-c_{ij}/\epsilon` it is :math:`\min_j (c_{ij} - \epsilon g_j)/\epsilon`. It is the
+    largest potential for which every :math:`f_i + s_{ij} + g_j` is at most 0, and the limit of a Sinkhorn
+    update at low temperature. It is +inf for a row whose entries are all masked.
 
     >>> import numpy as np, qkcore as qk
     >>> s = qk.scores.dense(-np.array([[0.0, 2.0], [1.0, 5.0]]))
@@ -140,15 +142,15 @@ class Barycenter(Ended):
     """A barycentre and how the iteration ended."""
 
     weights: Real = field(repr=False)
-    """masses of its points, of sum 1"""
+    """masses of its points; their sum is 1"""
     points: Real | None = field(repr=False)
-    """where they are, for a free support; None for the fixed one"""
+    """the points of a free support; None for a fixed support"""
     status: str
     """"converged" or "iteration limit" """
     n_iter: int
     error: float
-    """largest L1 distance of a law from its coupling's marginal; for a free support the last movement as a
-    share of the spread"""
+    """largest L1 distance between a law and the marginal of its coupling; for a free support, how far points
+    moved in the last step, as a share of the spread"""
 
     @property
     def converged(self) -> bool:
@@ -170,10 +172,10 @@ def barycenter(
     r"""The histogram :math:`q` with the least :math:`\sum_k \lambda_k OT(p_k, q)` on a fixed support.
 
     ``s``: symmetric scores -cost / epsilon of the support against itself, (N, N). ``laws``: histograms
-    (K, N). ``shares``: the :math:`\lambda` (K,), equal ones by default. Iterated projections in the
-    logarithm, one visit for all laws and each side. A plain barycentre is blurred by about
-    :math:`\sqrt\epsilon`; ``debiased`` takes the Sinkhorn divergence for OT, which is not. ``tol`` bounds the
-    L1 error of all marginals (default 1e-6, in float32 1e-4).
+    (K, N). ``shares``: the :math:`\lambda` (K,), by default all equal. The method is iterated projections of
+    logarithms; in each iteration every side takes one visit for all laws. A plain entropic barycentre is
+    blurred by about :math:`\sqrt\epsilon`. ``debiased`` replaces OT by the Sinkhorn divergence, which does
+    not blur. ``tol`` bounds the L1 error of all marginals (default 1e-6, in float32 1e-4).
 
     >>> import numpy as np, qkcore as qk
     >>> x = np.linspace(0, 1, 11)[:, None]
@@ -216,7 +218,8 @@ def barycenter(
         f = log_laws - rows
         h = lse(f)
         log_q = lam @ h + d
-        # exp(d_i + s_ij + d_j) is to have the marginal q: the plan of q to itself, whose cost is taken off.
+        # d is such that exp(d_i + s_ij + d_j) has the marginal q. This is the plan of q to itself, whose cost
+        # the Sinkhorn divergence subtracts.
         own = lse(d) if debiased else np.zeros(n)
         off = float(np.abs(np.exp(d + own) - np.exp(log_q)).sum()) if debiased else 0.0
         if debiased:
@@ -234,7 +237,7 @@ def barycenter(
 
 
 def _looks_symmetric(s: Scores, n_threads: int | None) -> bool:
-    """By construction, or as far as the sums of rows and of columns tell."""
+    """Whether scores are symmetric by construction, or have equal weighted sums of rows and of columns."""
     if s.symmetric:
         return True
     tilt = np.cos(np.arange(s.n_cols)).astype(s.dtype)
@@ -254,11 +257,12 @@ def free_barycenter(
     on_fail: str = "warn",
     n_threads: int | None = None,
 ) -> Barycenter:
-    r"""The cloud of equally heavy points with the least :math:`\sum_k \lambda_k OT_\epsilon(X, Y_k)`, from
-    ``start`` (N, d), for the cost :math:`|x-y|^2`.
+    r"""The cloud of equal weights that minimises :math:`\sum_k \lambda_k OT_\epsilon(X, Y_k)` for |x - y|^2.
 
-    Every step moves each point to the mean of its barycentric projections onto the clouds (Cuturi and Doucet
-    2014), until points move by less than ``tol`` times the spread. ``weights``: those of each cloud.
+    The points begin at ``start`` (N, d). Every step moves each point to the mean of its barycentric
+    projections onto the clouds (Cuturi and Doucet 2014), until points move by less than ``tol`` times the
+    spread. ``shares`` are the :math:`\lambda`, by default all equal; ``weights`` has the weights of every
+    cloud.
 
     >>> import numpy as np, qkcore as qk
     >>> X = np.random.default_rng(0).normal(size=(30, 2))
@@ -273,8 +277,8 @@ def free_barycenter(
     for k, y in enumerate(targets):
         if y.shape[1] != x.shape[1] or y.dtype != x.dtype:
             raise ValueError(
-                f"clouds[{k}]: wanted dimension {x.shape[1]} and {x.dtype} as start, got shape {y.shape} and "
-                f"{y.dtype}"
+                f"clouds[{k}]: wanted dimension {x.shape[1]} and {x.dtype} like start, got shape {y.shape} "
+                f"and {y.dtype}"
             )
     given = [None] * len(targets) if weights is None else list(weights)
     checks.count_matches("weights", len(given), len(targets))

@@ -1,7 +1,7 @@
 """The CUDA module of qkcore: functions on arrays that CuPy, PyTorch or JAX share by DLPack.
 
-qkcore calls these when it is given arrays on a device; the functions here are what it is made of. Nothing
-is initialised at import, and no driver is needed for it.
+qkcore calls these functions if it is given arrays on a device. The import initialises nothing and needs no
+driver.
 
 >>> import qkcore_cuda
 >>> sorted(qkcore_cuda.status())

@@ -1,7 +1,7 @@
-"""``qkcore bench``: a short comparison with NumPy and with whatever peers are installed.
+"""``qkcore bench``: a short comparison with NumPy and with similar libraries that are installed.
 
-Self-contained, for a user who has the package and not its sources; the figures of the documentation come
-from the larger set in the repository's bench/ folder.
+It is for users who have the package but not its sources. The figures of the documentation come from the
+larger set of benchmarks in the folder bench/ of the repository.
 """
 
 from __future__ import annotations

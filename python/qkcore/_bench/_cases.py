@@ -1,4 +1,4 @@
-"""The problems: each with its answer in float64 by NumPy or SciPy, and one call per contender."""
+"""The problems of the comparison, with their answers in float64 by NumPy or SciPy."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Call = Callable[[], Array]
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: contenders that compute the same array, the array, the error allowed to qkcore."""
+    """One problem: contenders that compute the same array, the exact array, and qkcore's error bound."""
 
     name: str
     contenders: dict[str, Call]
     exact: Array
-    bound: float  # largest error, relative to ``scale``
+    bound: float  # on the largest error of qkcore, relative to ``scale``
     scale: float
 
 
 def peer(name: str) -> ModuleType | None:
-    """A library that is installed, or None: nothing is asked for."""
+    """A library if it is installed, otherwise None."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -52,7 +52,7 @@ def _softmax_rows(S: Array) -> Array:
 
 
 def attention(quick: bool, threads: int) -> Case:
-    """softmax(QKᵀ/√d) V in single precision, the usual size of a head."""
+    """softmax(QKᵀ/√d) V in single precision, for a head of the usual size."""
     n, d = (256 if quick else 4096), 64
     Q, K, V = np.random.default_rng(0).standard_normal((3, n, d)).astype(np.float32)
     beta = d**-0.5
@@ -71,7 +71,7 @@ def attention(quick: bool, threads: int) -> Case:
 
 
 def _distances(X: Array, Y: Array) -> Array:
-    """Squared, by differences one coordinate at a time: nothing cancels."""
+    """Squared distances, from differences of coordinates, so that nothing cancels."""
     D = np.zeros((len(X), len(Y)))
     for a, b in zip(X.T, Y.T, strict=True):
         D += (a[:, None] - b) ** 2
@@ -105,7 +105,10 @@ def logsumexp(quick: bool, threads: int) -> Case:
 
 
 def bridge(quick: bool, threads: int) -> Case:
-    """The coupling of two clouds at temperature 0.05, to an L1 error of 1e-9; compared as barycentres."""
+    """The coupling of two clouds at temperature 0.05 with an L1 error of 1e-9.
+
+    Couplings are compared by their barycentric projections.
+    """
     n, epsilon, tol = (100 if quick else 1000), 0.05, 1e-9
     X, Y = np.random.default_rng(0).standard_normal((2, n, 3))
     C = _distances(X, Y)
@@ -114,7 +117,7 @@ def bridge(quick: bool, threads: int) -> Case:
     s = qk.scores.dense(-C / epsilon)
 
     def by_numpy(tol: float = tol) -> Array:
-        """Plain scaling, which this temperature still allows."""
+        """Sinkhorn's iteration on scalings, which do not underflow at this temperature."""
         P = np.exp(-C / epsilon)
         b = np.ones(n)
         for _ in range(100_000):
@@ -134,7 +137,7 @@ def bridge(quick: bool, threads: int) -> Case:
     if ot is not None:
 
         def pot() -> Array:
-            stop = tol / math.sqrt(n)  # its threshold is an L2 norm
+            stop = tol / math.sqrt(n)  # POT's threshold is for an L2 norm
             plan = ot.sinkhorn(u, u, C, epsilon, stopThr=stop, numItermax=100_000, warn=False)
             return np.asarray(plan @ Y * n)
 
@@ -221,7 +224,7 @@ def _jax_particles(jax: Any, X: Array, V: Array, steps: int) -> Call:
     whole = jax.jit(lambda x: jax.lax.scan(step, x, None, length=steps)[0])
 
     def call() -> Array:
-        before = jax.config.jax_enable_x64  # the caller's, who may go on with JAX afterwards
+        before = jax.config.jax_enable_x64  # the caller's setting, which is restored
         jax.config.update("jax_enable_x64", True)
         try:
             return np.asarray(whole(X).block_until_ready())

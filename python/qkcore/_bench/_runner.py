@@ -1,4 +1,4 @@
-"""Runs the cases: contenders take turns, the answer is checked, minima are compared as ratios."""
+"""Runs the cases: contenders take turns, answers are checked, and minimal times are compared as ratios."""
 
 from __future__ import annotations
 
@@ -30,15 +30,17 @@ class BenchRow:
     contender: str
     seconds: float  # minimum of the samples
     samples: tuple[float, ...]
-    ratio: float  # time over qkcore's
-    error: float  # largest, relative to the size of the data; NaN is a wrong answer
-    memory_mb: float | None  # growth of the resident peak in the first call; None where unknown
-    wrong: bool  # qkcore's error is beyond its bound
+    ratio: float  # time divided by that of qkcore
+    error: float  # the largest, relative to the size of the data; NaN for a wrong shape or NaN in the answer
+    memory_mb: (
+        float | None
+    )  # growth of the peak of resident memory in the first call; None if unknown
+    wrong: bool  # whether this is qkcore, with an error beyond its bound
 
 
 @dataclass(frozen=True)
 class BenchResult:
-    """All rows, and what they were measured with."""
+    """All rows, and the environment in which they were measured."""
 
     environment: dict[str, Any]
     rows: tuple[BenchRow, ...]
@@ -71,7 +73,7 @@ class BenchResult:
         return "\n".join(lines)
 
     def write(self, path: Path) -> None:
-        """As JSON; the folder is made."""
+        """Writes the result as JSON, and makes the folder if needed."""
         path.parent.mkdir(parents=True, exist_ok=True)
         data = {"environment": self.environment, "rows": [asdict(row) for row in self.rows]}
         path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
@@ -88,11 +90,11 @@ def run(
 
     Parameters
     ----------
-    groups : names of ``GROUPS``; none means all of them.
-    quick : small sizes, to see that everything works; their times say little.
-    threads : of qkcore and PyTorch; by default what ``qk.get_num_threads`` says. NumPy's and JAX's
-        threads are set by the environment (``OPENBLAS_NUM_THREADS``) before Python starts.
-    echo : called with one line before each group.
+    groups : names of ``GROUPS``; no names mean all of them.
+    quick : small sizes, only to see that everything works; their times mean little.
+    threads : the threads of qkcore and PyTorch; by default ``qk.get_num_threads()``. The threads of NumPy and
+        JAX are set by the environment (``OPENBLAS_NUM_THREADS``) before Python starts.
+    echo : a function that is called with one line before each group.
 
     >>> result = run(["logsumexp"], quick=True)
     >>> result.wrong
@@ -103,7 +105,7 @@ def run(
         if name not in GROUPS:
             raise unknown("benchmark", name, GROUPS)
     if threads is not None and threads < 1:
-        raise ExperimentError(f"threads: at least 1 is wanted, received {threads}")
+        raise ExperimentError(f"threads: wanted a number of threads >= 1, got {threads}")
     used = int(qk.config()["threads"]) if threads is None else threads
     rows: list[BenchRow] = []
     for name in names:
@@ -165,7 +167,10 @@ def _error(value: Any, case: Case) -> float:
 
 
 def _interleave(case: Case, rounds: int, sample: float = 0.01) -> dict[str, list[float]]:
-    """In turns, so that what others do on the machine meets all alike; short calls are repeated."""
+    """Times of contenders that take turns, so that other work on the machine affects all of them alike.
+
+    Short calls are repeated.
+    """
     repeats = {}
     for name, call in case.contenders.items():
         began = time.perf_counter()
@@ -177,7 +182,7 @@ def _interleave(case: Case, rounds: int, sample: float = 0.01) -> dict[str, list
     try:
         for _ in range(rounds):
             for name, call in case.contenders.items():
-                time.sleep(0.02)  # worker threads of the predecessor spin for a while
+                time.sleep(0.02)  # threads of the last contender may still be spinning
                 began = time.perf_counter()
                 for _ in range(repeats[name]):
                     call()
@@ -196,9 +201,9 @@ def _status_kb(key: str) -> int:
 
 
 def _peak_growth(call: Callable[[], object]) -> tuple[object, float | None]:
-    """The result of a call, and by how many MB it raised the resident peak; None outside Linux."""
+    """The result of a call, and by how many MB it raised the peak of resident memory (None outside Linux)."""
     try:
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # the peak := the present
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # resets the peak
         before = _status_kb("VmRSS")
     except OSError:
         return call(), None

@@ -1,4 +1,4 @@
-"""Every check of an argument: a message gives the name, what was wanted, what came, what to do."""
+"""The checks of arguments. A message says the name, what was wanted, what came, and what to do."""
 
 from .arrays import *  # noqa: F403
 from .measures import *  # noqa: F403

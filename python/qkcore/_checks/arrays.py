@@ -1,4 +1,4 @@
-"""Arrays: their type, their memory, their shapes and the batches that they are."""
+"""Checks of arrays: their type, their memory, their shapes and their batch axes."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ Real = npt.NDArray[np.floating[Any]]
 
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT64 = np.dtype(np.float64)
-# np.finfo costs a microsecond a call, by item size.
+# The limits of float32 and float64 by item size; a call of np.finfo would take a microsecond.
 _LARGEST = {4: float(np.finfo(np.float32).max), 8: float(np.finfo(np.float64).max)}
 _SMALLEST = {4: float(np.finfo(np.float32).tiny), 8: float(np.finfo(np.float64).tiny)}
 
 
 def real_array(name: str, value: npt.ArrayLike) -> Real:
-    """A float32 or float64 array: a view, not a copy, of one that is given.
+    """A float32 or float64 array. If an array is given the result is a view of it, not a copy.
 
-    A view has a shape, strides and dtype of its own. What is kept of an argument therefore stays as it was
-    checked, whatever the caller does to the array object afterwards (``X.shape = ...``).
+    A view has its own shape, strides and dtype. So they stay as they were checked, whatever the caller does
+    to the array object afterwards (``X.shape = ...``).
     """
     if isinstance(value, np.ndarray):
         if isinstance(value, np.ma.MaskedArray):
@@ -61,19 +61,19 @@ def real_array(name: str, value: npt.ArrayLike) -> Real:
 
 
 def code(name: str) -> str:
-    """How a piece of code in a message refers to the argument: operands of @ have no name."""
+    """The argument's name in code that a message suggests; "it" for operands of @, which have no name."""
     return "it" if " " in name else name
 
 
 def converted(name: str, value: npt.ArrayLike, dtype: np.dtype[Any], other: str) -> Real:
-    """Numbers in this dtype, for vectors: a view of an array that has it, else a copy."""
+    """A vector in the given dtype: a view of an array that has it, otherwise a converted copy."""
     if type(value) is np.ndarray and value.dtype == dtype:
         return real_array(name, value)
     if hasattr(value, "__dlpack_device__"):
         refuse_device(name, value)
     given = _from_elsewhere(name, value)
     if isinstance(value, np.ma.MaskedArray) or given.dtype.kind not in "biuf":
-        return real_array(name, value)  # says what was wanted
+        return real_array(name, value)  # raises the error
     with np.errstate(over="ignore"):
         array = given.astype(dtype)
     if dtype == _FLOAT32 and given.dtype.itemsize > 4 and given.dtype.kind == "f":
@@ -88,12 +88,12 @@ def converted(name: str, value: npt.ArrayLike, dtype: np.dtype[Any], other: str)
 
 
 def _from_elsewhere(name: str, value: npt.ArrayLike) -> npt.NDArray[Any]:
-    """A list, a tensor, a data frame as an array: the same memory where the library shares it."""
+    """A list, a tensor or a data frame as an array, with the same memory if its library shares it."""
     kind = type(value).__name__
     if getattr(value, "requires_grad", False):
         raise TypeError(
-            f"{name}: wanted numbers, got a {kind} that requires gradients, which functions of NumPy "
-            f"arrays do not carry on; pass {name}.detach()"
+            f"{name}: wanted numbers, got a {kind} that requires gradients, which would be lost, since NumPy "
+            f"computes none; pass {name}.detach()"
         )
     if hasattr(value, "tocsr"):
         raise TypeError(f"{name}: wanted a dense array, got a sparse {kind}; pass {name}.toarray()")
@@ -121,7 +121,7 @@ def refuse_device(name: str, value: object) -> None:
 
 
 def doubles(name: str, value: npt.ArrayLike, *, inf: bool = False) -> npt.NDArray[np.float64]:
-    """Real numbers of any shape and type as float64, for small arguments: no NaN, inf if it may be."""
+    """Real numbers of any shape and type as float64, for small arguments; ``inf`` allows infinities."""
     try:
         array = np.asarray(value)
     except ValueError as error:
@@ -140,7 +140,7 @@ def doubles(name: str, value: npt.ArrayLike, *, inf: bool = False) -> npt.NDArra
 
 
 def complex_array(name: str, value: npt.ArrayLike) -> npt.NDArray[np.complexfloating[Any, Any]]:
-    """A complex64 or complex128 array from real or complex numbers, finite, no axis empty."""
+    """A complex64 or complex128 array of finite real or complex numbers, without an axis of length 0."""
     array = np.asarray(value)
     if array.dtype not in (np.complex64, np.complex128):
         real = real_array(name, array)
@@ -160,12 +160,12 @@ def same_dtype(name: str, array: Real, dtype: np.dtype[Any], other: str) -> None
 
 
 def finite(name: str, array: Real, *, minus_inf: bool = False) -> float:
-    """Refuses NaN and infinities (-inf passes where it masks); gives the largest magnitude."""
+    """Refuses NaN, +inf and, unless ``minus_inf`` allows it, -inf; returns the largest magnitude."""
     return finite_or_masked(name, array, minus_inf=minus_inf)[0]
 
 
 def finite_or_masked(name: str, array: Real, *, minus_inf: bool = True) -> tuple[float, bool]:
-    """The largest magnitude of numbers, and whether -inf is among them."""
+    """The largest magnitude, and whether some number is -inf; NaN and +inf are refused."""
     found, largest = cpu.scan(array, _config.get_num_threads())
     if found & ~(4 if minus_inf else 0):
         kinds = [k for bit, k in ((1, "NaN"), (2, "+inf"), (4, "-inf")) if found & bit]
@@ -178,7 +178,7 @@ def finite_or_masked(name: str, array: Real, *, minus_inf: bool = True) -> tuple
 
 
 def no_overflow(what: str, largest: float, dtype: np.dtype[Any]) -> None:
-    """Refuses data whose scores could leave the range of the dtype (and then pass for masked)."""
+    """Refuses data whose scores could overflow the dtype, because -inf would look like a masked entry."""
     if not largest <= _LARGEST[dtype.itemsize]:
         raise OverflowError(
             f"{what}: scores can reach {largest:.1e}, which overflows {dtype}; "
@@ -187,7 +187,7 @@ def no_overflow(what: str, largest: float, dtype: np.dtype[Any]) -> None:
 
 
 def representable(name: str, value: float, dtype: np.dtype[Any]) -> float:
-    """A positive scale that stays positive and finite in the arrays' dtype."""
+    """Refuses a positive number that would become 0 or inf in the dtype of the arrays."""
     if not _SMALLEST[dtype.itemsize] <= value <= _LARGEST[dtype.itemsize]:
         raise ValueError(
             f"{name}: wanted a number that {dtype} can hold, got {value!r}; rescale the data"
@@ -196,7 +196,7 @@ def representable(name: str, value: float, dtype: np.dtype[Any]) -> float:
 
 
 def scale(name: str, value: object, dtype: np.dtype[Any]) -> float:
-    """A positive number that the arrays' dtype can hold."""
+    """A positive number that the dtype of the arrays can hold."""
     itemsize = dtype.itemsize
     if type(value) is float and _SMALLEST[itemsize] <= value <= _LARGEST[itemsize]:
         return value
@@ -204,7 +204,7 @@ def scale(name: str, value: object, dtype: np.dtype[Any]) -> float:
 
 
 def points(name: str, value: npt.ArrayLike) -> tuple[Real, float]:
-    """Points (..., n, d), both axes non-empty, finite; and their largest coordinate."""
+    """Finite points (..., n, d) with n, d > 0, and the largest magnitude of their coordinates."""
     if type(value) is np.ndarray and value.ndim > 1:
         top = cpu.plain_magnitude(value)  # one call for small arrays, where checks cost most
         if top >= 0:
@@ -233,7 +233,7 @@ def matrix_w(
     d_cols: int,
     dtype: np.dtype[Any],
 ) -> tuple[Real, Real | None]:
-    """W as one matrix (W, None) or as its two factors (W_Q, W_K)."""
+    """W, checked, as (W, None) for a matrix or (W_Q, W_K) for two factors."""
     if isinstance(W, tuple):
         if len(W) != 2:
             raise ValueError(
@@ -259,20 +259,20 @@ def matrix_w(
 
 
 def same_place(name: str, place: str, wanted: str, like: str) -> None:
-    """Refuses scores or factors of another device, or of the CPU beside those of a device."""
+    """Refuses scores or factors that are on another device, or on the CPU while others are on a device."""
     if place != wanted:
-        got, do = f"some on {place}", "move them to one place"
+        got, do = f"arrays on {place}", "move them to one place"
         refuse(name, f"arrays on {wanted} like {like}", got, do, TypeError)
 
 
 def square_matrices(name: str, shape: tuple[int, ...]) -> None:
-    """Refuses what is no square matrix, nor one for each problem of a batch."""
+    """Refuses everything that is not a square matrix, or one for each problem of a batch."""
     if len(shape) < 2 or shape[-1] != shape[-2]:
         raise ValueError(f"{name}: wanted a square matrix, got shape {shape}")
 
 
 def array_shape(name: str, value: object) -> tuple[int, ...]:
-    """The shape of an operator, an array, or what NumPy makes one of."""
+    """The shape of an operator, an array, or a list that NumPy can convert to an array."""
     if isinstance(value, (list, tuple)):
         return _from_elsewhere(name, value).shape
     shape = getattr(value, "shape", None)
@@ -282,7 +282,7 @@ def array_shape(name: str, value: object) -> tuple[int, ...]:
 
 
 def factor_shape(name: str, shape: tuple[int, ...]) -> None:
-    """Refuses a factor of a low-rank kernel that is no matrix, nor one for each problem."""
+    """Refuses a factor of a low-rank kernel that is not a matrix, or one for each problem of a batch."""
     if len(shape) < 2:
         raise ValueError(
             f"{name}: wanted a matrix, or one for each problem of a batch, got shape {shape}; left is "
@@ -303,7 +303,7 @@ def _small_matrix(name: str, value: npt.ArrayLike, dtype: np.dtype[Any]) -> Real
 
 
 def boolean(name: str, value: npt.ArrayLike, core: tuple[int, ...]) -> npt.NDArray[np.uint8]:
-    """A boolean array, seen as bytes, whose last axes broadcast to ``core`` (by zero strides)."""
+    """A boolean array as bytes, whose last axes are broadcast to ``core`` (with zero strides)."""
     array = np.asarray(value)
     if array.dtype != np.bool_:
         raise TypeError(
@@ -324,13 +324,13 @@ def boolean(name: str, value: npt.ArrayLike, core: tuple[int, ...]) -> npt.NDArr
 
 
 Axes = tuple[int | str | EllipsisType, ...]
-"""Axes that an array should have: lengths, names of lengths that are free, ``...`` for any number of axes."""
+"""The axes that are wanted: a number is a length, a name any length, ``...`` any number of axes."""
 
 
 def shape(
     name: str, got: tuple[int, ...], *wanted: Axes, what: str = "", why: str = "", do: str = ""
 ) -> None:
-    """Refuses a shape that is none of those wanted.
+    """Refuses a shape that is not one of those wanted.
 
     ``what`` names the thing that has the shape and ``why`` says where the lengths come from:
     "wanted points of shape (n, 3) as the measure's, got (4, 2)".
@@ -360,7 +360,7 @@ def _written(axes: Axes) -> str:
 
 
 def square(name: str, got: tuple[int, ...], do: str = "") -> None:
-    """Refuses the shape of anything but one square matrix."""
+    """Refuses a shape that is not that of one square matrix."""
     if len(got) != 2 or got[0] != got[1]:
         refuse(name, "a square matrix", f"shape {got}", do)
 
@@ -381,7 +381,7 @@ def core_shape(name: str, got: tuple[int, ...], wanted: tuple[int, ...], what: s
 
 
 def one_problem(name: str, batch: tuple[int, ...], ragged: bool = False) -> None:
-    """Refuses batches, where a result belongs to one problem."""
+    """Refuses a batch, for functions whose result belongs to one problem."""
     if batch or ragged:
         got = f"batch axes {batch}" if batch else "ragged blocks"
         raise ValueError(
@@ -428,7 +428,7 @@ def offsets(name: str, value: npt.ArrayLike, total: int) -> npt.NDArray[np.int64
             f"{name}: wanted a 1-D array of at least two offsets, got shape {array.shape}; "
             f"pass e.g. np.array([0, 3, {total}])"
         )
-    # Offsets steer memory access: a copy cannot be changed from outside.
+    # Memory is accessed by these offsets, so they are copied: a caller cannot change the copy.
     out = np.array(array, dtype=np.int64)
     out.flags.writeable = False
     if out[0] != 0 or out[-1] != total or (np.diff(out) < 0).any():

@@ -1,4 +1,4 @@
-"""Laws, marginals and covariances: what makes an array a measure."""
+"""Checks of laws, marginals and covariances."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .. import _pieces
 from .arrays import Real, finite, not_empty, real_array
 from .options import refuse
 
-# How far the sum of a row of probabilities may be from 1: what a softmax over 10^6 entries leaves.
+# How far the sum of a row of probabilities may be from 1. A softmax over 10^6 entries is within this.
 _MASS = {4: 1e-4, 8: 1e-8}
 
 
 def probabilities(name: str, value: npt.ArrayLike) -> Real:
-    """Rows of probabilities (..., V): finite, none negative, each row summing to one."""
+    """Rows of probabilities (..., V): finite, not negative, and with sum 1."""
     array = real_array(name, value)
     if array.ndim == 0:
         raise ValueError(
@@ -43,9 +43,9 @@ def probabilities(name: str, value: npt.ArrayLike) -> Real:
 
 
 def covariances(name: str, value: npt.ArrayLike, d: int | None = None) -> Real:
-    """Covariances (..., d, d): square, finite, symmetric, no negative eigenvalue but for rounding.
+    """Covariances (..., d, d): square, finite, symmetric and positive semidefinite up to rounding.
 
-    What comes back is symmetric to the last bit.
+    The result is exactly symmetric.
     """
     array = real_array(name, value)
     if array.ndim < 2 or array.shape[-1] != array.shape[-2] or d not in (None, array.shape[-1]):
@@ -65,7 +65,7 @@ def covariances(name: str, value: npt.ArrayLike, d: int | None = None) -> Real:
             f"pass ({name} + {name}.swapaxes(-1, -2)) / 2 if the asymmetry is rounding"
         )
     symmetric: Real = 0.5 * (array + turned)
-    try:  # far cheaper than eigenvalues, which are for what it refuses
+    try:  # far cheaper than eigenvalues, which are needed only if this fails
         np.linalg.cholesky(
             symmetric
             + (1e3 * eps * scale)[..., None, None] * np.eye(array.shape[-1], dtype=array.dtype)
@@ -85,7 +85,7 @@ def masses(name: str, array: Real) -> None:
     """Refuses weights that are not a measure: not finite, negative, or all zero."""
     finite(name, array)
     if (low := min(float(part.min()) for (part,) in _pieces.pieces(array))) < 0:
-        raise ValueError(f"{name}: wanted weights >= 0, got {low:.3g}; marginals are measures")
+        raise ValueError(f"{name}: wanted weights >= 0, got {low:.3g}; masses cannot be negative")
     with np.errstate(over="ignore"):
         found = mass(array)
     if found == 0:
@@ -97,7 +97,7 @@ def masses(name: str, array: Real) -> None:
 
 
 def total(weights: Real) -> float:
-    """The sum of weights, to the last digit or nearly so: pairwise, in extended precision."""
+    """The sum of weights to almost the last digit, because it is computed in extended precision."""
     return float(_pieces.total(lambda w: w.sum(dtype=np.longdouble), weights))
 
 
@@ -107,7 +107,7 @@ def mass(weights: Real) -> float:
 
 
 def mass_slack(n: int, dtype: np.dtype[Any]) -> float:
-    """How far sums of n rounded weights may differ, as a share of either, and still count as equal."""
+    """The relative difference up to which two sums of n rounded weights count as equal."""
     return 16 * math.sqrt(n) * float(np.finfo(dtype).eps)
 
 
@@ -122,7 +122,7 @@ def none_negative(
 def all_positive(
     name: str, array: npt.NDArray[Any], wanted: str = "numbers > 0", do: str = ""
 ) -> None:
-    """Refuses an array with an entry that is not above 0 (or is NaN)."""
+    """Refuses an array with an entry that is not above 0, or is NaN."""
     if array.size and not array.min() > 0:
         refuse(name, wanted, _lowest(array), do)
 

@@ -1,4 +1,4 @@
-"""Single numbers and integers, and the ranges that they have to be in."""
+"""Checks of single numbers and integers, and of their ranges."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from .options import refuse, shown
 
 
 def _float(value: object) -> float:
-    """What float() makes of a real number; inf beyond its range. TypeError for anything else.
+    """float(value) for a real number, or inf if it is too large. Everything else raises TypeError.
 
-    float() takes more than that: text, complex numbers of NumPy (with a warning), arrays of one entry.
+    float() alone also accepts text, complex numbers of NumPy (with a warning), and arrays of one entry.
     """
     if isinstance(value, (str, bytes, complex, np.complexfloating)):
         raise TypeError
@@ -58,7 +58,7 @@ def number(name: str, value: object) -> float:
 
 
 def integer(name: str, value: object, *, any_size: bool = False) -> int:
-    """An integer of 64 bits, which is what the engine takes; ``any_size`` where it is clamped afterwards."""
+    """An integer of 64 bits, as the engine needs; ``any_size`` allows larger ones, for callers that clamp."""
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name}: wanted an integer, got {shown(value)}; pass e.g. {name}=0")
     try:
@@ -75,7 +75,7 @@ def integer(name: str, value: object, *, any_size: bool = False) -> int:
 
 
 def index(name: str, value: object, n: int) -> int:
-    """The number of one of n things, counted from the end if it is negative."""
+    """The index of one of n things; a negative index counts from the end."""
     k = integer(name, value)
     if not -n <= k < n:
         raise IndexError(f"{name}: wanted {-n} to {n - 1}, got {k}")
@@ -83,7 +83,7 @@ def index(name: str, value: object, n: int) -> int:
 
 
 def integer_within(name: str, value: object, first: int, last: int, what: str) -> int:
-    """An integer from first to last (both allowed); ``what`` says why these."""
+    """An integer from first to last, both included; the message ends with ``what``, the reason."""
     out = integer(name, value)
     if not first <= out <= last:
         raise ValueError(f"{name}: wanted {first} to {last}, got {out}; {what}")
@@ -104,7 +104,7 @@ def axis(value: object) -> int:
 
 
 def at_least(name: str, value: object, bound: float, do: str = "") -> float:
-    """A finite number from ``bound`` on."""
+    """A finite number that is at least ``bound``."""
     out = number(name, value)
     if out < bound:
         refuse(name, f"a number >= {bound:g}", shown(value), do)
@@ -128,7 +128,7 @@ def fraction(name: str, value: object) -> float:
 
 
 def count(name: str, value: object, least: int = 1, do: str = "", below: int = 2**63) -> int:
-    """An integer from ``least`` on and less than ``below``."""
+    """An integer that is at least ``least`` and less than ``below``."""
     out = integer(name, value)
     if not least <= out < below:
         limit = "" if out < least else f" and less than {below}"

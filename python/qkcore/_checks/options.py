@@ -1,4 +1,4 @@
-"""Words, flags, functions and classes that a caller passes; and the form of every refusal."""
+"""Checks of words, flags, functions and classes, and the form of all messages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SHORT.maxother = _SHORT.maxstring = 80
 
 
 def shown(value: object) -> str:
-    """A value as a message gives it: in full where that is short, an array of some size by its shape."""
+    """A value as messages show it: in full if that is short; a larger array by its shape."""
     if isinstance(value, np.ndarray) and value.size > 4:
         return f"an array of shape {value.shape}"
     return _SHORT.repr(value)
@@ -26,35 +26,35 @@ def shown(value: object) -> str:
 def refuse(
     name: str, wanted: str, got: str, do: str = "", error: type[Exception] = ValueError
 ) -> NoReturn:
-    """Raises the message of a refused argument: its name, what was wanted, what came, what to do."""
+    """Raises the error for a refused argument: its name, what was wanted, what came, what to do."""
     raise error(f"{name}: wanted {wanted}, got {got}{do and f'; {do}'}") from None
 
 
 def instance(
     name: str, value: object, kind: type[T] | tuple[type[T], ...], wanted: str, do: str = ""
 ) -> T:
-    """Refuses an argument of another class; ``wanted`` says what it should be, ``do`` how to make one."""
+    """Refuses a value of another class; ``wanted`` names the right one, ``do`` says how to make it."""
     if not isinstance(value, kind):
         refuse(name, wanted, type(value).__name__, do, TypeError)
     return value
 
 
 def function(name: str, value: object, of: str = "", do: str = "") -> None:
-    """Refuses what cannot be called; ``of`` names the arguments that it will get."""
+    """Refuses a value that cannot be called; ``of`` names the arguments that the function gets."""
     if not callable(value):
         wanted = f"a function of {of}" if of else "a function"
         refuse(name, wanted, type(value).__name__, do, TypeError)
 
 
 def flag(name: str, value: object, do: str = "") -> bool:
-    """True or False, of Python or NumPy, and nothing that only counts as one of them."""
+    """True or False, of Python or NumPy; other values that Python treats as true or false are refused."""
     if not isinstance(value, bool | np.bool_):
         refuse(name, "True or False", shown(value), do, TypeError)
     return bool(value)
 
 
 def one_of(name: str, value: Any, choices: Collection[Any], do: str = "") -> Any:
-    """One of a few words (or None, or numbers): the choice that the value is equal to."""
+    """The choice, among a few words (or None, or numbers), that the value is equal to."""
     if isinstance(value, str | int | float | None):
         for choice in choices:
             if value == choice:
@@ -65,7 +65,7 @@ def one_of(name: str, value: Any, choices: Collection[Any], do: str = "") -> Any
 
 
 def exactly_one(name: str, do: str = "", **given: object) -> None:
-    """Refuses arguments that exclude each other, or of which one is needed (None: not given)."""
+    """Refuses arguments unless exactly one of them is given; None means not given."""
     names = [key for key, value in given.items() if value is not None]
     if len(names) != 1:
         none = "neither" if len(given) == 2 else "none of them"

@@ -1,4 +1,4 @@
-"""Checks of what describes a flow of particles: parameters, masks, weights, time spans."""
+"""Checks of the arguments of flows of particles: parameters, masks, weights, steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _matrix(name: str, value: npt.ArrayLike) -> Doubles:
 
 
 def query_key(name: str, value: npt.ArrayLike, heads: int, layers: int | None) -> Doubles:
-    """Q or K, heads stacked as in TPDE 2.9, as (layers or 1, heads, k, d)."""
+    """Q or K, whose heads are stacked as in TPDE 2.9, as an array (layers or 1, heads, k, d)."""
     array = _matrix(name, value)
     wanted = "(heads*k, d)" if layers is None else f"(heads*k, d) or ({layers}, heads*k, d)"
     if array.ndim == 3 and layers is not None:
@@ -47,7 +47,7 @@ def query_key(name: str, value: npt.ArrayLike, heads: int, layers: int | None) -
 
 
 def values(value: npt.ArrayLike, heads: int, d: int, layers: int | None) -> Doubles:
-    """V as (layers or 1, heads or 1, d, d)."""
+    """V as an array (layers or 1, heads or 1, d, d)."""
     array = _matrix("V", value)
     shapes = f"({d}, {d})" if heads == 1 else f"({d}, {d}) or ({heads}, {d}, {d})"
     if array.ndim < 2 or array.shape[-1] != array.shape[-2] or array.shape[-1] != d:
@@ -80,13 +80,13 @@ def values(value: npt.ArrayLike, heads: int, d: int, layers: int | None) -> Doub
 def layer_axis(name: str, array: Doubles, layers: int) -> None:
     if array.shape[0] != layers:
         raise ValueError(
-            f"{name}: wanted {layers} layers on axis 0 as times has, got shape {array.shape}"
+            f"{name}: wanted {layers} layers on axis 0, as many as times, got shape {array.shape}"
         )
 
 
 def layer_times(value: npt.ArrayLike) -> Doubles:
     times = _matrix("times", value)
-    rising("times", times, do="they are when layers begin, e.g. np.arange(n_layers) * dt")
+    rising("times", times, do="layers begin at these times, e.g. np.arange(n_layers) * dt")
     return times
 
 
@@ -112,7 +112,7 @@ def weights(value: npt.ArrayLike) -> Doubles:
 
 
 def one_cloud(name: str, value: npt.ArrayLike, d: int | None = None) -> Real:
-    """Particles (N, d), finite, contiguous."""
+    """Finite particles (N, d) as a contiguous array."""
     array, _ = points(name, value)
     shape(name, array.shape, ("N", "d"), what="particles")
     if d is not None and array.shape[1] != d:
@@ -135,7 +135,7 @@ def on_sphere(name: str, X: Real) -> None:
 
 
 def choice(name: str, value: object, allowed: Sequence[str]) -> int:
-    """The number of a word in a list that the core has too."""
+    """The position of a word in a list; the core numbers the words in the same way."""
     one_of(name, value, allowed)
     return list(allowed).index(str(value))
 
@@ -147,15 +147,15 @@ def step_sizes(
     atol: float | None,
     defaults: tuple[float, float],
 ) -> tuple[int, float, float]:
-    """How many equal steps, or 0 with the tolerances of steps that adapt."""
+    """The number of equal steps, or 0 for steps that adapt, and then their tolerances."""
     if n_steps is not None:
         if rtol is not None or atol is not None:
             got = "drop one of them"
-            refuse("rtol, atol", "none beside n_steps, which fixes the steps", "both", got)
+            refuse("rtol, atol", "None if n_steps is given, which fixes the steps", "both", got)
         return count("n_steps", n_steps), 1.0, 1.0
     if method not in ADAPTIVE:
         raise ValueError(
-            f"n_steps: wanted for {method}, whose steps are fixed, got None; "
+            f"n_steps: wanted a number of steps for {method}, whose steps are fixed, got None; "
             "pass n_steps=100, or method='dopri5' with rtol and atol"
         )
     given = (("rtol", rtol, defaults[0]), ("atol", atol, defaults[1]))
@@ -164,14 +164,14 @@ def step_sizes(
 
 
 def velocity_function(field: Any) -> Velocity:
-    """A function (X, t) -> velocity, as far as its signature shows before it is called."""
+    """A function (X, t) -> velocity. Its signature is checked, if it has one, before it is called."""
     wanted = "field: wanted an AttentionField or a function (X, t) -> velocity, got "
     function: Velocity = field
     if not callable(field):
         raise TypeError(wanted + shown(field))
     try:
         signature = inspect.signature(field)
-    except (TypeError, ValueError):  # of functions written in C: the call will tell
+    except (TypeError, ValueError):  # functions written in C may have no signature
         return function
     try:
         signature.bind(None, 0.0)

@@ -1,4 +1,4 @@
-"""Spans of time and times within them."""
+"""Checks of spans of time and of times within them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .options import refuse, shown
 
 
 def time_span(name: str, value: Any, backwards: str = "") -> tuple[float, float]:
-    """(t0, t1) with t0 < t1; ``backwards`` says how to go the other way."""
+    """(t0, t1) with t0 < t1; ``backwards`` says how to run a flow backwards in time."""
     try:
         pair = list(value)
     except TypeError:
@@ -36,9 +36,9 @@ def rising(
     strictly: bool = True,
     do: str = "",
 ) -> None:
-    """Refuses numbers that are not a row (n,) of at least ``least``, each above the one before.
+    """Refuses an array unless it is a vector of at least ``least`` numbers in rising order.
 
-    Without ``strictly`` equal neighbours pass.
+    With ``strictly=False`` neighbours may be equal.
     """
     steps = np.diff(times) if times.ndim == 1 else np.zeros(0)
     if times.ndim != 1 or len(times) < least or (steps <= 0 if strictly else steps < 0).any():
@@ -48,7 +48,7 @@ def rising(
 
 
 def rising_times(name: str, value: npt.ArrayLike, t0: float, t1: float) -> npt.NDArray[np.float64]:
-    """Times within [t0, t1], each after the one before."""
+    """Strictly rising times within [t0, t1]."""
     times = doubles(name, value)
     rising(name, times)
     if times[0] < t0 or times[-1] > t1:
@@ -59,7 +59,7 @@ def rising_times(name: str, value: npt.ArrayLike, t0: float, t1: float) -> npt.N
 def output_times(
     value: npt.ArrayLike | None, span: tuple[float, float]
 ) -> npt.NDArray[np.float64] | None:
-    """``t_eval``: rising times within a span, some perhaps more than once; None passes."""
+    """``t_eval``: rising times within a span, which may be repeated; or None."""
     if value is None:
         return None
     times = doubles("t_eval", value)

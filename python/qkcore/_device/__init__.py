@@ -1,6 +1,7 @@
-"""The same calls on device arrays: recognised by ``__dlpack_device__``, computed by ``qkcore_cuda``.
+"""The same functions for arrays on a device, which are recognised by their ``__dlpack_device__``.
 
-The package is loaded with qkcore; the module, and with it the driver, when an array on a device turns up.
+This package is imported with qkcore. The module ``qkcore_cuda``, and with it the driver, is loaded only when
+an array on a device is passed.
 """
 
 from typing import Any, TypeGuard
@@ -11,7 +12,7 @@ __all__ = ["is_scores", "on_device", "place", "to_host"]
 
 
 def is_scores(s: object) -> TypeGuard[Any]:
-    """Whether these are scores of device arrays."""
+    """Whether ``s`` is scores whose arrays are on a device."""
     return hasattr(s, "terms") and not getattr(getattr(s, "backend", None), "host_arrays", True)
 
 

@@ -1,4 +1,4 @@
-"""Where arrays are, and the one place where they cross into the CUDA module and back."""
+"""Arrays on their way into the CUDA module and back; no other module passes them on."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHORT = ("float16", "bfloat16")
 
 
 class Context:
-    """One device and one array library: those of the first device array of a call."""
+    """The device and the array library of the first device array of a call."""
 
     def __init__(self, *arrays: object) -> None:
         first = next(x for x in arrays if on_device(x))
@@ -33,7 +33,7 @@ class Context:
         self.device = where[1]
 
     def stream(self, given: object = None) -> int:
-        """The stream that was asked for, or the one on which the caller's library works now."""
+        """The given stream, or the current stream of the caller's library."""
         if given is None:
             return self.library.stream(self.device)
         return int(self.module.stream_handle(given))
@@ -41,7 +41,7 @@ class Context:
     # ---- in ------------------------------------------------------------------------------------
 
     def take(self, name: str, x: object, *, dtype: str | None = None, like: str = "") -> Any:
-        """The memory of a device array, not copied; arrays elsewhere are refused."""
+        """The memory of a device array, without a copy; arrays that are not on the device are refused."""
         where = device_of(x)
         if where is None or where[0] not in CUDA:
             got = "NumPy array" if isinstance(x, np.ndarray) else type(x).__name__
@@ -64,7 +64,7 @@ class Context:
         return array
 
     def numbers(self, name: str, x: object, *, short: bool = False) -> Any:
-        """An array of numbers, none of its axes empty."""
+        """A device array of numbers without an axis of length 0."""
         array = self.take(name, x)
         allowed = (*_REAL, *_SHORT) if short else _REAL
         if array.dtype not in allowed:
@@ -77,7 +77,7 @@ class Context:
         return array
 
     def vector(self, name: str, x: object, dtype: str, length: int, batch: tuple[int, ...]) -> Any:
-        """An array (..., length) of the scores' dtype whose last axis a kernel can walk."""
+        """An array (..., length) in the dtype of the scores whose last axis is contiguous."""
         array = self.take(name, x, dtype=dtype, like="the scores")
         _checks.shape(
             name, array.shape, (..., length), why="as the scores", do="check the order of the axes"
@@ -91,7 +91,7 @@ class Context:
         return array
 
     def output(self, name: str, given: object, shape: tuple[int, ...], dtype: str) -> Any:
-        """The caller's ``out``, or a new array of the caller's library; None: the module allocates."""
+        """The caller's ``out``, or a new array of the caller's library, or None if the module allocates."""
         if given is not None:
             array = self.take(name, given, dtype=dtype)
             _checks.shape(name, array.shape, shape)
@@ -99,7 +99,7 @@ class Context:
         return self.library.empty(shape, dtype, self.device)
 
     def fresh(self, shape: tuple[int, ...], dtype: str, stream: int) -> tuple[Any, Any]:
-        """An array to write to, and the caller's array with the same memory where the library allocates."""
+        """An array to write to, and the same memory as an array of the caller's library if that allocates."""
         target = self.output("out", None, shape, dtype)
         new = self.module.empty(shape, dtype, self.device, stream) if target is None else target
         return self.module.asarray(new, "out", stream), target
@@ -107,7 +107,7 @@ class Context:
     # ---- out -----------------------------------------------------------------------------------
 
     def give(self, array: Any, out: object = None, stream: int | None = None) -> Any:
-        """The result as an array of the caller's library: ``out`` if it was written to."""
+        """The result as an array of the caller's library: ``out`` if it was given."""
         if self.library.waits:
             self.module.synchronize(self.device, self.stream() if stream is None else stream)
         return self.library.take(array) if out is None else out
@@ -115,12 +115,12 @@ class Context:
     # ---- figures, uploads, downloads -----------------------------------------------------------
 
     def figures(self, *given: tuple[str, Any, Any]) -> list[dict[str, float]]:
-        """Sums, extremes and what is not finite, of each (name, a, b or None), in one transfer."""
+        """Sums, extremes and counts of NaN and inf for each (name, a, b or None), in one transfer."""
         out: list[dict[str, float]] = self.module.summaries(list(given), self.stream())
         return out
 
     def finite(self, name: str, figures: dict[str, float], *, minus_inf: bool = False) -> float:
-        """Refuses what the CPU refuses; gives the largest magnitude."""
+        """Refuses the same numbers as on the CPU, and returns the largest magnitude."""
         kinds = [
             word
             for key, word in (("nan", "NaN"), ("plus_inf", "+inf"), ("minus_inf", "-inf"))
@@ -135,7 +135,7 @@ class Context:
         return figures["largest"]
 
     def upload(self, host: npt.NDArray[Any], dtype: str) -> Any:
-        """A small host array on the device."""
+        """A copy of a small host array on the device."""
         ready = np.ascontiguousarray(host, dtype=dtype)
         return self.module.upload(ready, ready.shape, dtype, self.device, self.stream())
 
@@ -149,7 +149,7 @@ class Context:
         return self.upload(np.full(n, value), dtype)
 
     def real(self, array: Any) -> np.dtype[Any]:
-        """The dtype of results: that of the inputs, float32 for inputs of 16 bits."""
+        """The dtype of results: the dtype of the inputs, or float32 if the inputs have 16 bits."""
         return np.dtype("float32" if array.dtype in _SHORT else array.dtype)
 
 
@@ -161,5 +161,5 @@ def largest_score(what: str, top: float, dtype: np.dtype[Any]) -> float:
 
 
 def lost(figures: dict[str, float]) -> bool:
-    """Whether an array of these figures has a number that is not finite."""
+    """Whether the array with these figures has an entry that is not finite."""
     return bool(figures["nan"] or figures["plus_inf"] or figures["minus_inf"])

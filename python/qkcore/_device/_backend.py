@@ -1,4 +1,4 @@
-"""The CUDA module, loaded when somebody asks for it: never at import."""
+"""The CUDA module, which is loaded when it is first needed, never at import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _failure = ""
 
 
 def module() -> Any:
-    """The module, or None; ``status`` says why."""
+    """The CUDA module, or None, and then ``status`` says why."""
     global _loaded, _failure
     if _loaded is None and not _failure:
         if importlib.util.find_spec("qkcore_cuda") is None:
@@ -30,7 +30,7 @@ def module() -> Any:
 
 
 def status() -> dict[str, Any]:
-    """Whether there is a device to compute on, and if not why; asks the driver."""
+    """Asks the driver whether there is a device to compute on, and if not, why."""
     found = module()
     if found is None:
         return {"available": False, "reason": _failure, "devices": []}
@@ -42,7 +42,7 @@ def status() -> dict[str, Any]:
 
 
 def require(name: str = "CUDA") -> Any:
-    """The module on a machine with a device, or an error that says what is missing."""
+    """The CUDA module if there is a device, otherwise an error that says what is missing."""
     found = module()
     if found is None:
         raise RuntimeError(f"{name}: wanted CUDA, which is unavailable: {_failure}")
@@ -53,7 +53,7 @@ def require(name: str = "CUDA") -> Any:
 
 
 def _use(replacement: Any) -> Any:
-    """Tests put their module in place of the real one; returns what was there."""
+    """Replaces the CUDA module, for tests, and returns the previous one."""
     global _loaded, _failure
     before, _loaded, _failure = _loaded, replacement, ""
     return before

@@ -1,4 +1,4 @@
-"""Sinkhorn attention on the device (TPDE 2.4): one bridge per velocity, started from the one before."""
+"""Sinkhorn attention on the device (TPDE 2.4): each velocity solves a bridge, starting from the last one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ._bridge_kernel import DeviceSweep, keeps_weights, native
 
 __all__ = ["Bistochastic"]
 
-# Stagnation is the precision of the dtype: good enough when it is near the tolerance.
+# A solve stagnates at the precision of the dtype. This is accepted if the error is at most this many times
+# the tolerance.
 _NEAR = 100
 
 
@@ -31,11 +32,11 @@ class Bistochastic:
         weights = np.full(n, 1 / n) if field.weights is None else field.weights
         self._weights = weights / weights.sum()
         self._tol = field.tol_of(self.dtype)
-        # f and g of each head, where its next solve starts.
+        # The potentials f and g of each head, from which its next solve starts.
         self._potentials: dict[int, tuple[Real, Real]] = {}
 
     def product(self, h: int, q: Any, k: Any, x: Any, stream: int) -> Any:
-        """sum_j kappa_ij w_j x_j of one head: the row softmax of s + g, normalised exactly."""
+        """sum_j kappa_ij w_j x_j of one head, by the row softmax of s + g, whose rows sum to 1 exactly."""
         n, w = x.shape[0], self._weights
         beta = 0.5 / self.field.epsilon
         terms = Terms(distances=((q, k, beta, 0, 2),))
@@ -48,7 +49,7 @@ class Bistochastic:
         self._potentials[h] = f, g
         status, error = cpu.BRIDGE_STATUS[code], float(errors[-1]) if len(errors) else math.inf
         if not math.isfinite(error):
-            self._potentials.clear()  # the next call starts from nothing
+            self._potentials.clear()  # the next call starts from zeros
             raise Overflow
         near = status == "stagnated" and error <= _NEAR * self._tol
         if status != "converged" and not near:

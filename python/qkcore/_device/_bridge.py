@@ -1,4 +1,4 @@
-"""Schrödinger bridges on a device: the solver of the host over kernels that stay there."""
+"""Schrödinger bridges on a device: the solver runs on the host, and the kernels stay on the device."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def solved(
     progress: bool,
     **options: Any,
 ) -> dict[str, Any]:
-    """The fields of the result, its vectors on the device; one problem of a batch after the other."""
+    """The fields of the result, with vectors on the device; the problems of a batch are solved in turn."""
     c: Any = s.backend
     given = Vectors(s, mu, nu, init)
 

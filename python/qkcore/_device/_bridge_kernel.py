@@ -1,4 +1,4 @@
-"""The kernel of a bridge on a device: entries stay there, potentials and sums cross to the host."""
+"""The kernel of a bridge on a device: its entries stay there; potentials and sums are copied to the host."""
 
 from __future__ import annotations
 
@@ -20,20 +20,22 @@ from ._visits import full_precision, visited, visits
 
 __all__ = ["DeviceKernel", "DeviceSweep", "keeps_weights", "native"]
 
-# Masses that differ by no more, as shares of each other, are the same but for rounding on the host.
+# Masses with a relative difference of at most this count as equal; the host's rounding explains the
+# difference.
 _ALIKE = 1e-13
-# Entries of a kernel that are brought to the host, in strips, for those that Newton's method is to keep.
+# Kernels with at most this many entries are copied to the host, in strips, so that Newton's method can gather
+# their large entries.
 _LOOKED_AT = 2**22
-# Masses whose largest has a greater logarithm than this are not left to the device's own dtype.
+# If the logarithm of the largest mass exceeds this, the sums are not left to the device's dtype.
 _IN_RANGE = 46.0
 
 
 class DeviceKernel(ScoresKernel):
-    """exp(s) of one problem. ``mu`` and the penalty on it tell which masses the rows will mostly get.
+    """exp(s) of one problem. From ``mu`` and the penalty on it follow the masses that rows usually get.
 
-    The final check, and what zeros of the kernel allow, are those of scores on the CPU: over a copy of the
-    points and shifts, with visits on the device in double precision. Dense scores are not copied: the device
-    sums them in their own dtype, and masks of few entries alone are looked at.
+    The final check and the search for zeros of the kernel are those for scores on the CPU. They use a copy of
+    the points and shifts, with visits on the device in double precision. Dense scores are not copied: the
+    device sums them in their own dtype, and masks are examined only if the kernel has few entries.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class DeviceKernel(ScoresKernel):
 
     @cached_property
     def scores(self) -> Scores:  # type: ignore[override]
-        """With arrays of the host, made when somebody looks at them."""
+        """The scores with arrays on the host, which are copied when this is first used."""
         return visited(self.there, "kernel")
 
     @property
@@ -112,19 +114,19 @@ class DeviceKernel(ScoresKernel):
 
 
 def keeps_weights(s: Scores, max_memory: float | None = None) -> bool:
-    """Whether the weights of a strip of rows fit between their two uses in a visit."""
+    """Whether there is memory to keep the weights of a strip of rows between their two uses in a visit."""
     memory = -1.0 if max_memory is None else max_memory
     return cpu.device_keeps_weights(s.n_rows, s.n_cols, s.dtype.itemsize, memory)
 
 
 def native(sweep: DeviceSweep) -> Any:
-    """The kernel as the core knows it."""
+    """The kernel as an object of the core."""
     s = sweep.s
     return cpu.bridge_object(sweep, s.n_rows, s.n_cols, float(np.finfo(s.dtype).eps))
 
 
 class DeviceSweep:
-    """What the core asks of a kernel that is given from Python, by the device's own reductions."""
+    """The methods that the core calls for a kernel from Python, computed by reductions on the device."""
 
     def __init__(self, s: Scores, mu: Real, penalty: float, stored: bool, stream: int) -> None:
         self.s, self.mu, self.penalty = s, mu, penalty
@@ -138,12 +140,15 @@ class DeviceSweep:
         empty, device, dtype = c.module.empty, c.device, str(s.dtype)
         lse, f, columns = (empty((k,), dtype, device, stream) for k in (n, n, m))
         self._arrays = self._up(mu), self._up(np.ones(m)), lse, f, columns
-        # Whether the log-sum-exps of a visit are there, for the next to start from.
+        # Whether there are log-sum-exps of an earlier visit, from which the next one can start.
         self._warm = False
 
     def rows(self, g: Real, mass: Any) -> tuple[Real, Real | None]:
-        """One visit where the masses are those of Sinkhorn's update, up to a factor; else another one for
-        the columns."""
+        """Log-sum-exps of rows and the column sums, usually in one visit.
+
+        The visit assumes that the masses are those of Sinkhorn's update, up to a common factor. If they are
+        not, a second visit computes the columns.
+        """
         if mass is None:
             return self._lse(self.s, g), None
         how = None, 1, self._warm, self.damping, 1.0, self.stored, self.stream
@@ -166,7 +171,7 @@ class DeviceSweep:
         return self._lse(self.s.T, f)
 
     def curvature(self, x: Real, mass: Real) -> Real:
-        """By products: p x, and the transpose of p with the result."""
+        """The curvature by two products: p x, and the transpose of p times the result."""
         g, minus_lse = self._up(self._g), self._up(self._minus_lse)
         at = _shifted(self.s, columns=g)
         inner = self._product(at, "softmax", x)
@@ -174,8 +179,10 @@ class DeviceSweep:
 
     @property
     def entries(self) -> Callable[[int, int, float], tuple[Any, Any, Real]] | None:
-        """Large entries of a strip of rows, which is formed there and looked at here; of kernels that are
-        small enough for that to be quick."""
+        """A function that finds the large entries in a strip of rows, or None for kernels that are too large.
+
+        The strip is computed on the device and searched on the host.
+        """
         n, m = self.s.shape
         return self._entries if n * m <= _LOOKED_AT else None
 
@@ -196,7 +203,7 @@ class DeviceSweep:
         rows, columns = map(self._down, self.c.marginals(plan, self.stream))
         if np.isfinite(rows).all() and np.isfinite(columns).all():
             return rows, columns
-        # A penalised plan may have more mass than the dtype holds.
+        # The mass of a plan with penalties may overflow the dtype, so the sums are taken from logarithms.
         return np.exp(f + self._lse(self.s, g)), np.exp(g + self.columns(f))
 
     def _lse(self, s: Scores, potential: Real) -> Real:
@@ -221,7 +228,7 @@ class DeviceSweep:
 
 
 def _shifted(s: Scores, rows: Any = None, columns: Any = None) -> Scores:
-    """Shifts of the device's own arrays, not checked; scores may grow beyond their bound by them."""
+    """The scores with shifts, which are device arrays and are not checked; they may exceed ``bound``."""
     terms = s.terms
     for axis, shift in ((1, rows), (0, columns)):
         if shift is not None:

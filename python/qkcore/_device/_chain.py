@@ -1,4 +1,4 @@
-"""Bridges over several steps on a device: visits run there, potentials of all times are on the host."""
+"""Bridges over several steps on a device: visits run there; the potentials of all times are on the host."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ __all__ = ["DeviceChain", "on_host"]
 
 
 class DeviceChain(ChainKernel):
-    """The product of the kernels of several steps, whose visits run on the device."""
+    """The product of the kernels of several steps, with visits that run on the device."""
 
     @classmethod
     def of(cls, steps: tuple[Scores, ...]) -> DeviceChain:
-        """For scores of device arrays."""
+        """Makes the kernel from scores whose arrays are on a device."""
         return cls(tuple(visited(s, f"kernels[{k}]") for k, s in enumerate(steps)))
 
     @cached_property
@@ -35,8 +35,11 @@ class DeviceChain(ChainKernel):
 
 
 class _Sweep:
-    """What the core asks of a kernel that is given from Python. With h_n = g and h_{k-1} the log-sum-exp of
-    s_k + h_k over its columns, the row softmax of the chain at g is the product of those of s_k + h_k."""
+    """The methods that the core calls for a kernel that is given from Python.
+
+    Let h_n = g, and let h_{k-1} be the log-sum-exp of s_k + h_k over its columns. Then the row softmax of the
+    chain at g is the product of the row softmaxes of s_k + h_k.
+    """
 
     def __init__(self, steps: tuple[Scores, ...]) -> None:
         self.steps, self.dtype = steps, steps[0].dtype
@@ -79,7 +82,7 @@ class _Sweep:
 
 
 def on_host(s: Scores, name: str, value: Any, length: int) -> Any:
-    """A vector of the caller's device array library as NumPy's."""
+    """A vector of the caller's device array library as a NumPy array."""
     c = s.backend
     assert isinstance(c, Cuda)
     return c.download(c.vector(name, value, str(s.dtype), length, ()))

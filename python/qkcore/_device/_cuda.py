@@ -25,7 +25,7 @@ _SOFTMAX = WEIGHTS["softmax"]
 
 
 class _Normalizer:
-    """The log-sum-exp as one rounded number."""
+    """The normaliser of a row as one rounded number, its log-sum-exp."""
 
     __slots__ = ("_backend", "lse")
 
@@ -41,11 +41,11 @@ class _Normalizer:
 
 
 class Cuda(DeviceFactors, CudaFlows):
-    """One device, and the array library of the first device array of a call."""
+    """The backend for one device and the array library of the first device array of a call."""
 
     host_arrays = False
     inputs = ""
-    """the dtype of points, matrices and right-hand sides: 16 bits, or that of the results"""
+    """the dtype of points, matrices and right-hand sides: a dtype of 16 bits, or the dtype of the results"""
 
     @property
     def place(self) -> str:
@@ -56,7 +56,8 @@ class Cuda(DeviceFactors, CudaFlows):
     def at(self, n_threads: int | None, stream: object = None) -> int:
         if n_threads is not None:
             raise TypeError(
-                f"n_threads: wanted None for arrays on {self.place}, which computes; got {n_threads}"
+                f"n_threads: wanted None for arrays on {self.place}, which uses no threads of the CPU, got "
+                f"{n_threads}"
             )
         return self.stream(stream)
 
@@ -158,7 +159,8 @@ class Cuda(DeviceFactors, CudaFlows):
 
     def taken(self, array: Any, at: npt.NDArray[np.intp], axis: int) -> Any:
         raise NotImplementedError(
-            f"columns: wanted scores of CPU arrays, got some on {self.place}, where no kernel gathers"
+            f"columns: wanted scores of CPU arrays, got scores on {self.place}, where selecting columns "
+            "is not implemented"
         )
 
     def column(self, array: Any) -> Any:
@@ -176,7 +178,7 @@ class Cuda(DeviceFactors, CudaFlows):
         self._full_precision(name)
         if points.ndim != 2 or not points.contiguous:
             raise ValueError(
-                f"{name}: wanted contiguous points (n, d) beside W on a device, got shape "
+                f"{name}: wanted contiguous points (n, d) for use with W on a device, got shape "
                 f"{points.shape} with strides {points.strides}; pass a contiguous copy, one problem "
                 "at a time"
             )
@@ -199,8 +201,8 @@ class Cuda(DeviceFactors, CudaFlows):
         squares = self.figures((name, self.module.row_dots(x, x, stream=stream), None))[0]
         if squares["smallest"] == 0 or squares["plus_inf"]:
             raise ValueError(
-                f"{name}: wanted points other than 0 whose squares the dtype holds, got norms^2 from "
-                f"{squares['smallest']:.3g} to {squares['largest']:.3g}"
+                f"{name}: wanted points other than 0 whose squared norms do not overflow, got squared norms "
+                f"from {squares['smallest']:.3g} to {squares['largest']:.3g}"
             )
         out = self.module.map_vector("affine", x, a=1.0, stream=stream)
         Sphere(self, x).normalise(out, stream)
@@ -221,7 +223,7 @@ class Cuda(DeviceFactors, CudaFlows):
         return None
 
     def negated(self, x: Any, n_last: int) -> Any:
-        raise NotImplementedError  # asked for after ``centred`` only
+        raise NotImplementedError  # only called if ``centred`` returns points
 
     def padding(self, terms: Terms, mask: Any, dtype: np.dtype[Any], n_rows: int) -> Terms:
         return terms._replace(masks=(*terms.masks, mask.broadcast_rows(n_rows)))
@@ -230,8 +232,8 @@ class Cuda(DeviceFactors, CudaFlows):
         other = t.backend
         if not isinstance(other, Cuda):
             raise TypeError(
-                f"s + t: wanted scores on {self.place} on both sides, got scores of CPU arrays "
-                "beside them; move the arrays to one place"
+                f"s + t: wanted both scores on {self.place}, got scores of CPU arrays on one side; move the "
+                "arrays to one place"
             )
         if other.device != self.device:
             raise ValueError(
@@ -246,12 +248,15 @@ class Cuda(DeviceFactors, CudaFlows):
     # ---- visits -------------------------------------------------------------------------------------
 
     def describe(self, s: Scores) -> tuple[Any, ...]:
-        """See cuda/bind/description.hpp. The order in which terms are added is the kernels' own."""
+        """The description of scores of cuda/bind/description.hpp.
+
+        It does not say in which order terms are added; this depends only on the kernel.
+        """
         t = s.terms
         if t.offsets is not None:
             raise TypeError(
-                f"ragged: wanted scores of CPU arrays, got some on {self.place}, whose kernels know no "
-                "ragged blocks; use batch axes"
+                f"ragged: wanted scores of CPU arrays, got scores on {self.place}, where ragged blocks are "
+                "not implemented; use batch axes"
             )
         return (
             str(s.dtype),
@@ -273,7 +278,7 @@ class Cuda(DeviceFactors, CudaFlows):
 
     def largest(self, s: Scores, at: int) -> Any:
         raise NotImplementedError(
-            f"max: wanted scores of CPU arrays, got some on {self.place}, where no kernel keeps the maxima"
+            f"max: wanted scores of CPU arrays, got scores on {self.place}, where it is not implemented"
         )
 
     def normalizer(self, s: Scores, at: int) -> _Normalizer:
@@ -301,8 +306,8 @@ class Cuda(DeviceFactors, CudaFlows):
             s = s.normalized(self.normalizer(s, at).shifts(), 1)
         elif weight not in (None, "exp"):
             raise NotImplementedError(
-                f'to_numpy: wanted weight "exp" on {self.place}, got {weight!r}, which no kernel writes '
-                "out; take to_numpy() of the scores"
+                f'to_numpy: wanted weight "exp" on {self.place}, got {weight!r}, for which this is not '
+                "implemented; take to_numpy() of the scores"
             )
         return self.module.materialize(s._described, weight is None, target, stream=at)
 
@@ -356,12 +361,12 @@ class Cuda(DeviceFactors, CudaFlows):
 
 
 def place_of(array: Any) -> tuple[Any, ...]:
-    """Where a device array's entries are, and in which order."""
+    """The memory of a device array: address, shape, strides and dtype."""
     return array.pointer, array.shape, array.strides, array.dtype
 
 
 def one_of(array: Any, index: tuple[int, ...], core: int) -> Any:
-    """What one problem of a batch sees of an array whose last ``core`` axes are its own."""
+    """The part of an array that belongs to one problem of a batch; a problem has ``core`` axes."""
     n_batch = array.ndim - core
     for k in index[len(index) - n_batch :]:
         array = array.entry(k if array.shape[0] > 1 else 0)

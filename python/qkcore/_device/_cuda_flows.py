@@ -1,4 +1,4 @@
-"""Particles and Gaussian laws on a device: what ``Cuda`` has of flows."""
+"""Flows of particles and Gaussian laws on a device, the part of ``Cuda`` for flows."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class CudaFlows(Context):
         if options.method in IMPLICIT:
             raise ValueError(
                 f"method: wanted an explicit one for particles on a device, got {options.method!r}, which "
-                "runs on the CPU; pass NumPy arrays, or method='dopri5'"
+                "runs only on the CPU; pass NumPy arrays, or method='dopri5'"
             )
         of = DeviceField if isinstance(field, FieldSpec) else DeviceFunction
         return integrate(of(field, self, x), options, at)
@@ -62,7 +62,7 @@ class CudaFlows(Context):
     def last_radius(self, states: Any) -> float:
         array = self.take("x", states)
         x, stream = array.entry(array.shape[0] - 1), self.stream()
-        # The size is taken out, for squares not to overflow.
+        # The array is divided by its largest entry, so that squares do not overflow.
         size = max(self.figures(("x", x, None))[0]["largest"], 1e-300)
         scaled = self.module.map_vector("affine", x, a=1 / size, stream=stream)
         squares = self.module.row_dots(scaled, scaled, stream=stream)
@@ -86,6 +86,6 @@ class CudaFlows(Context):
             array = self.upload(array, array.dtype.name)
         shaped = array.reshape(shape)
         target = self.output("out", None, shape, array.dtype)
-        if target is not None:  # else the library takes our memory over
+        if target is not None:  # otherwise the library adopts our memory
             self.module.copy(shaped, self.module.asarray(target, "out", stream), stream)
         return self.give(shaped, target, stream)

@@ -1,4 +1,4 @@
-"""What a device does with the factors of low-rank kernels, and their bridges by the solver of the host."""
+"""Factors of low-rank kernels on a device, and their bridges, which the solver on the host computes."""
 
 from __future__ import annotations
 
@@ -67,11 +67,11 @@ class DeviceFactors(Context):
 
 
 class FactoredSweep:
-    """What the core asks of a kernel that is given from Python, by products with factors on a device.
+    """The methods that the core calls for a kernel from Python, by products with factors on a device.
 
-    As cpp/src/bridge/factored_sweep.cpp does it: scalings are taken relative to their largest, and sums
-    that have to be positive are looked at where a factor has negative entries (``guarded``). One that is
-    not is reported by negative column sums, which the core takes for the end of the solve.
+    It works like cpp/src/bridge/factored_sweep.cpp. Scalings are divided by the largest of them. If a factor
+    has negative entries (``guarded``), every sum that has to be positive is checked. If one is not, negative
+    column sums are returned, which end the solve.
     """
 
     def __init__(self, K: Factored, mu: Real, guarded: bool) -> None:
@@ -119,7 +119,7 @@ class FactoredSweep:
 
 
 def _scaling(potential: Real) -> tuple[float, Real]:
-    """The largest potential, and the exponentials relative to it."""
+    """The largest potential, and the exponentials of the potentials minus the largest."""
     top = float(potential.max())
     if top == -np.inf:
         return 0.0, np.zeros_like(potential)

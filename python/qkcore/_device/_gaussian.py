@@ -1,8 +1,8 @@
-"""Gaussian flows on the device (TPDE-3): the states stay there, what is judged of them comes to the host.
+"""Gaussian flows on the device (TPDE-3): the states stay there, and their sizes are copied to the host.
 
-Steps are those of the kernel ``gaussian_steps``. After each step the sizes of all laws are looked at; what
-grows beyond the limit, or is no longer finite, is traced again on the CPU, which finds where it ended and how
-fast it grew.
+The kernel ``gaussian_steps`` computes the steps. The sizes of all laws are recorded after each step. A law
+that grows beyond the limit, or is no longer finite, is computed again on the CPU, which finds where it ended
+and how fast it grew.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ __all__ = ["flow"]
 MOST_DIMENSIONS = 8  # max_gaussian_dim of qk_cuda/api.hpp
 _KINDS = ("softmax", "linear", "linear_epsilon", "l2")
 _METHODS = ("euler", "heun", "rk4")
-_SIZES = 2**20  # numbers that are kept between two looks
-# One step of Euler's method this long gives the rate; a power of 2, so that dividing by it is exact.
+_SIZES = 2**20  # how many sizes are recorded on the device before they are copied to the host
+# One step of Euler's method of this length gives the rate. It is a power of 2, so that dividing by it is
+# exact.
 _LONG = 2.0**20
 
 
 def _check(p: Laws) -> None:
-    """Refuses what the kernel does not compute."""
+    """Refuses options that the kernel does not support."""
     method = cpu.FLOW_METHODS[p.method]
     for wrong, name, wanted, got in (
         (p.field == 2, "kind", _KINDS, "'sinkhorn'"),
@@ -39,7 +40,7 @@ def _check(p: Laws) -> None:
         if wrong:
             names = ", ".join(f'"{n}"' for n in wanted)
             raise ValueError(
-                f"{name}: wanted {names} for laws on a device, got {got}; the others run on the CPU: pass "
+                f"{name}: wanted {names} for laws on a device, got {got}, which runs only on the CPU; pass "
                 "NumPy arrays"
             )
     if (d := p.mean.shape[1]) > MOST_DIMENSIONS:
@@ -54,7 +55,7 @@ def flow(c: Context, p: Laws, at: int) -> LawsFlown:
     (n, d), dtype = p.mean.shape, p.mean.dtype.name
     mean, cov = c.upload(p.mean, dtype), c.upload(p.cov, dtype)
     given: tuple[npt.NDArray[Any], ...] = (p.score, p.query, p.value)
-    if all(len(x) == 1 for x in given):  # one field for all
+    if all(len(x) == 1 for x in given):  # one field for all laws
         given = tuple(x[0] for x in given)
     else:
         given = tuple(np.broadcast_to(x, (n, *x.shape[1:])) for x in given)
@@ -88,7 +89,9 @@ def flow(c: Context, p: Laws, at: int) -> LawsFlown:
     ended = watch.ended()
     last = c.download(mean), c.download(cov)
     step((((),), (1.0,)), _LONG)
-    with np.errstate(over="ignore", invalid="ignore"):  # of what ended, which is replaced below
+    with np.errstate(
+        over="ignore", invalid="ignore"
+    ):  # from laws that ended, which are replaced below
         rates = tuple(
             ((c.download(after) - before) / before.dtype.type(_LONG)).astype(before.dtype)
             for after, before in zip((mean, cov), last, strict=True)
@@ -109,13 +112,13 @@ def flow(c: Context, p: Laws, at: int) -> LawsFlown:
 
 
 class _Watch:
-    """The sizes of all laws after each step: which of them grew too large or were lost."""
+    """Records the sizes of all laws after each step, and finds those that grew too large or became NaN."""
 
     def __init__(self, c: Context, p: Laws, stream: int) -> None:
         self.c, self.p, self.stream = c, p, stream
         n, dtype = len(p.mean), p.mean.dtype
         self._room = max(1, min(p.n_steps, _SIZES // n))
-        # Squares of covariances and of means.
+        # The sums of squares of covariances and of means.
         self._sizes = c.module.empty((2, self._room, n), dtype.name, c.device, stream)
         self._count = 0
         squares = np.square(p.cov.astype(np.float64)).sum(axis=(1, 2))

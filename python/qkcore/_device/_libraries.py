@@ -1,6 +1,6 @@
-"""The array libraries that own device memory: their streams, how they allocate, how they take arrays over.
+"""The array libraries that own device memory: their streams, how they allocate, and how they adopt arrays.
 
-Everything else that we need of them is DLPack.
+For everything else DLPack is enough.
 """
 
 from __future__ import annotations
@@ -12,31 +12,31 @@ __all__ = ["Library", "library_of"]
 
 
 class Library:
-    """Any library that follows the array API standard: named by its namespace."""
+    """Any library that follows the array API standard, given by its namespace."""
 
-    # Whether results must be complete when a call returns: the library knows of no streams of ours.
+    # Whether results must be complete when a call returns, because the library does not know our streams.
     waits = True
 
     def __init__(self, namespace: Any) -> None:
         self._xp = namespace
 
     def stream(self, device: int) -> int:
-        """The stream on which the caller works now."""
+        """The caller's current stream."""
         return 0
 
     def empty(self, shape: tuple[int, ...], dtype: str, device: int) -> Any:
-        """An array of the library's own to write to; None: allocate it ourselves."""
+        """A new array of the library to write to, or None if we have to allocate it."""
         return None
 
     def take(self, array: Any) -> Any:
-        """The library's array over our memory."""
+        """An array of the library that uses our memory."""
         return self._xp.from_dlpack(array)
 
     def transpose(self, array: Any) -> Any:
         return array.mT
 
     def hint(self, name: str, device: int) -> str:
-        """How a caller moves an array to the device."""
+        """Code with which a caller moves an array to the device."""
         return f"asarray({name}, device=...) of the library of the other arrays"
 
 
@@ -72,7 +72,7 @@ class PyTorch(Library):
 
 
 class JAX(Library):
-    """JAX arrays are values, on streams of JAX's own: we allocate, and wait."""
+    """JAX. Its arrays cannot be written to, and its streams are hidden, so we allocate and wait."""
 
     def take(self, array: Any) -> Any:
         return self._xp.dlpack.from_dlpack(array)
@@ -94,7 +94,7 @@ def library_of(array: Any) -> Library:
     root = "jax" if root == "jaxlib" else root
     if root in _known:
         return _known[root]
-    if root in _CLASSES:  # whoever made the array has imported the library
+    if root in _CLASSES:  # imported already, since there is an array of it
         return _known.setdefault(root, _CLASSES[root](importlib.import_module(root)))
     if hasattr(array, "__array_namespace__"):
         return Library(array.__array_namespace__())

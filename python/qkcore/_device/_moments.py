@@ -1,7 +1,7 @@
-"""Sums over the entries of a row of a kernel times its scores: entropies, expected scores, by blocks of rows.
+"""Entropies and expected scores: sums over each row of weights times scores, by blocks of rows.
 
-The reductions of the kernels know products with values, not with the scores themselves. A block of rows is
-written out, weights beside scores, and read once; sums over a whole matrix are in double.
+The reductions on a device multiply weights with given values, not with the scores themselves. So the weights
+and the scores of a block of rows are both formed and then read once. Sums over a whole matrix are in double.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ._cuda import one_of
 
 __all__ = ["expected_rows"]
 
-# Of one array of a block; three of them are alive at a time.
+# The size of one array of a block; three such arrays exist at a time.
 BLOCK_BYTES = 2**26
 
 
@@ -39,7 +39,7 @@ def expected_rows(log_weights: Scores, values: Scores, stream: int) -> Any:
                 weights.rows(first, last)._described, False, stream=stream
             )
             raw = c.module.materialize(scores.rows(first, last)._described, True, stream=stream)
-            # -s, and 0 for what is masked: 0 times -inf would be no number.
+            # -s, with 0 for masked entries, because 0 times -inf would be NaN.
             c.module.map_vector("minus_or_zero", raw, out=raw, stream=stream)
             c.module.row_dots(weight, raw, -1.0, out=row.cut(-1, first, last), stream=stream)
     return out

@@ -1,8 +1,7 @@
-"""Particles on a device as a state of the integrator, as cpp/src/ode/flow.cpp has them: what is kept of them,
-what ends their flow.
+"""Particles on a device as a state of the integrator, with outputs and events as in cpp/src/ode/flow.cpp.
 
-What is asked of the device per step is one summary, to see that the state is finite and, when steps adapt,
-how large the error is.
+In each step one summary is copied from the device, to see whether the state is finite. Steps that adapt need
+one more, for the error.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ def integrate(field: DeviceField | DeviceFunction, o: FlowOptions, stream: int) 
 
 
 def _fixed(integrator: Integrator, o: FlowOptions) -> None:
-    """Uniform steps, cut where the layers change."""
+    """Equal steps, which are cut where layers change."""
     h = (o.t1 - o.t0) / o.n_steps
     grid = {o.t0 + i * h for i in range(1, o.n_steps)} | {o.t1}
     cuts = {float(b) for b in o.breaks if all(abs(b - t) > 1e-9 * h for t in (*grid, o.t0))}
@@ -69,7 +68,7 @@ def _adaptive(integrator: Integrator, o: FlowOptions) -> None:
 
 
 class _Particles(State):
-    """One cloud, its slopes and steps from it, the states that are kept, the events that are watched for."""
+    """One cloud with the stages of its steps, its stored states, and the events that are looked for."""
 
     def __init__(
         self, field: DeviceField | DeviceFunction, options: FlowOptions, stream: int
@@ -79,7 +78,7 @@ class _Particles(State):
         self.k = [self.empty() for _ in self.method.a]
         self.middle, self.next = self.empty(), self.empty()
         self.zero = self.c.upload(np.zeros(field.x.shape), field.x.dtype)
-        # The slope at the end of the step just taken, of methods that lack it.
+        # The slope at the end of the last step, for methods whose stages do not include it.
         self._end: Any = None
         self.n_evaluations = 0
         self.times: list[float] = []
@@ -106,7 +105,8 @@ class _Particles(State):
     def step(self, h: float) -> None:
         self._end = None
         super().step(h)
-        # One look per step: a stage that overflowed leaves its mark on the last slope and state.
+        # One check per step is enough, since an overflow in any stage shows in the last slope or the new
+        # state.
         self._finite(self.next, self.k[-1])
 
     def combine(self, weights: tuple[float, ...], h: float, *, is_next: bool = False) -> Any:
@@ -148,7 +148,7 @@ class _Particles(State):
         x, k = self.c.figures(("x", self.x, None), ("k", self.k[0], None))
         return bool(k["largest"] * 1000 * resolution >= x["largest"])
 
-    # ---- what is kept --------------------------------------------------------------------------
+    # ---- stored states -------------------------------------------------------------------------
 
     def start(self) -> str:
         if self.o.t_eval is None:
@@ -158,7 +158,7 @@ class _Particles(State):
         return self._event(self.x)
 
     def close(self) -> None:
-        """A flow that ends early keeps the state it reached."""
+        """Stores the last state of a flow that ends early."""
         if not self.times or self.times[-1] < self.t:
             self._save(self.t, self.x)
 
@@ -177,7 +177,7 @@ class _Particles(State):
     # ---- inside of a step ----------------------------------------------------------------------
 
     def _end_slope(self, h: float) -> None:
-        """What interpolants need beside the stages; it serves the next step too."""
+        """Computes the slope at the end of the step, which Hermite interpolation and the next step need."""
         if self.method.dense or self._end is not None:
             return
         end = self._slope(self.t + h, self.next, self.empty())
@@ -185,7 +185,7 @@ class _Particles(State):
         self._end = end
 
     def _inside(self, theta: float, h: float, out: Any) -> Any:
-        """The state at t + theta h of the step just taken: order 4 for dopri5, else cubic Hermite."""
+        """The state at t + theta h in the last step: of order 4 for dopri5, otherwise by cubic Hermite."""
         if self.method.dense:
             self.moved(self.x, self.method.at(theta), h, out)
         else:
@@ -202,7 +202,7 @@ class _Particles(State):
         return self._normalised(out)
 
     def _event(self, x: Any) -> str:
-        """The status of an event that has come, or nothing."""
+        """The status of an event that has happened, or an empty string."""
         c, o, stream = self.c, self.o, self.stream
         if o.radius > 0:
             scaled = c.module.map_vector("affine", x, a=1 / o.radius, stream=stream)
@@ -210,14 +210,14 @@ class _Particles(State):
             found = c.figures(("radius", squares, None))[0]
             if found["largest"] > 1 or found["plus_inf"]:
                 return "blew up"
-        if o.n_clusters > 0:  # on the host: the one place where a flow brings back a state
+        if o.n_clusters > 0:  # on the host; nothing else in a flow copies a state there
             labels = cpu.cluster_labels(c.download(x), o.linkage)
             if int(labels.max()) + 1 <= o.n_clusters:
                 return "clustered"
         return ""
 
     def _first_event(self, h: float) -> float:
-        """The earliest fraction of the step at which the event is seen, by bisection."""
+        """The earliest fraction of the step at which the event is found, by bisection."""
         before, after = 0.0, 1.0
         for _ in range(_BISECTIONS):
             theta = 0.5 * (before + after)
@@ -228,7 +228,7 @@ class _Particles(State):
         return after
 
     def take(self, to: float) -> str:
-        """What follows a step to ``to``: outputs, events, the move."""
+        """Does what follows an accepted step to time ``to``: events, outputs, the move to the new state."""
         h = to - self.t
         status, theta, known = self._event(self.next), 1.0, False
         ended = bool(status)
@@ -256,7 +256,7 @@ class _Particles(State):
         return status
 
     def _move(self, to: float, state: Any, *, moves_on: bool) -> None:
-        """Takes a state over, which nobody writes to again; its slope too, where it is known."""
+        """Makes a new state the present one, with its slope if that is known; its array is not reused."""
         self.move(to, state, same_slope=moves_on)
         self.next = self.empty()
         if moves_on and self._end is not None:

@@ -1,4 +1,4 @@
-"""Rows of particles: reductions over what they see, products and divisions row by row, the sphere."""
+"""Operations on rows of particles: reductions over visible particles, products, divisions, the sphere."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def reduced(
     masks: tuple[Any, ...] = (),
     band: tuple[int, int] = ALL,
 ) -> Any:
-    """sum_j w(s_ij) values_j of N particles of the dtype and number of ``like``."""
+    """sum_j w(s_ij) values_j for N particles, with the dtype and the number N of ``like``."""
     n = like.shape[0]
     spec = (like.dtype, c.device, (), n, n, dots, distances, (), (), col_bias, masks, *band)
     return c.module.reduce_rows(spec, weight, values, False, stream=stream)[1]
 
 
 def rows_times(c: Context, x: Any, y: Any, values: Any, stream: int) -> Any:
-    """<x_i, y_i> values_i: a linear kernel of which only the diagonal is looked at."""
+    """<x_i, y_i> values_i, as a linear kernel whose band is only the diagonal."""
     return reduced(c, x, LINEAR, values, stream, ((x, y, 1.0),), band=(0, 0))
 
 
@@ -46,7 +46,7 @@ def divide(c: Context, x: Any, y: Any, stream: int) -> Any:
 
 
 class Sphere:
-    """Rows of norm 1: velocities along the sphere, and states brought back to it."""
+    """Operations for rows of norm 1: tangential velocities, and scaling states back to norm 1."""
 
     def __init__(self, c: Context, x: Any) -> None:
         self.c = c
@@ -58,7 +58,7 @@ class Sphere:
         return self.c.module.project(dots, self._ones, stream=stream)
 
     def tangent(self, x: Any, v: Any, stream: int) -> None:
-        """v - <x, v> x / |x|^2 in place; a row at 0 stays as it is."""
+        """v - <x, v> x / |x|^2 in place; it changes nothing in a row where x is 0."""
         module = self.c.module
         along = rows_times(self.c, x, v, x, stream)
         square = self._squares(x, stream)
@@ -73,7 +73,7 @@ class Sphere:
         module.map_vector("tilt", x, log, a=-0.5, out=x, stream=stream)
 
     def check(self, name: str, x: Any) -> None:
-        """Refuses rows that are not of norm 1."""
+        """Raises an error if the norm of a row is not 1."""
         lengths = self.c.module.row_dots(x, x, stream=self.c.stream())
         found = self.c.figures((name, lengths, None))[0]
         off = max(abs(math.sqrt(found[which]) - 1) for which in ("smallest", "largest"))

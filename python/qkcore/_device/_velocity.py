@@ -1,8 +1,8 @@
-"""Velocities of particles on the device: attention by the row reductions, the rest by small maps.
+"""Velocities of particles on the device: attention by reductions of rows, the rest by small maps.
 
-What the kernel ``velocity`` computes alone goes there. Weights, positions, the centred form and masks of
-kinds that are not normalised are put together from the same reductions: log weights are a shift of columns,
-positions a mask, masses divide rows.
+The kernel ``velocity`` computes plain fields alone. Weights, positions, the centred form, and masks for kinds
+that are not normalised are composed of reductions: logarithms of weights are a shift of columns, positions
+are a mask, and rows are divided by masses.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _NORMALISED = ("softmax", "l2")
 
 
 class DeviceFunction:
-    """A caller's function of device arrays, for particles like x."""
+    """A velocity that is a caller's function of device arrays, for particles like x."""
 
     sphere: Sphere | None = None
 
@@ -34,7 +34,7 @@ class DeviceFunction:
         self.function, self.c, self.x = function, c, x
 
     def enter(self, t: float) -> None:
-        """A step begins."""
+        """Called when a step begins."""
 
     def __call__(self, x: Any, t: float, out: Any, stream: int) -> Any:
         given = self.function(self.c.library.take(x), t)
@@ -54,23 +54,23 @@ class DeviceField:
     def __init__(self, field: FieldSpec, c: Context, x: Any) -> None:
         if field.kind == "sinkhorn" and field.ends is not None:
             raise ValueError(
-                "mask: wanted None for sinkhorn attention on a device, got one: that takes one bridge per "
-                "position, which the CPU solves; pass a NumPy array"
+                "mask: wanted None for sinkhorn attention on a device, got a mask, which needs one bridge "
+                "per position and runs only on the CPU; pass a NumPy array"
             )
         self.field, self.c, self.x = field, c, x
         self.heads = field.Q.shape[1]
         self.sphere = Sphere(c, x) if field.sphere else None
-        self.bistochastic: Bistochastic | None = None  # potentials from call to call
+        self.bistochastic: Bistochastic | None = None  # keeps the potentials from call to call
         self._uploaded: tuple[float, tuple[Any, Any, Any]] | None = None
         self._start = 0.0
         self._seen = _Seen(field, c, x)
 
     def enter(self, t: float) -> None:
-        """A step begins: its layer stays in force to the end of the step."""
+        """Called when a step begins; the layer at this time applies up to the end of the step."""
         self._start = t
 
     def matrices(self, t: float) -> tuple[Any, Any, Any]:
-        """Q and K (heads, k, d), V (heads, d, d) in force at t; uploaded when they change."""
+        """Q and K (heads, k, d), V (heads, d, d) as they apply at t; they are uploaded when they change."""
         key = t
         if not self.field.time_dependent:
             t = self._start
@@ -103,7 +103,7 @@ class DeviceField:
         )
 
     def _composed(self, x: Any, t: float, out: Any, stream: int) -> None:
-        """Head by head: its product, then its values, added up."""
+        """Computes the product of each head, multiplies it with V, and adds up the heads."""
         module = self.c.module
         Q, K, V = self.matrices(t)
         head = {"sinkhorn": _Sinkhorn, "linear centred": _Centred}.get(self.field.kind, _Head)(
@@ -129,7 +129,7 @@ class DeviceField:
         col_bias: tuple[Any, ...] = (),
         masked: bool = True,
     ) -> Any:
-        """sum_j w(s_ij) values_j over what particle i sees."""
+        """sum_j w(s_ij) values_j over the particles that particle i sees."""
         seen = self._seen
         masks, band = (seen.masks, seen.band) if masked else ((), ALL)
         return reduced(
@@ -138,9 +138,9 @@ class DeviceField:
 
 
 class _Head:
-    """Products of one state, whatever the head."""
+    """The products of all heads for one state."""
 
-    scale = 1.0  # of the values
+    scale = 1.0  # the factor of V
 
     def __init__(self, of: DeviceField, x: Any, stream: int) -> None:
         self.of, self.x, self.keys, self.stream = of, x, x, stream
@@ -171,7 +171,7 @@ class _Head:
 
 
 class _Sinkhorn(_Head):
-    """Means under a bistochastic kernel, over epsilon."""
+    """Means under a bistochastic kernel, divided by epsilon."""
 
     def prepare(self, x: Any, stream: int) -> None:
         of = self.of
@@ -185,10 +185,10 @@ class _Sinkhorn(_Head):
 
 
 class _Centred(_Head):
-    """Linear attention of its second form: a mean over epsilon, and a covariance times A x.
+    """The second form of linear attention: a mean divided by epsilon, and a covariance times A x.
 
-    About the mean m of all particles, for nothing to cancel when the cloud is far from 0: with y = x - m and
-    the mean n_i of the y that particle i sees,
+    The covariance is computed from y = x - m, where m is the mean of all particles, so that nothing cancels
+    if the cloud is far from 0. With the mean n_i of the y that particle i sees,
     Cov_i A x_i = sum_j p_ij <Q x_i, K y_j> y_j - <Q x_i, K n_i> n_i.
     """
 
@@ -213,7 +213,7 @@ class _Centred(_Head):
 
 
 class _Seen:
-    """Which particles see which and with what weight, brought to the device once."""
+    """Which particles each particle sees, and their weights; uploaded to the device once."""
 
     def __init__(self, field: FieldSpec, c: Context, x: Any) -> None:
         self.c = c
@@ -229,7 +229,7 @@ class _Seen:
         elif field.ends is not None:
             rank = np.argsort(order)
             self.masks = (c.upload(rank[None, :] < ends[rank][:, None], "bool"),)
-        # Sinkhorn attention has its weights in the marginals, and normalised rows.
+        # In sinkhorn attention the weights are the marginals, and rows are normalised.
         normalised = field.kind in (*_NORMALISED, "sinkhorn")
         self.plain = (
             weights is None
@@ -244,7 +244,7 @@ class _Seen:
             return
 
         def rows(numbers: npt.NDArray[np.float64]) -> Any:
-            with np.errstate(over="ignore"):  # to infinity, which a number may be divided by
+            with np.errstate(over="ignore"):  # infinity may be a divisor
                 return c.upload(np.broadcast_to(numbers[:, None], (n, d)).astype(dtype), dtype)
 
         if weights is not None:
@@ -257,7 +257,7 @@ class _Seen:
         each = np.full(n, 1 / n) if weights is None else weights
         mass = np.empty(n)
         mass[order] = np.cumsum(each[order])[ends - 1]
-        # Sums are of masses when there are weights, of ones when there are none.
+        # With weights the sums add masses; without weights every particle counts as 1.
         total = float(n) if weights is None else 1.0
         if field.ends is not None and field.renormalise:
             self._masses = rows(total * mass)
@@ -265,12 +265,12 @@ class _Seen:
             self._scale = 1 / total
 
     def weighted(self, x: Any, stream: int) -> Any:
-        """w_j x_j, or x_j when all weigh the same."""
+        """w_j x_j, or x_j if there are no weights."""
         by = self._inverse_weights
         return x if by is None else divide(self.c, x, by, stream)
 
     def divided(self, sums: Any, stream: int) -> Any:
-        """Sums over what is seen, divided by its mass or by the number of particles."""
+        """Sums over visible particles, divided by their mass or by the number of particles."""
         if self._masses is not None:
             return divide(self.c, sums, self._masses, stream)
         if self._scale == 1.0:

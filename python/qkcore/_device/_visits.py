@@ -1,8 +1,8 @@
-"""Scores whose arrays are NumPy's and whose visits run on a device: what iterations on the host go through.
+"""Scores with NumPy arrays whose visits run on a device, for iterations that run on the host.
 
-Stationary laws, spectra and transforms look at entries here and there, and multiply often. A copy of the
-points and shifts on the host serves the first, O(N d) of memory; every product, log-sum-exp and marginal is
-computed on the device, which gets vectors and gives vectors.
+Stationary laws, spectra and transforms read some entries and compute many products. For the entries there is
+a copy of the points and shifts on the host, in O(N d) memory. Every product, log-sum-exp and marginal is
+computed on the device; only vectors are copied there and back.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ Array = npt.NDArray[Any]
 
 
 class _Visits(Host):
-    """NumPy arrays in and out; ``cuda`` computes."""
+    """A backend that takes and returns NumPy arrays, and computes with ``cuda``."""
 
     def __init__(self, cuda: Cuda) -> None:
         self.cuda = cuda
-        # The counterpart of arrays of the host, found by the address of their data. Copies that the scores
-        # came with are kept; the others are forgotten with the array.
+        # The device array that belongs to an array of the host, found by the address of its data. Copies of
+        # the scores' own arrays are kept; the entries of other arrays are removed together with the array.
         self._there: dict[tuple[Any, ...], Any] = {}
         self._copies: list[Array] = []
 
@@ -38,16 +38,16 @@ class _Visits(Host):
         return self.cuda.place
 
     def copied(self, array: Any) -> Array:
-        """A device array on the host; the two are remembered as the same."""
+        """A copy of a device array on the host; both are remembered as the same array."""
         if array.contiguous:
             host = self.cuda.download(array)
         elif array.T.contiguous:
             host = self.cuda.download(array.T).swapaxes(-1, -2)
-        elif array.strides[-2] == 0:  # one row for all: the mask of padded keys
+        elif array.strides[-2] == 0:  # one row for all, as in a mask of padded keys
             host = np.broadcast_to(self.cuda.download(array.cut(-2, 0, 1)), array.shape)
         else:
             raise ValueError(
-                "scores: wanted contiguous arrays for iterations of the host, got shape "
+                "scores: wanted contiguous arrays for iterations on the host, got shape "
                 f"{array.shape} with strides {array.strides}; pass contiguous copies"
             )
         if host.dtype == np.bool_:
@@ -57,7 +57,7 @@ class _Visits(Host):
         return host
 
     def _on_device(self, array: Array) -> Any:
-        """Arrays of points and matrices are uploaded once, vectors whenever they are used."""
+        """The array on the device. Points and matrices are uploaded once, vectors at every use."""
         key = _key(array)
         if (known := self._there.get(key)) is not None:
             return known
@@ -71,7 +71,7 @@ class _Visits(Host):
         return found
 
     def on_device(self, s: Scores) -> Scores:
-        """The same scores of device arrays."""
+        """The same scores, with arrays on the device."""
         move = self._on_device
         terms = s.terms.map(x=move, y=move, z=move, r=move, c=move)
         return Scores(s.dtype, s.batch, s.n_rows, s.n_cols, terms, bound=s.bound, backend=self.cuda)
@@ -121,7 +121,7 @@ class _Visits(Host):
 
 
 class _Rounded:
-    """The log-sum-exp of every row as one number, as devices have it."""
+    """The normaliser of every row as one rounded number, its log-sum-exp, as on devices."""
 
     def __init__(self, lse: Array) -> None:
         self.lse = lse
@@ -134,20 +134,22 @@ class _Rounded:
 
 
 def visits(s: Scores) -> _Visits:
-    """The backend of scores that ``visited`` has made."""
+    """The backend of scores that were made by ``visited``."""
     assert isinstance(s.backend, _Visits)
     return s.backend
 
 
 def visited(s: Scores, name: str = "operator") -> Scores:
-    """The same scores with arrays on the host, and visits on the device; ``name``: the caller's argument."""
+    """The same scores with arrays on the host and visits on the device; ``name`` is used in messages."""
     full_precision(name, s)
     cuda = s.backend
     assert isinstance(cuda, Cuda)
     backend = _Visits(cuda)
     seen: dict[tuple[Any, ...], Array] = {}
 
-    def copied(array: Any) -> Array:  # one array for one array, so that symmetric scores stay so
+    def copied(
+        array: Any,
+    ) -> Array:  # the same array is copied once, so that symmetric scores stay symmetric
         if (place := place_of(array)) not in seen:
             seen[place] = backend.copied(array)
         return seen[place]
@@ -158,15 +160,15 @@ def visited(s: Scores, name: str = "operator") -> Scores:
 
 
 def full_precision(name: str, s: Scores) -> None:
-    """Refuses scores of numbers of 16 bits."""
+    """Refuses scores whose inputs have 16 bits."""
     if (inputs := getattr(s.backend, "inputs", str(s.dtype))) != str(s.dtype):
         raise TypeError(
-            f"{name}: wanted float32 or float64 for iterations of the host, got {inputs}; convert the points"
+            f"{name}: wanted float32 or float64 for iterations on the host, got {inputs}; convert the points"
         )
 
 
 def visiting(s: Scores, cuda: Cuda) -> Scores:
-    """The same scores of NumPy arrays, which are uploaded when they are visited first."""
+    """The same scores of NumPy arrays, which are uploaded at the first visit."""
     cuda.inputs = cuda.inputs or str(s.dtype)
     backend = _Visits(cuda)
     return Scores(s.dtype, s.batch, s.n_rows, s.n_cols, s.terms, bound=s.bound, backend=backend)

@@ -1,4 +1,4 @@
-"""Where arrays are: what DLPack says of them."""
+"""Where arrays are, according to DLPack."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import numpy as np
 
 __all__ = ["CUDA", "device_of", "on_device", "place"]
 
-CPU = (1, 3)  # memory of the host, pinned or not
-CUDA = (2, 13)  # of a device, managed or not
+CPU = (1, 3)  # memory of the host, ordinary or pinned
+CUDA = (2, 13)  # memory of a device, ordinary or managed
 
 
 def device_of(x: object) -> tuple[int, int] | None:
-    """DLPack's (type, index), or None for what says nothing about a device."""
+    """DLPack's device (type, index), or None for objects that have no ``__dlpack_device__``."""
     if type(x) is np.ndarray:
         return None
     ask = getattr(x, "__dlpack_device__", None)
