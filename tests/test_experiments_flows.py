@@ -198,7 +198,7 @@ def test_panels_are_checked_key_by_key() -> None:
         ({"matrices": "negativ"}, "did you mean negative"),
         ({"step": "x"}, "step: wanted a value like 0.3"),
         ({"starts": -1}, "starts: wanted a number above 0"),
-        ({"starts": 2, "half_width": 2.0}, "wanted starts inside the cone"),
+        ({"starts": 2, "half_width": 2.0}, "wanted at least one start inside the cone"),
     ):
         with pytest.raises(experiments.ExperimentError, match=re.escape(message)):
             gaussian_cones.check(config | {"panels": [panel | change]})

@@ -338,7 +338,7 @@ def test_checkpoints_that_were_changed_are_not_used(tmp_path: Path, wanted: Any)
     mine = {"checkpoint/part-1.kept.json": b'{"value": 17}'}
     assert content(done.folder) == wanted[0] | mine
     assert done.kept == (
-        "checkpoint/part-1.json was not of this run; it is kept as part-1.kept.json",
+        "checkpoint/part-1.json was not written by this run; it is kept as part-1.kept.json",
     )
 
 

@@ -1,8 +1,9 @@
 """P4: how much of the tokens' motion through depth is rotation (EOT-11, section 6.2).
 
-States are divided by their root mean square, as the norms in front of the layers do, and token 0 (a
-decoder's sink) is left out. The velocity is that of one layer over 1/L, both centred at each layer: a common
-drift is a gradient and would only dilute the share. Everything happens in the leading principal components.
+States are divided by their root mean square, as the norms before the layers do, and token 0 (a decoder's
+sink) is left out. The velocity is the change by one layer, divided by the time 1/L. States and velocities are
+centred at each layer, because a common drift is a gradient and would only dilute the share. Everything is
+computed in the leading principal components.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from ._states import central
 
 
 def prepared(hidden: Array) -> Array:
-    """(layers + 1, n - 1, d): states as a layer's norm sees them, without token 0."""
+    """(layers + 1, n - 1, d): states divided by their root mean square, without token 0."""
     H = hidden[:, 1:].astype(np.float64)
     H /= np.sqrt(np.square(H).mean(axis=2, keepdims=True))
     return H
 
 
 def components(states: Array, count: int) -> tuple[Array, float]:
-    """Leading principal directions (d, count) of states centred by layer, and the variance they hold."""
+    """Leading principal directions (d, count) of states centred by layer, and their share of the variance."""
     H = states - states.mean(axis=1, keepdims=True)
     flat = H.reshape(-1, H.shape[2])
     values, vectors = np.linalg.eigh(flat.T @ flat)
@@ -36,7 +37,7 @@ def components(states: Array, count: int) -> tuple[Array, float]:
 def energies(states: Array, directions: Array, seed: int | None) -> list[dict[str, Any]]:
     """A row for each transition: energy of rotation, its share, and the share for shuffled velocities.
 
-    ``seed`` of the shuffle; None: none is made.
+    ``seed`` is that of the shuffle; with None there is no shuffle.
     """
     X = (states - states.mean(axis=1, keepdims=True)) @ directions
     steps = len(X) - 1
@@ -45,7 +46,7 @@ def energies(states: Array, directions: Array, seed: int | None) -> list[dict[st
     for k in range(steps):
         u = (X[k + 1] - X[k]) * steps
         found = rotation.rotational_energy(X[k], u, rng=0, n_resamples=10)
-        # Velocities that belong to other tokens: no field explains them, all is rotation but for overfitting.
+        # The velocities of other tokens are explained by no field: all is rotation, except for overfitting.
         chance = float("nan")
         if seed is not None:
             mixed = rotation.rotational_energy(X[k], rng.permutation(u), rng=0, n_resamples=10)
@@ -65,7 +66,7 @@ def energies(states: Array, directions: Array, seed: int | None) -> list[dict[st
 
 
 def over_depth(rows: list[dict[str, Any]], n_layers: int, seed: int) -> dict[str, Any]:
-    """Mean energy over the central layers with a percentile interval over layers, as in 6.2."""
+    """Mean energy over the central layers, with a percentile interval over layers, as in 6.2."""
     middle = rows[central(len(rows), n_layers)]
     energy = np.array([r["energy"] for r in middle])
     kinetic = np.array([r["kinetic"] for r in middle])
