@@ -1,7 +1,7 @@
 """ISB-5, EOT-17 with EOT-2, 3, 5, 15, and MTA-3: heat-flow, ornstein-uhlenbeck, simplex-flow, lipschitz.
 
-Key numbers once more by other means: semigroups in closed form and by finite differences, dense NumPy
-bridges, Runge-Kutta, finite-difference Jacobians.
+Important numbers are computed a second time by other methods: semigroups in closed form and by finite
+differences, dense NumPy bridges, Runge-Kutta, and finite-difference Jacobians.
 """
 
 from __future__ import annotations
@@ -652,7 +652,7 @@ def test_depth_has_one_fixed_point(results: Results) -> None:
         assert f["status"] == "converged" and f["contraction"] <= f["tau"] < 1
         assert f["from_fixed_point"] < 1e-7
     assert found["1"]["theorem"] == "does not apply"
-    # Near the fixed point all particles coincide: the rate is that of the lookup.
+    # Near the fixed point all particles coincide, so the rate is that of the lookup.
     assert found["0.3"]["local_rate"] == pytest.approx(0.3, abs=1e-4)
 
 

@@ -1,4 +1,4 @@
-"""Files that are broken, hostile or of another kind: one line that says so, never a crash or a long wait."""
+"""Files that are broken, hostile or of another kind give a one-line message, never a crash or a long wait."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_broken_results(
     (folder / file).write_bytes(TEXTS[kind])
     page = folder.parent / "report.html"
     if file == "cases.csv" and cli.main(["report", str(folder.parent)]) == 0:
-        # A table without rows, or one that no figure needs: the page says that it was changed.
+        # For a table without rows, or one that no figure needs, the page says that it was changed.
         assert "These files were changed after the run: cases.csv" in page.read_text()
         return
     message = one_line(["report", str(folder.parent)], capsys)

@@ -444,7 +444,7 @@ def test_the_published_procedure_one_case_at_a_time(
         )
         row = rows[k]
         assert (row["published_status"], int(row["published_rank"])) == (status, rank)
-        # An eigenvalue that was lifted to 1e-14 stays near rounding, where its sign is anybody's.
+        # An eigenvalue that was raised to 1e-14 stays near rounding errors, so its sign is random.
         assert (int(row["projections"]) > 0) == (lifted > 0)
         assert int(row["projections"]) == pytest.approx(lifted, rel=0.05)
 
@@ -483,7 +483,7 @@ def test_particles_against_scipy(kind: str, variant: str, scene: str) -> None:
         "n": 4,
         "t_collapse": 1.0,
         "t_sphere": 1.0,
-        "rtol": 1e-9,  # ReLU has kinks, at which an error estimate sees less than there is
+        "rtol": 1e-9,  # ReLU has kinks, where error estimates are too small
         "atol": 1e-11,
     }
     s = particles.setup(scene, kind, variant, config)

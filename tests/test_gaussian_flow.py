@@ -85,7 +85,7 @@ def test_velocity_by_sampling(kind: str) -> None:
     scale = np.abs(found.matrix).max() + np.abs(found.offset).max() + np.abs(p["V"]).max()
     assert np.abs(mean_rate - found.mean_rate).max() < 6 * scale / np.sqrt(n)
     assert np.abs(cov_rate - found.cov_rate).max() < 6 * scale / np.sqrt(n)
-    # The law of the sample itself leaves only the error of the field.
+    # With the law of the sample itself only the error of the field is left.
     own = velocity(kind, x.mean(axis=0), np.cov(x.T, bias=True), **p)
     assert np.abs(cov_rate - own.cov_rate).max() < 2 * scale / np.sqrt(n)
 
@@ -238,7 +238,7 @@ def test_batch_is_a_loop(kind: str) -> None:
     rng = np.random.default_rng(4)
     mean, cov = law(rng, 3, (2, 7))
     p = field(rng, 3)
-    p["V"] = rng.normal(size=(7, 3, 3))  # a field for each trajectory of an axis
+    p["V"] = rng.normal(size=(7, 3, 3))  # one field for each trajectory along an axis
     sol = flow(kind, mean, cov, (0, 0.5), n_steps=10, method="euler", n_threads=2, **p)
     assert sol.mean.shape == (11, 2, 7, 3)
     for i, j in ((0, 0), (1, 3), (1, 6)):
@@ -596,10 +596,10 @@ def test_steps_adapt_unless_there_is_a_number_of_them() -> None:
         some = flow("softmax", mean, cov, (1.0, 2.5), t_eval=times, **p)
         np.testing.assert_array_equal(some.t, times)
         for t, m, S in zip(some.t, some.mean, some.cov, strict=True):
-            k = round((t - 1.0) / 0.015)  # of the 101 times: all of these are among them
+            k = round((t - 1.0) / 0.015)  # all of these are among the 101 times
             np.testing.assert_allclose(m, sol.mean[k], rtol=0, atol=1e-7 * np.abs(sol.mean).max())
             np.testing.assert_allclose(S, sol.cov[k], rtol=0, atol=1e-7 * np.abs(sol.cov).max())
-        # The verdict is on the end of the span, whatever is kept.
+        # The verdict is about the end of the span, whichever times are kept.
         assert some.status.tolist() == sol.status.tolist() and (some.t_end == 2.5).all()
     times = np.array([1.0, 2.0])
     mine = flow("softmax", mean, cov, (1.0, 2.5), t_eval=times, **p)

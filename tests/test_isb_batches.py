@@ -23,7 +23,7 @@ def clouds(dtype: str, batch: tuple[int, ...] = (2, 3), n: int = 24, d: int = 2)
 
 def weights(dtype: str, batch: tuple[int, ...] = (2, 3), n: int = 24) -> Array:
     w = np.random.default_rng(9).uniform(0.2, 1, size=(*batch, n)).astype(dtype)
-    w[..., 3] = 0  # B is there all the same
+    w[..., 3] = 0  # B is available nevertheless
     return w
 
 
@@ -240,7 +240,7 @@ def test_surrogate_flows_on_a_device(xp: Library, kind: str, dtype: str) -> None
 
     mine, theirs = flow(lambda a: a, lambda a: a), flow(d, xp.numpy)
     assert theirs.status == mine.status == "completed"
-    # Where there is hardly any mass the potentials, and so the steps, are not determined.
+    # Where there is hardly any mass, the potentials, and therefore the steps, are not determined.
     off = np.abs(xp.numpy(theirs.x) - mine.x)[..., 0] @ (w / w.sum()).astype(np.float64)
     assert off.max() <= 20 * near(dtype)
     np.testing.assert_allclose(theirs.theta, mine.theta, rtol=1e-2 if dtype == "float32" else 1e-5)

@@ -207,9 +207,8 @@ class Place:
                     f"cannot write {path}: it is a file; choose another folder with --out DIR"
                 )
             if path.is_dir():
-                entries(
-                    path
-                )  # raises if the folder may not be read, since its files would be unknown
+                # Raises if the folder may not be read, since its files would be unknown.
+                entries(path)
 
     def manifest(self, folder: Path) -> dict[str, Any] | None:
         """The manifest of a folder, None if it has none; an ExperimentError if qkcore did not write it."""

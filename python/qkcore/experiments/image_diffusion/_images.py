@@ -108,9 +108,8 @@ def _scaled(values: npt.NDArray[Any], top: float) -> Single:
 
 
 def _digits(n_test: int) -> Images:
-    datasets: Any = importlib.import_module(
-        "sklearn.datasets"
-    )  # scikit-learn has no type annotations
+    # scikit-learn has no type annotations.
+    datasets: Any = importlib.import_module("sklearn.datasets")
     values = np.asarray(datasets.load_digits().data)  # (1797, 64), 0 to 16
     order = np.random.default_rng(0).permutation(len(values))  # in the file writers come in runs
     images = _scaled(values[order], 16)

@@ -54,9 +54,8 @@ class _Later:
         view = np.lib.stride_tricks.as_strided(
             storage[self.offset :], self.size, [step * s for s in self.stride], writeable=False
         )
-        return np.ascontiguousarray(view).reshape(
-            self.size
-        )  # reshape removes the axis of a single number
+        # Reshape removes the axis of a single number.
+        return np.ascontiguousarray(view).reshape(self.size)
 
 
 def _rebuild(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Later:
