@@ -196,14 +196,14 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
         if f["printed_violated"]:
             text = (
                 f"fails in {f['printed_violated']} of {f['cells']} sets: measured up to "
-                f"{number(f['largest_measured_over_printed'])} times the bound (erratum 10); ours holds in "
-                f"all, {number(f['least_bound_over_measured'])} to "
+                f"{number(f['largest_measured_over_printed'])} times the bound (erratum 10); the "
+                f"corrected bound holds in all, {number(f['least_bound_over_measured'])} to "
                 f"{number(f['largest_bound_over_measured'])} times what was measured"
             )
             return Claim(statement, where, formula, text, "does not hold")
         text = (
-            f"holds in all {f['cells']} sets; measured at most "
-            f"{number(f['largest_measured_over_printed'])} of it; ours is "
+            f"holds in all {f['cells']} sets: the measured constant is at most "
+            f"{number(f['largest_measured_over_printed'])} of the bound; the corrected bound is "
             f"{number(f['least_bound_over_measured'])} to {number(f['largest_bound_over_measured'])} "
             "times what was measured"
         )
@@ -275,7 +275,7 @@ def _neighbours(found: dict[str, Any]) -> Claim:
         "proposition 25",
         "d τ(L) 2‖G(x,·)‖_Lip diam/ε(G) W₁",
         f"exceeded in {fails} of {cases} cases, up to {number(found['largest_measured_over_printed'])} times "
-        f"(erratum 10); ours in {found['bound_violated']}",
+        f"(erratum 10); the corrected bound in {found['bound_violated']}",
         "does not hold" if fails else "holds in part",
     )
 

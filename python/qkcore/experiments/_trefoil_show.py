@@ -264,7 +264,8 @@ def _survival(metrics: dict[str, Any]) -> Claim:
         wins = [_is_smaller(metrics, a, b, r, m) for r in ranks for m in MEASURES[1:]]
         smaller += wins
         cells.append(
-            f"{_label(a, metrics)} beats {_label(b, metrics)} in {sum(wins)} of {len(wins)} errors"
+            f"{_label(a, metrics)} has smaller errors than {_label(b, metrics)} in {sum(wins)} of "
+            f"{len(wins)} cases"
         )
     verdict = "holds" if all(smaller) else "holds in part" if any(smaller) else "does not hold"
     return Claim(
