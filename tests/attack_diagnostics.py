@@ -394,9 +394,8 @@ def contractions(rng: Rng) -> Iterator[Found]:
         dX = rng.normal(size=(n, d))
         w = W.astype(Long)
         ds = beta * (dX @ w @ x.T + x @ w @ dX.T)
-        # The derivative of a softmax mean has two parts: that of the points, and that of the weights, which
-        # is
-        # multiplied by the distance of the points from the mean.
+        # The derivative of a softmax mean: that of the points, and that of the weights, which multiplies
+        # the distance of the points from the mean.
         want = P @ dX + (P * ds) @ x - (P * ds).sum(axis=1, keepdims=True) * (P @ x)
         sizes = abs(dX).sum() * (1 + 4 * scores)
         got = AttentionJacobian(kernel, cloud).apply(dX)

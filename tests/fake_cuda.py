@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tests.kernels import BUILD
 
-STREAMS: list[int | None] = []  # arguments of the calls of __dlpack__
+STREAMS: list[int | None] = []  # the streams that calls of __dlpack__ gave
 
 
 def _file() -> str | None:

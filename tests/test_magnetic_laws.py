@@ -380,9 +380,8 @@ def test_magnetic_laplacian_of_networkx_graphs(q: float, weighted: bool) -> None
         if hasattr(nx, "magnetic_laplacian_matrix"):
             peer = nx.magnetic_laplacian_matrix(graph, q=q, normalized=kind == "symmetric")
             peer = np.array(peer.toarray() if hasattr(peer, "toarray") else peer)
-            if (
-                kind == "symmetric"
-            ):  # networkx 3.7 has 1 there, but 0 in its normalized_laplacian_matrix, as we do
+            # networkx 3.7 has 1 there, but 0 in its normalized_laplacian_matrix, as we do.
+            if kind == "symmetric":
                 peer[40, 40] = matrix[40, 40]
             np.testing.assert_allclose(L.to_numpy(), peer, atol=1e-13)
 

@@ -150,7 +150,7 @@ def test_inputs_may_die_before_the_scores() -> None:
     s = qk.scores.dot(X)
     A = qk.softmax(qk.scores.dense(X @ X.T))
     del X
-    # Would reuse the memory if it were freed.
+    # These arrays would reuse the memory if it had been freed.
     rubbish = [np.full((300, 300), np.nan) for _ in range(20)]
     np.testing.assert_allclose(s.to_numpy(), want, rtol=1e-12, atol=1e-12)
     assert np.isfinite(A.to_numpy()).all()

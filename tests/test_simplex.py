@@ -161,7 +161,7 @@ def test_the_texts_proofs_of_the_bounds_do_not_hold() -> None:
     uniform, J = np.full(4, 0.25), ref.mobility(np.full(4, 0.25))
     w = np.array([1.0, -1.0, 0, 0]) / np.sqrt(2)
     assert w @ J @ w == pytest.approx(0.25) and 0.5 * uniform @ w**2 == pytest.approx(0.125)
-    # the bounds do: from below by interlacing, from above by Gershgorin's rows 2 p_i (1 - p_i)
+    # the bounds themselves hold: from below by interlacing, from above by Gershgorin's rows 2 p_i (1 - p_i)
     assert np.abs(ref.mobility(p)).sum(axis=1) == pytest.approx(2 * p * (1 - p))
 
 
