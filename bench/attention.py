@@ -55,14 +55,14 @@ def numpy_blocked(options: Options, n: int, dtype: str) -> Call:
 
 
 def numpy_threads(options: Options, n: int, dtype: str) -> Call:
-    """Needs BLAS at one thread: the Python threads are the parallelism."""
+    """Blocked NumPy on several Python threads, which needs BLAS to use one thread."""
     Q, K, V = inputs(n, dtype)
     scores = numpy_best.dot_scores(Q, K, BETA)
     return numpy_best.attention(scores, n, V, block=128, workers=options.threads)
 
 
 def error_of(result: object, exact: Array, V: Array) -> float:
-    # Relative to V: the average itself shrinks with N, the rounding of its terms does not.
+    # The error is relative to V, because the average shrinks with N, but the rounding of its terms does not.
     return max_error(result, exact) * float(np.abs(exact).max() / np.abs(V).max())
 
 

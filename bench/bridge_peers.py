@@ -1,4 +1,4 @@
-"""The other programs of the bridges' cases: runs of so many iterations, and solves."""
+"""Other libraries for the cases of bridges.py: runs with a fixed number of iterations, and whole solves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ KEOPS = "KeOps, as in GeomLoss"
 
 
 class OneRead:
-    """Seconds of reading so many bytes from memory once, at the best rate of a moment in every round."""
+    """Seconds that reading so many bytes from memory takes, at the best rate seen in each round."""
 
     def __init__(self, options: Options, dtype: str, size: int) -> None:
         self.options, self.dtype, self.size = options, dtype, size
@@ -28,7 +28,7 @@ class OneRead:
 
     def sample(self, settle: float) -> float:
         limit = BestRate(self.options, self.dtype, "dram_read")
-        limit()  # a process of its own, which starts after a pause by itself
+        limit()  # runs in a separate process, which makes its own pause first
         return self.size / (limit.best * 1e9) if limit.best else 0.0
 
     def whole(self) -> Callable[[], object]:
@@ -53,7 +53,7 @@ def dense_peers(
                 mu, nu, C, epsilon, numItermax=count, stopThr=0, warn=False, verbose=True
             )
 
-        # Both look at the error in every tenth iteration, and print it.
+        # Both compute the error in every tenth iteration, and print it.
         found["POT sinkhorn"] = PrintedIterations(plain, 10)
         found["POT sinkhorn_log"] = PrintedIterations(log, 10)
     ott = ott_iterations(group, C, mu, nu, epsilon)
@@ -74,7 +74,7 @@ def ott_iterations(group: Group, C: Array, mu: Array, nu: Array, epsilon: float)
 
     @cache
     def compiled(count: int) -> Any:
-        """One look at the error, at the end: it drops out of the difference."""
+        """Computes the error only once, at the end, so that its time cancels in the difference of runs."""
         fixed = solver.Sinkhorn(
             threshold=-1.0, inner_iterations=count, min_iterations=count, max_iterations=count
         )
@@ -86,7 +86,7 @@ def ott_iterations(group: Group, C: Array, mu: Array, nu: Array, epsilon: float)
 
 
 def torch_iterations(torch: Any, X: Array, Y: Array, beta: float) -> Any:
-    """Row and column log-sum-exp by blocks, the scores as one augmented product each."""
+    """Row and column log-sum-exp by blocks; the scores of a block are one product of augmented points."""
     one = np.ones((len(X), 1), X.dtype)
     left = np.hstack([2 * beta * X, -beta * (X * X).sum(1, keepdims=True), one])
     right = np.hstack([Y, one, -beta * (Y * Y).sum(1, keepdims=True)])
@@ -114,10 +114,10 @@ def torch_iterations(torch: Any, X: Array, Y: Array, beta: float) -> Any:
 
 
 def compiles(group: Group, call: Callable[[], object]) -> bool:
-    """Whether KeOps, which runs a compiler on the user's machine, can do this here."""
+    """Whether KeOps, which runs a compiler on the user's machine, works here."""
     try:
         call()
-    except Exception as problem:  # many things can be missing
+    except Exception as problem:  # the exception depends on what is missing
         text = f"skipped: KeOps cannot compile here ({type(problem).__name__}: {problem})"
         group.notes.append(text.splitlines()[0])
         return False
@@ -125,10 +125,10 @@ def compiles(group: Group, call: Callable[[], object]) -> bool:
 
 
 def keops_iterations(group: Group, torch: Any, X: Array, Y: Array, beta: float) -> Any:
-    """The iteration as GeomLoss's online backend does it: KeOps reductions, compiled at their first call.
+    """Sinkhorn's iteration as in GeomLoss's online backend: KeOps reductions, compiled at their first call.
 
-    KeOps directly: GeomLoss's public functions anneal eps and have no fixed number of iterations. As whole
-    solvers they are in the case "from points to a solution".
+    KeOps is called directly, because GeomLoss's public functions anneal eps and cannot run a fixed number of
+    iterations. As whole solvers they take part in the case "from points to a solution".
     """
     keops = optional("pykeops", group) if torch is not None else None
     if keops is None:
@@ -149,7 +149,7 @@ def keops_iterations(group: Group, torch: Any, X: Array, Y: Array, beta: float) 
             g = half(y, x, f)
         return g
 
-    # The formula is compiled for the type and d alone.
+    # The compiled formula depends only on the type and d.
     if not compiles(group, lambda: half(x[:2], y[:2], torch.zeros(2, dtype=x.dtype))):
         return None
     return run
@@ -158,7 +158,7 @@ def keops_iterations(group: Group, torch: Any, X: Array, Y: Array, beta: float) 
 def geomloss_solver(
     group: Group, torch: Any, clouds: tuple[Array, ...], blur: float, scaling: float, backend: str
 ) -> Callable[[], tuple[Array, Array]] | None:
-    """F and G of the plan mu_i nu_j exp((F_i + G_j - |x_i - y_j|^2 / 2) / blur^2), clouds = X, mu, Y, nu."""
+    """GeomLoss's F and G of the plan mu_i nu_j exp((F_i + G_j - |x_i - y_j|^2 / 2) / blur^2)."""
     X, mu, Y, nu = clouds
     geomloss = optional("geomloss", group) if torch is not None else None
     if geomloss is None or (backend == "online" and optional("pykeops", group) is None):

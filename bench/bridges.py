@@ -42,7 +42,7 @@ READS = 1.5  # times one read of the matrix
 OVER_POT, OVER_OTT, OVER_POT_LOG = 4.0, 10.0, 70.0
 POINTS_FACTOR = {3: 8.0, 64: 5.0}
 MEMORY_MB = 100.0
-MOST = 6000  # iterations of POT towards a tolerance: more take minutes
+MOST = 6000  # most iterations of POT towards a tolerance; more would take minutes
 READ = "one read of the matrix"
 NO_TIME = "no figure: its long runs took no longer than its short ones"
 
@@ -85,7 +85,7 @@ def dense_case(group: Group, options: Options, n: int, dtype: str) -> None:
         contenders[READ] = OneRead(options, dtype, C.nbytes)
     else:
         group.notes.append(f"{READ}: {compiling.NO_COMPILER}")
-    # POT fills five matrices anew in every run: a few samples of those take a while.
+    # POT fills five new matrices in every run, so that even a few samples take long.
     rounds = 3 if options.quick else 5
     turns = take_turns(contenders, rounds=rounds, share=10, shares={"POT sinkhorn": 40})
     timings = turns.timings()
@@ -111,12 +111,12 @@ def dense_case(group: Group, options: Options, n: int, dtype: str) -> None:
 
 
 def first_potentials(X: Array, Y: Array, beta: float, columns: Array) -> Array:
-    """Potentials of some columns after one iteration from 0 with weights 1: -lse_i(s_ij - lse_j s_ij)."""
+    """Potentials of some columns after one iteration from 0 with weights 1, -lse_i(s_ij - lse_j s_ij)."""
     X64, Y64 = X.astype(np.float64), Y.astype(np.float64)
     squares = (Y64 * Y64).sum(1)
 
     def scores(rows: slice) -> Array:
-        # By one product: all pairs, coordinate by coordinate, would take a minute.
+        # Scores come from one product, since differences by coordinate would take a minute for all pairs.
         part = X64[rows]
         out: Array = beta * (2 * part @ Y64.T - squares - (part * part).sum(1, keepdims=True))
         return out
@@ -126,13 +126,13 @@ def first_potentials(X: Array, Y: Array, beta: float, columns: Array) -> Array:
 
 
 def potentials_of(other: Array, A: Array, B: Array, beta: float) -> Array:
-    """-lse over B of the scores and the other side's potentials, at the points A."""
+    """Potentials at the points A: -lse over B of the scores plus the other side's potentials."""
     scores = reference.distance_scores(A, B, beta)
     return -reference.logsumexp(lambda rows: scores(rows) + other, len(A))
 
 
 def points_solver(options: Options, n: int, d: int, dtype: str, count: int = 3) -> Call:
-    """For the memory probe: a few iterations from points, nothing stored."""
+    """For the memory probe: a few iterations from points without stored entries."""
     X, Y = clouds(n, d, dtype)
     mu, nu = weights(n, dtype)
     s = qk.scores.distance(X, Y, beta=1.0 / d)
@@ -158,7 +158,7 @@ def points_case(group: Group, options: Options, n: int, d: int, dtype: str) -> N
     peers: dict[str, Callable[[int], object]] = {}
     if torch is not None:
         peers["torch, blocked"] = torch_iterations(torch, X, Y, 1.0 / d)
-    if n <= 10_000:  # tens of seconds an iteration beyond
+    if n <= 10_000:  # for larger N an iteration would take tens of seconds
         keops = keops_iterations(group, torch, X, Y, 1.0 / d)
         if keops is not None:
             peers[KEOPS] = keops
@@ -174,9 +174,9 @@ def points_case(group: Group, options: Options, n: int, d: int, dtype: str) -> N
         return keeping
 
     contenders: dict[str, Iterated] = {"qkcore": IterationsOfSolves(partial(ours, 4))}
-    # A run of no iterations takes no time: theirs are timed as they are, too.
+    # A run without iterations takes no time, so these runs are timed as a whole.
     contenders |= {name: LongAndShort(kept(name, run), 0, 1) for name, run in peers.items()}
-    # Three rounds for all, also where an iteration takes seconds.
+    # All contenders have three rounds, even if an iteration takes seconds.
     turns = take_turns(contenders, rounds=3 if options.quick else 5, share=60, limit=180)
     timings = turns.timings()
     group.notes += [f"{case}: {name}: {NO_TIME}" for name in turns.missing]
@@ -186,7 +186,7 @@ def points_case(group: Group, options: Options, n: int, d: int, dtype: str) -> N
         name: None if want is None or name not in first else float(np.ptp(first[name][few] - want))
         for name in peers
     }
-    # One side meets its marginal exactly when an iteration is over: its potentials follow from the other's.
+    # After an iteration one side meets its marginal exactly, so its potentials follow from the other side's.
     b = ours(2)
     f, g = (np.asarray(p, np.float64) for p in (b.f, b.g))
     rows = f[few] - np.log(mu[few].astype(np.float64)) - potentials_of(g, X[few], Y, 1.0 / d)
@@ -220,7 +220,7 @@ def tolerance_case(group: Group, options: Options, n: int, epsilon: float) -> No
     if ot is not None:
 
         def pot() -> object:
-            # Its threshold is an L2 norm looked at every ten iterations.
+            # Its threshold is for an L2 norm that is computed every ten iterations.
             return ot.sinkhorn(
                 mu, nu, C, epsilon, numItermax=MOST, stopThr=1e-9 / math.sqrt(n), warn=False
             )
@@ -230,7 +230,7 @@ def tolerance_case(group: Group, options: Options, n: int, epsilon: float) -> No
         once = time.perf_counter() - start
         off = float(max(np.abs(plan.sum(0) - nu).sum(), np.abs(plan.sum(1) - mu).sum()))
         errors["POT sinkhorn"] = off
-        if not off < 1e-7:  # nor NaN
+        if not off < 1e-7:  # also true for NaN
             group.notes.append(
                 f"{case}: POT's plain scaling has not converged after {MOST} iterations and {once:.0f} s "
                 f"(marginal error {off:.1e}); its time is a lower bound"
@@ -243,7 +243,7 @@ def tolerance_case(group: Group, options: Options, n: int, epsilon: float) -> No
     if regot is not None:
         cost = np.asfortranarray(
             C
-        )  # splr: Newton steps with a sparse Hessian and a low-rank update
+        )  # splr: Newton's method with a sparse Hessian and a low-rank update
 
         def sparse_newton() -> Any:
             return regot.sinkhorn_splr(cost, mu, nu, epsilon, tol=1e-9 / math.sqrt(n), max_iter=100)
@@ -266,7 +266,7 @@ def tolerance_case(group: Group, options: Options, n: int, epsilon: float) -> No
     for name, timing in timings.items():
         group.add(Row(case, name, timing, None, timing.minimum / mine, errors.get(name)))
     group.check(case, b.error if b.converged else math.nan, b.tol)
-    # A peer that stopped short of the tolerance has not done the work.
+    # A peer that stopped before it reached the tolerance is not compared.
     peers = [name for name in timings if name != "qkcore" and not errors.get(name, 0.0) > 1e-8]
     if peers:
         best = best_of(timings, peers)
@@ -277,7 +277,7 @@ def tolerance_case(group: Group, options: Options, n: int, epsilon: float) -> No
 
 
 def marginal_error(X: Array, Y: Array, f: Array, g: Array, beta: float, marginals: Any) -> float:
-    """L1 error of the worse marginal of exp(f_i - beta |x_i - y_j|^2 + g_j), in float64 by blocks."""
+    """L1 error of the worse marginal of exp(f_i - beta |x_i - y_j|^2 + g_j), in float64 and by blocks."""
     mu, nu = marginals
     scores = reference.distance_scores(X, Y, beta)
     rows, columns = np.empty(len(X)), np.zeros(len(Y))
@@ -289,9 +289,10 @@ def marginal_error(X: Array, Y: Array, f: Array, g: Array, beta: float, marginal
 
 
 def solution_case(group: Group, options: Options, n: int, scaling: float) -> None:
-    """Points to potentials by GeomLoss, at the accuracy that its annealing has, and by qkcore at no less."""
+    """Whole solves from points: GeomLoss at the accuracy of its annealing, qkcore at the same or better."""
     blur = 0.25
-    beta = 0.5 / blur**2  # GeomLoss's cost is half the squared distance, its temperature blur^2
+    # GeomLoss's cost is half the squared distance, and its temperature is blur^2.
+    beta = 0.5 / blur**2
     X, Y = clouds(n, 3, "float64")
     mu, nu = weights(n, "float64")
     s = qk.scores.distance(X, Y, beta=beta)

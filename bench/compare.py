@@ -1,15 +1,15 @@
-"""What got faster or slower: ``python bench/compare.py OLD NEW [--factor 1.25] [--noise 1.05]``.
+"""Shows what became faster or slower: ``python bench/compare.py OLD NEW [--factor 1.25] [--noise 1.05]``.
 
 OLD and NEW are files written by ``bench/run.py``, or folders of them. Rows are matched by group, case and
-contender, and compared by their minima, or by medians where they are times per iteration. What others did
-on the machine moves every time, so a change counts only
+contender, and compared by their minima, or by medians if they are times per iteration. Other programs on the
+machine change every time, so a change counts only
 
-- beyond the noise: where a row has several samples, also beyond their spread in both runs, and
-- as seen from the peers: when the same case has contenders that are not qkcore, their median change is that
-  of the machine, and is divided out (``--raw`` turns that off).
+- if it is larger than the noise and, where a row has several samples, than their spread in both runs, and
+- relative to the peers: if the same case has contenders other than qkcore, their median change is taken for
+  that of the machine, and is divided out (``--raw`` turns this off).
 
-Exit status 1: qkcore is slower than before by more than ``--factor`` in some row, or gives a wrong answer
-that it did not give; 2: nothing to compare.
+The exit status is 1 if qkcore is slower than before by more than ``--factor`` in some row, or gives a wrong
+answer that it did not give before, and 2 if there is nothing to compare.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from pathlib import Path
 from typing import Any
 
 Key = tuple[str, str, str]  # group, case, contender
-SAME = ("cpu", "threads", "isa", "compiler")  # of the environment; versions are compared one by one
+# Entries of the environment; versions are compared one by one.
+SAME = ("cpu", "threads", "isa", "compiler")
 
 
 @dataclass(frozen=True)
 class Change:
-    """New time over old time of one row."""
+    """The ratio of new to old time of one row."""
 
     key: Key
     old: float
     new: float
-    machine: float  # median change of the peers in the same case, 1 without any
-    noise: float  # a ratio within [1 / noise, noise] says nothing
+    machine: float  # median change of the peers in the same case, or 1 if there are none
+    noise: float  # ratios within [1 / noise, noise] may be noise
 
     @property
     def ratio(self) -> float:
@@ -59,7 +60,8 @@ class Run:
 
 def load(path: Path) -> Run:
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
-    files = [file for file in files if not file.name.startswith("native_")]  # Google Benchmark's
+    # Files of Google Benchmark.
+    files = [file for file in files if not file.name.startswith("native_")]
     run = Run({}, {}, {}, set())
     for file in files:
         try:
@@ -79,21 +81,22 @@ def load(path: Path) -> Run:
 
 
 def ours(contender: str) -> bool:
-    return contender.startswith(("qkcore", "K.T @ z")) or "(" in contender  # steps of "small"
+    # The contenders of group "small" are steps of a call.
+    return contender.startswith(("qkcore", "K.T @ z")) or "(" in contender
 
 
 def yardstick(contender: str) -> bool:
-    """Floors move with the machine but are no program that was timed."""
+    """Whether a row is a floor, which changes with the machine but is not a program that was timed."""
     return contender.startswith(("floor", "one exp", "one read", "reading"))
 
 
 def spread(samples: list[float]) -> float:
-    """How far the median stands above the minimum; 1 for a single sample."""
+    """The ratio of the median to the minimum; 1 for a single sample."""
     return statistics.median(samples) / min(samples)
 
 
 def changes(old: Run, new: Run, *, noise: float = 1.05, raw: bool = False) -> list[Change]:
-    """Rows that both runs have, qkcore's only, the largest slow-down first."""
+    """The changes of qkcore's rows that both runs have, with the largest slow-down first."""
     common = [key for key in new.times if key in old.times]
     ratios = {key: new.times[key] / old.times[key] for key in common}
     peers: dict[tuple[str, str], list[float]] = {}
@@ -110,7 +113,7 @@ def changes(old: Run, new: Run, *, noise: float = 1.05, raw: bool = False) -> li
 
 
 def differences(old: Run, new: Run) -> list[str]:
-    """What besides the code may have changed the times."""
+    """Differences other than the code that may have changed the times."""
     lines = []
     for name in SAME:
         a, b = old.environment.get(name), new.environment.get(name)

@@ -1,4 +1,4 @@
-"""For ``pytest bench --benchmark-only``: options, and the thread limits before NumPy is imported."""
+"""Options for ``pytest bench --benchmark-only``; sets the thread limits before NumPy is imported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scores that are given as a matrix: nothing to compute but the exp, so memory is the limit."""
+"""Scores that are given as a matrix: only the exp has to be computed, so memory limits the speed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def copy_rows(Z: Array) -> numpy_best.Scores:
 
 
 def numpy_columns(Z: Array, block: int = 64) -> Call:
-    """Column log-sum-exp in two sweeps over blocks of rows that stay in cache."""
+    """Column log-sum-exp in two passes over blocks of rows that stay in cache."""
     buffer = np.empty((block, Z.shape[1]), Z.dtype)
     ones = np.ones(block, Z.dtype)
 
@@ -160,7 +160,7 @@ def run_case(group: Group, options: Options, n: int, dtype: str) -> None:
 def add_floor(
     group: Group, case: str, op: str, Z: Array, mine: float, read: float | None, exp: float | None
 ) -> None:
-    """One pass over the matrix in memory (two with a matrix as result) or one exp per entry."""
+    """The longer time of one pass over memory (two if the result is a matrix) and one exp per entry."""
     if read is None or exp is None:
         return
     passes = 2 if op == "A.to_numpy()" else 1

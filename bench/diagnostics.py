@@ -14,7 +14,7 @@ MEMORY_MB = 2000.0
 
 
 def stack(layers: int, heads: int, n: int) -> Array:
-    """Logits in single precision that drift slowly, as a trained stack's residual stream would have them."""
+    """Logits in single precision that change slowly with depth, as in a trained transformer."""
     rng = np.random.default_rng(0)
     z = np.empty((layers, heads, n, n), np.float32)
     z[0] = 3 * rng.standard_normal((heads, n, n), dtype=np.float32)
@@ -58,7 +58,7 @@ def run(options: Options) -> Group:
 
 
 def compare(group: Group, z: Array) -> None:
-    """The numbers of P0 and P1 against whole-array NumPy, and the time of both."""
+    """Compares numbers of P0 and P1, and the time, with NumPy on whole arrays."""
     report = diagnostics.run(z)
     variation, motion = by_numpy(z)()
     found: dict[str, tuple[Any, float]] = {
@@ -83,7 +83,7 @@ def compare(group: Group, z: Array) -> None:
 
 
 def deep(group: Group, options: Options, layers: int, heads: int, n: int) -> None:
-    """The whole stack: seconds and memory."""
+    """Time and memory for the whole stack."""
     call = suite(options, layers, heads, n)
     timing = interleave({"qkcore, P0-P3": call}, rounds=3, budget=30)["qkcore, P0-P3"]
     del call

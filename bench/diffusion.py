@@ -36,7 +36,7 @@ def ours(options: Options, n: int, beta: float, lazy: bool = False) -> Call:
 
 
 def numpy_eigsh(options: Options, n: int, beta: float) -> Call:
-    """Everything in place: one product of augmented points, exp, two scalings, then ARPACK."""
+    """NumPy in place: one product of augmented points, exp and two scalings, followed by ARPACK."""
     X = points(n)
 
     def call() -> Array:
@@ -48,7 +48,7 @@ def numpy_eigsh(options: Options, n: int, beta: float) -> Call:
         root = 1 / np.sqrt(Z)
         S *= root[:, None]
         S *= root
-        # The leading eigenvector is known; started from it, ARPACK would find it and little else.
+        # ARPACK must not start from the known leading eigenvector, as it would find little else then.
         start = np.sqrt(Z) * (1 + 0.5 * np.cos(np.arange(n)))
         values, vectors = eigsh(S, k=K + 1, which="LA", v0=start)
         vectors *= root[:, None]

@@ -18,7 +18,7 @@ def chain(n: int, dtype: str) -> qk.MarkovOperator:
 
 
 def everything(options: Options, n: int, dtype: str) -> Call:
-    """What memory.py watches: inputs built, the call returned."""
+    """Builds the inputs and returns the call whose memory memory.py measures."""
     A = chain(n, dtype)
 
     def call() -> object:
@@ -29,7 +29,7 @@ def everything(options: Options, n: int, dtype: str) -> Call:
 
 
 def by_numpy(A: qk.MarkovOperator, rho: Array) -> Call:
-    """The same norms from the array itself, which must fit."""
+    """The same norms, computed by NumPy from the whole matrix, which must fit into memory."""
     s = A.scores.to_numpy()
 
     def call() -> object:

@@ -1,4 +1,5 @@
-"""What a figure was measured on and with. Free of NumPy, which reads the thread limits once."""
+"""Describes the machine and the versions of a measurement. Must not import NumPy, which reads the thread
+limits only once."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ THREAD_VARIABLES = (
     "MKL_NUM_THREADS",
     "QKCORE_NUM_THREADS",
 )
-# What /proc/cpuinfo must list for each x86-64 level; one or two tell-tale flags per level suffice.
+# Flags that /proc/cpuinfo must list for each x86-64 level; one or two flags per level suffice.
 LEVEL_FLAGS = {
     "v2": {"sse4_2", "popcnt"},
     "v3": {"avx2", "fma", "bmi2"},
@@ -29,7 +30,7 @@ LEVEL_FLAGS = {
 
 
 def limit_threads(threads: int) -> None:
-    """Every library gets the same number of threads. Call it before NumPy is imported."""
+    """Gives every library the same number of threads. Must be called before NumPy is imported."""
     for variable in THREAD_VARIABLES:
         os.environ[variable] = str(threads)
 
@@ -51,19 +52,19 @@ def cpu_field(key: str) -> str:
 
 
 def cpu_has(level: str) -> bool:
-    """Whether the processor has an x86-64 level; False where that cannot be told."""
+    """Whether the processor has an x86-64 level; False if this is not known."""
     return LEVEL_FLAGS[level] <= set(cpu_field("flags").split())
 
 
 class OtherLoad:
-    """How much of the processors other processes take from now on."""
+    """Measures which share of the processors other processes use from now on."""
 
     def __init__(self) -> None:
         self.start = self._now()
 
     @staticmethod
     def _now() -> tuple[float, float, float] | None:
-        """CPU seconds of everybody, of us and our finished children, and the wall clock."""
+        """CPU seconds of all processes, those of this one and its finished children, and the wall clock."""
         try:
             words = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:4]
         except OSError:
@@ -72,7 +73,7 @@ class OtherLoad:
         return everybody, sum(os.times()[:4]), time.perf_counter()
 
     def fraction(self) -> float | None:
-        """Between 0 and 1; None where the system does not tell."""
+        """The share, between 0 and 1; None if the system does not say."""
         now = self._now()
         if now is None or self.start is None:
             return None
@@ -88,7 +89,7 @@ def version(package: str) -> str | None:
 
 
 def commit() -> str | None:
-    """The commit of the sources, "+" behind it when they have been changed since."""
+    """The commit of the sources, followed by "+" if they have been changed since."""
     root = Path(__file__).resolve().parent.parent
 
     def git(*words: str) -> str | None:

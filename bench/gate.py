@@ -1,12 +1,12 @@
-"""What a change made faster or slower: two builds take turns in one run.
+"""Shows what a change made faster or slower: two builds take turns in one run.
 
     pip install -t before --no-deps OLD_TREE; pip install -t after --no-deps NEW_TREE
     python bench/gate.py before after [--rounds 9] [--only TEXT ...] [--factor 1.05] [--cpu]
 
-Each build lives in a process of its own, and both work through the same rows, in an order that alternates
-from round to round. A ratio is new time over old time: the median of the rounds' own ratios, and beside it
-the ratio of the minima, on which other programs leave less of a mark. Exit status 1: in some row *both* are
-above the factor. On a machine that is busy with other things, ``--cpu`` counts processor time of one thread.
+Each build runs in a separate process, and both compute the same rows, in an order that alternates from round
+to round. Two ratios of new to old time are shown: the median of the rounds' ratios, and the ratio of the
+minima, which other programs disturb less. The exit status is 1 if *both* are above the factor in some row. On
+a busy machine use ``--cpu``, which counts the processor time of one thread.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ import environment
 
 Make = Callable[[], Callable[[], object]]
 TYPES = ("float32", "float64")
-SAMPLE = 0.06  # seconds that one sample lasts at least
+SAMPLE = 0.06  # least duration of a sample, in seconds
 
 
 def rows() -> Iterator[tuple[str, Make]]:
-    """Name, and what makes the call to be timed from inputs of its own."""
+    """All rows: the name, and a function that makes inputs and returns the call to be timed."""
     import warnings
 
     import numpy as np
@@ -120,7 +120,7 @@ def rows() -> Iterator[tuple[str, Make]]:
 
         return make
 
-    # The same number of plain iterations in both builds, then whole solves as a user has them.
+    # The same number of plain iterations in both builds; then whole solves with the default options.
     plain: dict[str, Any] = {"solver": "alternating", "tol": 1e-30, "max_iter": 8}
     for dtype in TYPES:
         yield f"8 iterations dense N=2000 {dtype}", from_matrix(2000, 0.05, dtype, **plain)
@@ -238,8 +238,8 @@ def rows() -> Iterator[tuple[str, Make]]:
 
 
 def child() -> None:
-    """Answers names of rows, one a line, with the seconds of one call in a sample of many."""
-    # An editable install comes before every folder.
+    """Reads names of rows, one per line, and answers with the seconds of one call in a sample of many."""
+    # An editable install would be found before any folder.
     standard = ("_frozen_importlib", "_frozen_importlib_external")
     sys.meta_path[:] = [finder for finder in sys.meta_path if finder.__module__ in standard]
     folder, clock = sys.argv[2], {"cpu": time.process_time, "wall": time.perf_counter}[sys.argv[3]]

@@ -17,12 +17,12 @@ STEPS = 1000
 LAWS = 10000
 WANTED = 50.0  # times faster than the loop in the style of the paper's authors
 BOUND = {"float64": 1e-10, "float32": 2e-4}
-# What the slow ones are timed on, and by how much their time is multiplied.
+# The smaller problems on which slow contenders are timed; their time is multiplied accordingly.
 LOOP_LAWS = 1
 BATCH_STEPS = 20
-CHECKED = 8  # laws whose final covariances are compared, after all steps
+CHECKED = 8  # number of laws whose final covariances are compared
 EPSILON = 1.0
-HEADS = 4  # of multi-head laws in many dimensions, each with values of its own
+HEADS = 4  # heads in many dimensions, each with its own V
 
 Rates = Callable[[Array, Array], tuple[Array, Array]]
 
@@ -65,7 +65,7 @@ def ours(options: Options, kind: str, n: int, dtype: str) -> Call:
 
 
 def loop_rates(kind: str, p: dict[str, Array]) -> Rates:
-    """The paper's formulas for one law, an inverse wherever they have one."""
+    """The paper's formulas for one law, with explicit inverses as in the paper."""
     Q, K, V = p["Q"], p["K"], p["V"]
     A, I = K.T @ Q, np.eye(D)
     inv = np.linalg.inv
@@ -110,7 +110,7 @@ def loop_rates(kind: str, p: dict[str, Array]) -> Rates:
 
 
 def numpy_loop(kind: str, n: int) -> Call:
-    """One law at a time, one step at a time."""
+    """A loop over laws and steps."""
     p = inputs(n)
     rates = loop_rates(kind, p)
     h = SPAN / STEPS
@@ -129,7 +129,7 @@ def numpy_loop(kind: str, n: int) -> Call:
 
 
 def batched_rates(kind: str, p: dict[str, Any], np_: Any) -> Rates:
-    """The same for all laws at once, with NumPy or jax.numpy; solves and products instead of inverses."""
+    """The same for all laws at once with NumPy or jax.numpy, and with solves instead of inverses."""
     Q, K, V = p["Q"], p["K"], p["V"]
     A, I = K.T @ Q, np_.eye(Q.shape[-1])
 
@@ -144,7 +144,8 @@ def batched_rates(kind: str, p: dict[str, Any], np_: Any) -> Rates:
         return affine(V @ (S + m[..., None] * m[..., None, :]) @ A, 0 * m, m, S)
 
     def multi_head(m: Array, S: Array) -> tuple[Array, Array]:
-        return affine(V @ S @ A, D * (m @ V.T), m, S)  # one V for all heads: their A add up
+        # All heads have the same V, so their A are added.
+        return affine(V @ S @ A, D * (m @ V.T), m, S)
 
     def l2(m: Array, S: Array) -> tuple[Array, Array]:
         KS = K @ S
@@ -173,7 +174,7 @@ def batched_rates(kind: str, p: dict[str, Any], np_: Any) -> Rates:
 
 
 def numpy_batched(kind: str, n: int, steps: int) -> Call:
-    """Blocks of laws that stay in cache."""
+    """NumPy on blocks of laws that stay in cache."""
     p = inputs(n)
     rates = batched_rates(kind, p, np)
     h, block = SPAN / STEPS, 500
@@ -192,7 +193,7 @@ def numpy_batched(kind: str, n: int, steps: int) -> Call:
 
 
 def jax_batched(jax: Any, kind: str, n: int, steps: int) -> Call:
-    """vmap by batch axes, a compiled scan over the steps."""
+    """JAX with batch axes for the laws and a compiled scan over the steps."""
     jax.config.update("jax_enable_x64", True)
     p = {name: jax.numpy.asarray(value) for name, value in inputs(n).items()}
     rates = batched_rates(kind, p, jax.numpy)
@@ -244,7 +245,7 @@ def run_case(group: Group, options: Options, kind: str, n: int) -> None:
 
 
 def many_inputs(d: int, n: int) -> dict[str, Array]:
-    """As ``inputs``, with entries whose products stay of order 1, and values for each of HEADS heads."""
+    """Like ``inputs``, but scaled so that products stay of order 1, and with a V for each of HEADS heads."""
     rng = np.random.default_rng(d)
     Q = 0.7 * rng.normal(size=(d, d)) / np.sqrt(d)
     V = np.eye(d) + 0.2 * rng.normal(size=(HEADS, d, d)) / np.sqrt(d)
@@ -269,7 +270,7 @@ def many_rates(kind: str, p: dict[str, Array]) -> Rates:
 
 
 def run_many(group: Group, options: Options, kind: str, d: int, n: int) -> None:
-    """Few laws in many dimensions, where all the work is in products of matrices."""
+    """Few laws in many dimensions, where nearly all time goes into products of matrices."""
     p = many_inputs(d, n)
     steps, h = max(20, 48000 // d // n), 5e-4
     rates = many_rates(kind, p)

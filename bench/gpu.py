@@ -1,8 +1,9 @@
 """One command for a machine with a CUDA device: ``python bench/gpu.py [--library torch] [--quick]``.
 
-First every computation on the device against the same on the CPU, then times beside PyTorch's attention,
-FlashSinkhorn, KeOps and OTT, where they are installed. Writes one JSON. Status: 0 all right, 1 a wrong
-answer, 2 no device or no library to hold device arrays.
+It first compares every computation on the device with the same on the CPU. Then it measures times, also of
+PyTorch's attention, FlashSinkhorn, KeOps and OTT if they are installed, and writes one JSON file. The exit
+status is 0 if all answers are right, 1 if one is wrong, and 2 if there is no device or no array library for
+it.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import qkcore as qk
 Array = NDArray[Any]
 LIBRARIES = ("torch", "cupy", "jax")
 OUT = Path(__file__).resolve().parent / "results" / "gpu.json"
-# How far the device may be from the CPU, in units of the dtype's eps times the size of the numbers.
+# Allowed difference between device and CPU, in units of the dtype's eps times the size of the numbers.
 ROUNDING = 2000.0
 
 
@@ -54,7 +55,7 @@ class Device:
             self.xp.cuda.synchronize()
         elif self.name == "cupy":
             self.xp.cuda.Device().synchronize()
-        else:  # calls on JAX arrays wait by themselves
+        else:  # qkcore's calls on JAX arrays wait for their result
             self.xp.effects_barrier()
 
 
@@ -63,7 +64,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Check:
-    """One computation on the device beside the same on the CPU."""
+    """One computation on the device, compared with the same on the CPU."""
 
     case: str
     dtype: str
@@ -72,11 +73,11 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        return bool(self.error <= self.allowed)  # a NaN is no answer
+        return bool(self.error <= self.allowed)  # False for NaN
 
 
 def compare(case: str, found: Array, wanted: Array, slack: float = 1.0) -> Check:
-    """The largest difference; infinities must be in the same places."""
+    """A check by the largest difference; infinities must be in the same places."""
     finite = np.isfinite(wanted)
     size = max(1.0, float(np.abs(wanted[finite]).max(initial=0.0)))
     allowed = ROUNDING * slack * float(np.finfo(wanted.dtype).eps) * size
@@ -123,7 +124,7 @@ def _check(device: Device, n: int, dtype: str) -> list[Check]:
 
 
 def _check_flows(device: Device, X: Array) -> list[Check]:
-    """Fields that are put together from several kernels, times in between, the sphere."""
+    """Checks fields that use several kernels, output at intermediate times, and flows on the sphere."""
     n, d = X.shape
     to, back = device.asarray, device.numpy
     unit = X / np.linalg.norm(X, axis=1, keepdims=True)
@@ -147,7 +148,7 @@ def _check_flows(device: Device, X: Array) -> list[Check]:
 
 
 def _check_laws(device: Device, X: Array, Y: Array) -> list[Check]:
-    """Batches and figures of bridges, low-rank products, Gaussian laws."""
+    """Checks batches and derived quantities of bridges, low-rank products, and Gaussian laws."""
     to, back, dtype = device.asarray, device.numpy, X.dtype
     n = len(X)
     mu, nu = np.full(n, 1 / n, dtype), np.full(len(Y), 1 / len(Y), dtype)
@@ -185,7 +186,7 @@ def _check_laws(device: Device, X: Array, Y: Array) -> list[Check]:
 
 @dataclass(frozen=True)
 class Time:
-    """Seconds of one contender; of the best of several calls."""
+    """The time of one contender in seconds, the best of several calls."""
 
     case: str
     contender: str
@@ -194,7 +195,7 @@ class Time:
 
 
 def best(call: Callable[[], Any], wait: Callable[[], None], repeats: int) -> float:
-    call()  # compiles, allocates
+    call()  # the first call compiles and allocates
     wait()
     seconds = []
     for _ in range(repeats):
@@ -208,14 +209,14 @@ def best(call: Callable[[], Any], wait: Callable[[], None], repeats: int) -> flo
 def measure(
     case: str, contenders: dict[str, Callable[[], Callable[[], Any]]], device: Device, repeats: int
 ) -> list[Time]:
-    """Each contender is made and run; one that is missing or fails says so in the record."""
+    """Makes and runs each contender; if one is missing or fails, the record says so."""
     out = []
     for name, make in contenders.items():
         try:
             out.append(Time(case, name, best(make(), device.synchronize, repeats)))
         except ImportError as problem:
             out.append(Time(case, name, None, f"not installed: {problem}"))
-        except Exception as problem:  # another library's, told and not hidden
+        except Exception as problem:  # an error in another library is recorded
             out.append(Time(case, name, None, f"failed: {type(problem).__name__}: {problem}"))
     return out
 
@@ -334,7 +335,7 @@ def show(checks: list[Check], times: list[Time]) -> str:
 
 
 def find_device(wanted: str | None) -> Device | str:
-    """The device through the first library that has one, or why there is none."""
+    """The device by the first library that supports it, or a text that says why there is none."""
     cuda = qk.config()["cuda"]
     if not cuda["available"]:
         return f"no CUDA device: {cuda['reason']}"

@@ -1,8 +1,8 @@
-"""How time and memory grow with N (to 100 000 points, from points) and with d, on one and on two threads.
+"""Measures how time and memory grow with N (up to 100 000 points) and with d, on one and on two threads.
 
-Exponents are fitted by least squares on logarithms over the larger half of the sizes, where fixed costs no
-longer show. The figure goes to docs/growth.svg and growth.png when the sizes are the full ones. Long calls
-are timed once, and those that would take minutes are left out: all of it takes about ten minutes.
+Exponents are fitted by least squares on logarithms over the larger half of the sizes, where fixed costs do
+not matter. With the full sizes the figure is written to docs/growth.svg and growth.png. Long calls are timed
+once, and those that would take minutes are left out, so that the whole run takes about ten minutes.
 """
 
 from __future__ import annotations
@@ -31,20 +31,20 @@ from harness import (
 )
 from qkcore import diffusion
 
-DIM = 3  # while N grows
-EIGENVECTORS = 5  # of a diffusion map
-POINTS = 10_000  # while d grows
+DIM = 3  # dimension while N grows
+EIGENVECTORS = 5  # number for a diffusion map
+POINTS = 10_000  # number of points while d grows
 SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)
 DIMENSIONS = (2, 4, 8, 16, 32, 64, 128)
 QUICK_SIZES, QUICK_DIMENSIONS, QUICK_POINTS = (200, 400, 800), (2, 8, 32), 300
-BOUND = 1e-10  # of the answers on a few rows, float64
+BOUND = 1e-10  # for the answers on a few rows in float64
 TIME_WANTED, MEMORY_WANTED = (
     2.1,
     1.1,
-)  # exponents in N: every pair is visited, nothing N x N is kept
-MEMORY_FLOOR_MB = 1.0  # less cannot be told from the allocator's noise
-ONCE = 1.0  # seconds from which on a call is timed once: warming up is nothing beside it
-LONGEST = 150.0  # seconds that a call may be expected to take
+)  # exponents in N: every pair is visited, but nothing of size N x N is kept
+MEMORY_FLOOR_MB = 1.0  # smaller growth cannot be distinguished from the allocator's noise
+ONCE = 1.0  # longer calls (in seconds) are timed once, because warming up hardly matters for them
+LONGEST = 150.0  # calls that are expected to take longer (in seconds) are left out
 # Okabe and Ito's colours, which differ for every kind of colour vision; markers differ too.
 STYLES = {
     "log-sum-exp": ("#0072B2", "o"),
@@ -102,12 +102,12 @@ JOBS: dict[str, Callable[[Options, int, int], Call]] = {
 }
 
 
-# A fit is a number of products that varies: with d it says no more than they do.
+# A fit consists of products, whose number varies, so that its growth with d would say nothing new.
 FOLLOWED_OVER_D = tuple(name for name in JOBS if name != "diffusion map")
 
 
 def error_of(name: str, value: object, n: int, d: int) -> float | None:
-    """On a few rows, against blocked NumPy in float64; None where every row depends on all pairs twice."""
+    """The error on a few rows, against blocked NumPy in float64; None if rows are too expensive to check."""
     X = points(n, d)
     few = np.unique(np.linspace(0, n - 1, 7).astype(int))
     found = np.asarray(value)
@@ -127,9 +127,9 @@ def error_of(name: str, value: object, n: int, d: int) -> float | None:
 
 
 def bridge_error(f: Array, X: Array, n: int, d: int) -> float:
-    """Rows of the returned potentials must be a half-step from some g: f_i + lse_j(s_ij) is -log n + const.
+    """How far f_i + lse_j(s_ij) is from a constant minus log n, as it must be after a row update from g = 0.
 
-    The first row update starts from g = 0, so that f is known in closed form up to the gauge.
+    The first row update starts from g = 0, so f is known in closed form except for the gauge.
     """
     few = np.unique(np.linspace(0, n - 1, 7).astype(int))
     Y = X[::-1] + 0.3
@@ -138,7 +138,7 @@ def bridge_error(f: Array, X: Array, n: int, d: int) -> float:
 
 
 def exponent(sizes: Sequence[int] | Array, values: Sequence[float] | Array) -> float | None:
-    """Slope of log value over log size; None with fewer than two points."""
+    """Slope of log value against log size; None if there are fewer than two points."""
     if len(sizes) < 2:
         return None
     slope, _ = np.polyfit(np.log(np.asarray(sizes, float)), np.log(np.asarray(values, float)), 1)
@@ -154,7 +154,7 @@ def threads_of(team: int) -> str:
 
 
 class Sweep:
-    """One job over (n, d): times on each number of threads, which take turns, and memory on the largest."""
+    """One job for several (n, d): times for each number of threads, in turns, and memory for the largest."""
 
     def __init__(self, group: Group, options: Options, name: str, teams: Sequence[int]) -> None:
         self.group, self.quick, self.name = group, options.quick, name
@@ -163,7 +163,7 @@ class Sweep:
         self.memory: dict[tuple[int, int], float] = {}
 
     def expected(self, team: int, n: int, d: int) -> float:
-        """From the time before it, as if time grew with n^2 d; 0 for the first."""
+        """The expected time, if time grows like n^2 d from the previous measurement; 0 for the first."""
         if not self.times[team]:
             return 0.0
         (n0, d0), seconds = list(self.times[team].items())[-1]
@@ -202,7 +202,7 @@ class Sweep:
             self.group.add(row)
 
     def series(self, over: str) -> list[dict[str, Any]]:
-        """For the table and the figure: a series for each number of threads, memory with the last."""
+        """Series for the table and the figure, one for each number of threads; the last has the memory."""
         out = []
         for team in self.teams:
             times = self.times[team]
@@ -221,7 +221,7 @@ class Sweep:
 
 
 def figure(data: dict[str, Any], folder: Path) -> list[Path]:
-    """Time over N, time over d, memory over N, all on logarithmic axes, drawn from the numbers alone."""
+    """Draws time against N, time against d and memory against N on logarithmic axes."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -284,7 +284,7 @@ def figure(data: dict[str, Any], folder: Path) -> list[Path]:
         axis.set_xticks(ticks, [f"{x}" for x in ticks])
         axis.set_xticks([], minor=True)
         axis.grid(visible=True, which="major", color="0.9")
-        # Below the panel, where no curve can be.
+        # The legend is below the panel, where it hides no curve.
         axis.legend(
             handles=handles, fontsize=8, frameon=False, ncols=2, loc="upper center",
             bbox_to_anchor=(0.5, -0.16),
@@ -348,7 +348,8 @@ def run(options: Options) -> Group:
 
 def report_targets(group: Group, name: str, team: int, slopes: dict[str, float | None]) -> None:
     suffix = f"{name}, {threads_of(team)}"
-    if slopes["time"] is not None and name != "diffusion map":  # its number of iterations varies
+    # The number of iterations of a diffusion map varies.
+    if slopes["time"] is not None and name != "diffusion map":
         group.at_most(f"{suffix}: exponent of time in N", slopes["time"], TIME_WANTED, "")
     if slopes["memory"] is not None:
         group.at_most(f"{suffix}: exponent of memory in N", slopes["memory"], MEMORY_WANTED, "")

@@ -1,9 +1,9 @@
-"""Hard bridges: visits, time and error of every method, by problem.
+"""Solves hard bridge problems with every method, and shows visits, time and error.
 
     python bench/hard.py [--limit VISITS] [--size POINTS] [--methods auto annealed ...]
 
-Counts of visits do not depend on the machine; times do. A method that does not arrive within the limit shows
-the error that it has left. Of every problem the table names the best single method beside "auto".
+Numbers of visits do not depend on the machine, but times do. For a method that does not converge within the
+limit, its last error is shown. For every problem the best single method is compared with "auto".
 """
 
 from __future__ import annotations

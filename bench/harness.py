@@ -1,9 +1,9 @@
 """Timing, memory and correctness of contenders that compute the same thing.
 
-Timings on a shared machine are noisy and drift, so contenders take turns in one run (round-robin,
-the order rotating) and are compared as ratios of what that run saw. Noise only ever adds time: the
-minimum is the headline, the median stands beside it. Times per iteration are differences of two runs, to
-which noise adds or from which it takes: there the median is the headline, and ratios are the rounds' own.
+Times on a shared machine are noisy and drift, so contenders take turns in one run (in rounds, with rotating
+order) and are compared by ratios of times of the same run. Noise can only add time, so the minimum is the
+main figure; the median is shown too. Times per iteration are differences of two runs, which noise can make
+larger or smaller. For these the median is the main figure, and ratios are taken within each round.
 """
 
 from __future__ import annotations
@@ -30,8 +30,12 @@ from environment import OtherLoad
 
 BENCH = Path(__file__).resolve().parent
 
-MOST_ITERATIONS = 20_000  # of a long run: whoever needs more to be seen does not iterate
-QUIET = 0.1  # of the processors taken by others, at most, for a round to count as undisturbed
+MOST_ITERATIONS = (
+    20_000  # of a long run; a program that needs more to be timed does not iterate at all
+)
+QUIET = (
+    0.1  # a round counts as undisturbed if other programs use at most this share of the processors
+)
 
 Call = Callable[[], object]
 Array = NDArray[Any]
@@ -39,20 +43,20 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line asked for."""
+    """The options of the command line."""
 
     threads: int = 2
     quick: bool = False
 
 
 class Patience:
-    """Seconds that the whole run may still spend waiting for other programs to leave it alone."""
+    """The time that the whole run may still spend waiting until other programs leave the machine alone."""
 
     def __init__(self) -> None:
         self.left = 0.0
 
     def wait(self, at_most: float = 10.0) -> None:
-        """Return once others have been quiet for a moment, or patience is at its end."""
+        """Waits until other programs have been quiet for a moment, or until the time is used up."""
         end = time.perf_counter() + at_most
         while self.left > 0 and time.perf_counter() < end:
             load, began = OtherLoad(), time.perf_counter()
@@ -62,49 +66,49 @@ class Patience:
                 return
 
 
-patience = Patience()  # run.py sets it; one for the process, as the machine is
+patience = Patience()  # run.py sets it; there is one for the whole process
 
 
 @dataclass
 class Recorded:
-    """One contender of one case as a call to be timed by another program (bench/test_bench.py)."""
+    """One contender of one case, as a call that another program (bench/test_bench.py) times."""
 
     contender: str
     call: Call
     setup: Call
-    case: str = ""  # known once the group adds its row
+    case: str = ""  # filled in when the group adds its row
     error: float | None = None
 
 
 class Recorder:
-    """While ``calls`` is a list, nothing is timed: the contenders are kept in it, and every time is 1."""
+    """While ``calls`` is a list, nothing is timed: the contenders are appended to it, and every time is 1."""
 
     def __init__(self) -> None:
         self.calls: list[Recorded] | None = None
 
     def keep(self, contenders: Mapping[str, Call], setups: Mapping[str, Call]) -> None:
         assert self.calls is not None
-        # Who is timed again before its row is there had a trial before: it is kept once.
+        # A contender that is timed again before its row exists had a trial run; it is kept only once.
         self.calls[:] = [one for one in self.calls if one.case or one.contender not in contenders]
         self.calls += [Recorded(name, c, setups.get(name, int)) for name, c in contenders.items()]
 
     def label(self, case: str, contender: str, error: float | None) -> None:
-        """A group adds its rows after the timing: only then the case has a name."""
+        """Names the case of a recorded call, which is known only when the group adds its row."""
         for recorded in self.calls or ():
             if recorded.contender == contender and not recorded.case:
                 recorded.case, recorded.error = case, error
 
 
-recorder = Recorder()  # one for the process, as patience
+recorder = Recorder()  # there is one for the whole process
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds per call, or per iteration, one sample per round."""
+    """Seconds per call or per iteration, with one sample per round."""
 
     samples: tuple[float, ...]
     per_iteration: bool = (
-        False  # differences of runs: their minimum is the luckiest error, not a time
+        False  # for differences of runs, whose minimum is mostly error, so that the median counts
     )
 
     @property
@@ -128,25 +132,25 @@ class Row:
     contender: str
     timing: Timing
     entries: int | None = None  # matrix entries visited by a call
-    ratio: float | None = None  # time over qkcore's time in the same run
+    ratio: float | None = None  # time divided by qkcore's time in the same run
     error: float | None = None
     memory_mb: float | None = None
 
 
 @dataclass(frozen=True)
 class Target:
-    """A figure we set out to reach: reported, never enforced."""
+    """A performance target. Missing it is reported, but is not an error."""
 
     claim: str
     wanted: str
     measured: str
     met: bool
-    why: str = ""  # what the run itself found to say about a miss, e.g. a floor from its limits
+    why: str = ""  # an explanation of a miss that the run computed, such as a floor
 
 
 @dataclass
 class Group:
-    """Everything that one benchmark module found."""
+    """All results of one benchmark module."""
 
     name: str
     title: str
@@ -158,7 +162,7 @@ class Group:
     extra: dict[str, Any] = field(default_factory=dict)
 
     def add(self, row: Row) -> None:
-        """Keep a row, and show that the run is alive."""
+        """Keeps a row and prints it, to show progress."""
         self.rows.append(row)
         if recorder.calls is not None:
             recorder.label(row.case, row.contender, row.error)
@@ -178,14 +182,14 @@ class Group:
         self.targets.append(Target(claim, f"≤ {wanted:g}{unit}", f"{value:.3g}{unit}", met, why))
 
     def check(self, what: str, error: float, bound: float) -> None:
-        """Record a wrong answer of ours; NaN is one."""
+        """Records a wrong answer of qkcore if the error is above the bound or NaN."""
         if not error <= bound:
             self.failures.append(f"{what}: error {error:.3g}, bound {bound:.3g}")
 
 
 def repeats_for(call: Call, sample: float) -> int:
-    """How often to repeat a call so that one sample lasts long enough for the clock."""
-    call()  # the first call pays for lazy set-up
+    """How often a call must be repeated so that a sample lasts long enough for the clock."""
+    call()  # the first call includes lazy set-up, and is not timed
     start = time.perf_counter()
     call()
     elapsed = time.perf_counter() - start
@@ -209,15 +213,15 @@ def interleave(
     probe: Callable[[], None] | None = None,
     setups: Mapping[str, Call] | None = None,
 ) -> dict[str, Timing]:
-    """Time the contenders in turns: 3 to ``rounds`` rounds, about ``budget`` seconds.
+    """Times the contenders in turns: 3 to ``rounds`` rounds in about ``budget`` seconds.
 
-    While other programs keep the machine busy it goes on, up to twice the budget, for three rounds
-    that had the processors nearly to themselves.
+    If other programs keep the machine busy, it continues for up to twice the budget, until three rounds were
+    nearly undisturbed.
 
-    ``settle`` is a pause before every sample: the worker threads of OpenBLAS and OpenMP keep
-    spinning for tens of milliseconds after a call, and would take a core from whoever is next.
-    ``probe`` runs once per round, for a limit of the machine to be seen in the same minute.
-    ``setups`` maps a contender to what must be called before it, off the clock.
+    ``settle`` is a pause before every sample: the worker threads of OpenBLAS and OpenMP keep spinning for
+    tens of milliseconds after a call, and would take a core from the next contender. ``probe`` is called once
+    per round, to measure a limit of the machine at nearly the same time. ``setups`` maps a contender to a
+    function that is called before it and not timed.
     """
     if recorder.calls is not None:
         recorder.keep(contenders, setups or {})
@@ -238,7 +242,7 @@ def interleave(
                 prepare.get(name, int)()
                 time.sleep(settle)
                 if count > 1:
-                    call()  # refills the caches that the predecessor emptied
+                    call()  # fills the caches again after the previous contender
                 start = time.perf_counter()
                 for _ in range(count):
                     call()
@@ -250,13 +254,13 @@ def interleave(
 
 
 def rounds_in(rounds: int, budget: float) -> Iterator[int]:
-    """Numbers of 3 to ``rounds`` rounds, for about ``budget`` seconds; up to twice that in a busy machine."""
+    """Numbers of 3 to ``rounds`` rounds within about ``budget`` seconds, or twice that on a busy machine."""
     began, quiet = time.perf_counter(), 0
     for k in itertools.count():
         spent = time.perf_counter() - began
         if k >= 3 and (spent > 2 * budget or (quiet >= 3 and (k >= rounds or spent > budget))):
             return
-        if k > quiet:  # there was a disturbed round
+        if k > quiet:  # a round was disturbed
             waiting = time.perf_counter()
             patience.wait()
             began += time.perf_counter() - waiting
@@ -267,7 +271,7 @@ def rounds_in(rounds: int, budget: float) -> Iterator[int]:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """No garbage is collected inside."""
+    """Switches garbage collection off inside the ``with`` block."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -278,20 +282,20 @@ def no_collection() -> Iterator[None]:
 
 
 class Iterated(Protocol):
-    """A contender whose time is that of one of its iterations."""
+    """A contender for which the time of one iteration is measured."""
 
     def prepare(self, settle: float) -> None:
-        """Warm up, and find out how many iterations make a sample."""
+        """Warms up, and chooses how many iterations a sample has."""
 
     def sample(self, settle: float) -> float:
-        """Seconds per iteration, in a sample of its own."""
+        """Seconds per iteration in a new sample."""
 
     def whole(self) -> Call:
-        """A run of some iterations, for those who time whole calls."""
+        """A run of some iterations, for programs that time whole calls."""
 
 
 def seconds_of(call: Call, settle: float) -> float:
-    """One call after a pause, for the threads of whoever ran before to come to rest."""
+    """Times one call after a pause, in which threads of the previous contender come to rest."""
     time.sleep(settle)
     start = time.perf_counter()
     call()
@@ -299,13 +303,13 @@ def seconds_of(call: Call, settle: float) -> float:
 
 
 class LongAndShort:
-    """Seconds per iteration as the difference of a long and a short run: set-up drops out.
+    """Seconds per iteration from the difference of a long and a short run, in which the set-up cancels.
 
-    ``run(count)`` does so many iterations. The short run has ``few``, the long one as many more, by multiples
-    of ``step``, as it takes for the two to differ by ``target`` seconds and by half of the short one, whose
-    set-up varies too. Where the short one alone lasts longer than ``slow`` seconds, one step is added and
-    nothing tried out. ``ready(count)`` does off the clock what a first run of so many would do on it, e.g.
-    compile.
+    ``run(count)`` makes ``count`` iterations. The short run makes ``few``. The long run makes more, in
+    multiples of ``step``, until the two differ by ``target`` seconds and by half of the time of the short
+    run, whose set-up varies too. If the short run takes longer than ``slow`` seconds, the long run has just
+    one step more. ``ready(count)`` is called without timing, and does what only a first run would do, such as
+    compiling.
     """
 
     def __init__(
@@ -331,7 +335,8 @@ class LongAndShort:
             longer = seconds_of(lambda: self.run(self.many), settle) - short
             if longer >= target or self.many >= MOST_ITERATIONS:
                 return
-            # A small difference is mostly noise, so that no more than a factor of 8 is believed at once.
+            # A small difference is mostly noise, so the number of iterations grows at most by a factor of 8
+            # at once.
             factor = min(8.0, 1.3 * target / max(longer, 1e-9))
             steps = (self.many - self.few) // self.step
             self.many = self.few + self.step * max(steps + 1, math.ceil(steps * factor))
@@ -347,11 +352,11 @@ class LongAndShort:
 
 
 class IterationsOfSolves:
-    """Seconds per iteration by the times at which whole solves report the ends of their iterations.
+    """Seconds per iteration from the times at which whole solves report the ends of their iterations.
 
-    For a solver whose iterations differ from those of a longer solve. ``solve(callback)`` calls back after
-    each; the first is left out, set-up being in it. Solves are repeated until a sample has ``target``
-    seconds. A sample is the mean iteration: the few that do more count too.
+    This is for solvers whose iterations would differ in a longer solve. ``solve(callback)`` calls back after
+    each iteration; the first is left out, because it includes the set-up. Solves are repeated until a sample
+    has ``target`` seconds. A sample is the mean over all iterations, including the few that do more work.
     """
 
     def __init__(
@@ -368,7 +373,7 @@ class IterationsOfSolves:
     def prepare(self, settle: float) -> None:
         if (
             sum(self.spans(settle)) < self.target
-        ):  # the first pays for lazy set-up: count by another
+        ):  # the first solve includes lazy set-up, so another one is counted
             self.repeats = min(20, math.ceil(self.target / sum(self.spans(settle))))
 
     def sample(self, settle: float) -> float:
@@ -379,11 +384,12 @@ class IterationsOfSolves:
 
 
 class PrintedIterations:
-    """Seconds per iteration by the times at which a verbose run prints lines that begin with their number.
+    """Seconds per iteration from the times at which a verbose run prints lines that begin with their number.
 
-    For solvers without a callback whose set-up takes longer than many iterations, and varies more: in a
-    difference of two runs its variation would be counted. ``run(count)`` does so many iterations and prints a
-    line every ``step``; all between the first line and the last is counted, looks at the error included.
+    This is for solvers without a callback whose set-up takes longer than many iterations and varies more, so
+    that a difference of two runs would be inaccurate. ``run(count)`` makes ``count`` iterations and prints a
+    line after every ``step``. All time between the first line and the last counts, including that for the
+    error.
     """
 
     def __init__(self, run: Callable[[int], object], step: int, target: float = 0.3) -> None:
@@ -430,10 +436,10 @@ class PrintedIterations:
 
 @dataclass(frozen=True)
 class Turns:
-    """What each round saw, by contender; one that is slow sat out some."""
+    """The samples of each contender by round; slow contenders take part in some rounds only."""
 
     rounds: tuple[Mapping[str, float], ...]
-    missing: tuple[str, ...] = ()  # contenders no sample of which was a time
+    missing: tuple[str, ...] = ()  # contenders without any valid sample
 
     def timings(self) -> dict[str, Timing]:
         names = dict.fromkeys(name for seen in self.rounds for name in seen)
@@ -443,7 +449,7 @@ class Turns:
         }
 
     def ratio(self, name: str, over: str) -> float:
-        """The median of the rounds' own ratios, in which the drift of the machine is no part."""
+        """The median of the ratios of each round, which the drift of the machine does not affect."""
         both = [seen[name] / seen[over] for seen in self.rounds if name in seen and over in seen]
         if both:
             return statistics.median(both)
@@ -462,13 +468,14 @@ def take_turns(
     brief: float = 3.0,
     settle: float = 0.04,
 ) -> Turns:
-    """Seconds per iteration of each contender in each round, as ``interleave`` does it for whole calls.
+    """Measures seconds per iteration of each contender in rounds, as ``interleave`` does for whole calls.
 
-    A contender whose samples have taken ``share`` seconds in all (``shares`` has exceptions), or would with
-    one more, sits out the rest: the slowest are seen once. A sample that is no time (a long run that was over
-    before the short one) is dropped, and taken again in the next round. When all has taken ``limit`` seconds,
-    trials included, those whose samples take longer than ``brief`` seconds sit out too: one slow contender
-    does not leave the others with a single sample.
+    A contender skips the remaining rounds if its samples have taken ``share`` seconds (``shares`` has
+    exceptions), or would with one more; so the slowest have one sample. A sample that is not positive
+    (because a long run took less time than the short one) is dropped and repeated in the next round. When
+    everything has taken ``limit`` seconds, including trials, contenders whose samples take longer than
+    ``brief`` seconds are skipped too, while the others continue. So one slow contender does not limit the
+    others to a single sample.
     """
     if recorder.calls is not None:
         recorder.keep({name: one.whole() for name, one in contenders.items()}, {})
@@ -499,7 +506,7 @@ def take_turns(
                 if value > 0:
                     spent[name] += latest[name]
                     seen[name] = value
-            if sum(tried.values()) == before:  # all sit out
+            if sum(tried.values()) == before:  # all contenders are skipped
                 break
             found.append(seen)
     missing = (name for name in names if not any(name in seen for seen in found))
@@ -507,12 +514,12 @@ def take_turns(
 
 
 def best_of(timings: Mapping[str, Timing], names: list[str]) -> str:
-    """The fastest of several formulations by one library: what a careful user would keep."""
+    """The fastest of several formulations with the same library, which a careful user would choose."""
     return min(names, key=lambda name: timings[name].minimum)
 
 
 def max_error(result: object, reference: Array) -> float:
-    """max |result - reference|, relative to the largest reference value; NaN if shapes differ."""
+    """max |result - reference| divided by the largest reference value; NaN if shapes differ."""
     value = np.asarray(result, dtype=np.float64)
     if value.shape != reference.shape:
         return float("nan")
@@ -521,10 +528,10 @@ def max_error(result: object, reference: Array) -> float:
 
 
 def peak_growth_mb(module: str, job: str, options: Options, **arguments: object) -> float:
-    """Growth of the resident high-water mark while ``module.job(options, **arguments)()`` runs.
+    """The growth of the resident memory's peak while ``module.job(options, **arguments)()`` runs.
 
-    The job builds its inputs and returns the call to watch. A fresh process, because the high-water
-    mark of this one already carries every earlier contender.
+    The job builds its inputs and returns the call to measure. It runs in a new process, because the peak of
+    this one includes all earlier contenders.
     """
     if recorder.calls is not None:
         return 0.0

@@ -1,6 +1,6 @@
-"""How long `import qkcore` takes, in processes of their own: ``python bench/importing.py [--rounds 15]``.
+"""Measures how long `import qkcore` takes in new processes: ``python bench/importing.py [--rounds 15]``.
 
-Wall and processor time of the import, NumPy's share of it, and the slowest modules.
+Prints wall and processor time of the import, the part of NumPy, and the slowest modules.
 """
 
 from __future__ import annotations

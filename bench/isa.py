@@ -1,6 +1,6 @@
-"""The same kernels at every instruction-set level that was built and that the processor has.
+"""Times the same kernels at every instruction-set level that was built and that the processor supports.
 
-The level is chosen at import: each measurement is a process of its own, and levels take turns.
+The level is chosen at import, so each measurement is a separate process. The levels take turns.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Child of isa.py: ``QKCORE_ISA=level python bench/isa_child.py THREADS N_ATTENTION N_LSE``.
 
-Times both kernels at the level in force, and prints the samples and the errors as JSON.
+Times both kernels at the chosen level, and prints the samples and the errors as JSON.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from qkcore import isb
 EPSILON = 0.05
 TOL = 1e-9
 WANTED = 4.0
-POT_ITERATIONS = 100  # per step: far from its convergence, so its time is a lower bound
+POT_ITERATIONS = 100  # per step; POT has not converged by then, so its time is a lower bound
 MIXTURE = isb.Mixture([0.5, 0.5], [-2.0, 2.0], [1.0, 1.0])
 
 
@@ -33,7 +33,7 @@ def costs(X: Array) -> Array:
 
 
 class NumpyScheme:
-    """The averaged update with a formed kernel, potentials kept from step to step."""
+    """NumPy: the averaged update with a stored kernel; potentials are kept from step to step."""
 
     def __init__(self, n: int) -> None:
         self.n, self.g, self.visits = n, np.full(n, -0.5 * math.log(n)), 0
@@ -87,7 +87,7 @@ def run_case(group: Group, options: Options, n: int, d: int, n_steps: int) -> No
         seconds.append(used)
         single.append(timed(lambda: ours(n_steps, "float32"))[0])
     assert isinstance(flow, isb.BridgeFlow)
-    # The particles' own variance must grow by the time, short of it by the self weight at most.
+    # The variance of the particles must grow by the time, or by less, at most by the self weight.
     grown = (flow.covariance()[-1] - flow.covariance()[0])[0, 0] / flow.t[-1]
     group.check(f"{case}: converged", float(flow.errors.max()) if flow.converged else math.nan, TOL)
     group.check(f"{case}: growth of the variance", abs(grown - 1), 0.1)
@@ -102,7 +102,7 @@ def run_case(group: Group, options: Options, n: int, d: int, n_steps: int) -> No
 
     scheme, Y = NumpyScheme(n), X
     spent = 0.0
-    for k in range(1 + few):  # the cold step is not counted
+    for k in range(1 + few):  # the first step, which starts cold, is not counted
         used, moved = timed(lambda Y=Y: scheme.step(Y))  # type: ignore[misc]
         Y = np.asarray(moved)
         spent += used if k else 0.0

@@ -1,4 +1,4 @@
-"""What the machine can do at best: bandwidth, FMA and exp rates, by a native program."""
+"""Measures the machine's best bandwidth, FMA rate and exp rate with a native program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ UNITS = {
 
 
 def probe(**words: object) -> dict[str, Any]:
-    """Run the probe; the words are its command line, e.g. ``dtype="float32", threads=2``."""
+    """Runs the probe; the arguments become its command line, e.g. ``dtype="float32", threads=2``."""
     binary = compiling.limits()
     if binary is None:
         return {}
@@ -30,7 +30,7 @@ def probe(**words: object) -> dict[str, Any]:
 
 
 class BestRate:
-    """A limit watched during a benchmark: call it once per round, it keeps the best rate seen."""
+    """A limit that is measured during a benchmark: call it once per round; it keeps the best rate."""
 
     def __init__(self, options: Options, dtype: str, *probes: str) -> None:
         self.options, self.dtype, self.probes = options, dtype, probes
@@ -45,15 +45,16 @@ class BestRate:
 
     @property
     def best(self) -> float | None:
-        """In 1e9 per second, the better of the probes; None when nothing could be measured."""
+        """The best rate of all probes in 1e9 per second; None if nothing could be measured."""
         return max(self.rates.values(), default=0.0) or None
 
 
 class Floor:
-    """The time that FMA and exp rates of the machine leave to a kernel, watched in the same run.
+    """The least time of a kernel, from the machine's FMA and exp rates in the same run.
 
-    Both rates are the best that a loop of nothing else reaches, and the two are added, for they share the
-    processor's ports: no arrangement of the same arithmetic is faster.
+    Both rates are the best that a loop without anything else reaches. The two times are added, because both
+    kinds of operations use the same ports of the processor. So no arrangement of the same arithmetic is
+    faster.
     """
 
     def __init__(self, options: Options, dtype: str) -> None:
@@ -65,13 +66,13 @@ class Floor:
         self.exp()
 
     def seconds(self, entries: int, fmas: int, exps: int = 1) -> float | None:
-        """For ``entries`` that take so many FMA and exponentials each; None if nothing was measured."""
+        """The least time for ``entries`` with so many FMA and exponentials each; or None."""
         if self.fma.best is None or self.exp.best is None:
             return None
         return entries * (2 * fmas / self.fma.best + exps / self.exp.best) * 1e-9
 
     def why(self, entries: int, fmas: int, mine: float, peer: float | None = None) -> str:
-        """One sentence for a missed target: the floor, our share of it, what it leaves of the target."""
+        """One sentence about a missed target: the floor, qkcore's share of it, and the possible ratio."""
         floor = self.seconds(entries, fmas)
         if floor is None or self.fma.best is None or self.exp.best is None:
             return ""

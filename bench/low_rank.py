@@ -15,7 +15,7 @@ BOUND = {"float32": 3e-6, "float64": 1e-14}
 
 
 def inputs(n: int, dtype: str) -> tuple[Array, Array, Array, Array, Array]:
-    """L0, R0, L1, R1, each (rank, n) with the points contiguous, and z. Like softmax factors, of one sign."""
+    """L0, R0, L1, R1, each (rank, n) with contiguous points, and z; all positive like softmax factors."""
     rng = np.random.default_rng(0)
     L0, R0, L1, R1 = rng.random((4, RANK, n)).astype(dtype)
     return L0, R0, L1, R1, rng.random(n).astype(dtype)
@@ -30,7 +30,7 @@ def ours(options: Options, n: int, dtype: str, transposed: bool = False) -> Call
 
 
 def numpy_components(options: Options, n: int, dtype: str) -> Call:
-    """(R0 z) R1^T and the column sums of L0 * (H L1), buffers made beforehand."""
+    """NumPy: H = (R0 z) R1^T and the column sums of L0 * (H L1), with buffers allocated beforehand."""
     L0, R0, L1, R1, z = inputs(n, dtype)
     scaled, inner = np.empty_like(R0), np.empty_like(L1)
 
@@ -43,7 +43,7 @@ def numpy_components(options: Options, n: int, dtype: str) -> Call:
 
 
 def numpy_points(options: Options, n: int, dtype: str) -> Call:
-    """The same with the components of a point contiguous."""
+    """The same, with the components of each point contiguous."""
     L0, R0, L1, R1, z = (np.ascontiguousarray(x.T) for x in inputs(n, dtype))
     scaled, inner = np.empty_like(R0), np.empty_like(L0)
 
@@ -56,7 +56,7 @@ def numpy_points(options: Options, n: int, dtype: str) -> Call:
 
 
 def numpy_blocks(options: Options, n: int, dtype: str) -> Call:
-    """Blocks of points, so that the intermediate arrays stay in cache."""
+    """The same in blocks of points, so that the intermediate arrays stay in cache."""
     L0, R0, L1, R1, z = inputs(n, dtype)
     block = 2048
     out = np.empty(n, dtype)
@@ -74,7 +74,7 @@ def numpy_blocks(options: Options, n: int, dtype: str) -> Call:
 
 
 def streaming(options: Options, n: int, dtype: str) -> Call:
-    """Reads the four factors once, by packs, on the same threads, and keeps their largest magnitude."""
+    """Reads the four factors once on the same threads, for their largest magnitude."""
     factors = np.concatenate([x.ravel() for x in inputs(n, dtype)[:4]])
     return lambda: cpu.scan(factors, options.threads)
 

@@ -1,4 +1,4 @@
-"""Row log-sum-exp of scores computed from points: how close one visit of an entry is to one exp."""
+"""Row log-sum-exp of scores computed from points, compared with the time of one exp per entry."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from peers import blas_threads_setter, torch_module
 
 BOUND = {"float32": 2e-6, "float64": 5e-15}
 WITHIN_EXP = 2.0
-CAUSAL_COST = 0.6  # of the full matrix: half the entries, and the diagonal tiles
+CAUSAL_COST = 0.6  # relative to the full matrix: half of the entries, and the diagonal tiles
 KINDS: dict[str, tuple[Callable[..., Any], Any, Any]] = {
     "distance": (qk.scores.distance, numpy_best.distance_scores, reference.distance_scores),
     "l1": (qk.scores.l1, numpy_best.l1_scores, reference.l1_scores),
@@ -31,7 +31,7 @@ def inputs(n: int, d: int, dtype: str) -> tuple[Array, Array]:
 
 
 def torch_blocked(torch: Any, X: Array, Y: Array, beta: float, kind: str) -> Call:
-    """A loop over row blocks, the best PyTorch we know here; distances as augmented products."""
+    """A loop over row blocks, the fastest way we know in PyTorch; distances as augmented products."""
     if kind == "distance":
         one = np.ones((len(X), 1), X.dtype)
         left = np.hstack([2 * beta * X, -beta * (X * X).sum(1, keepdims=True), one])
@@ -88,7 +88,7 @@ def run_case(group: Group, options: Options, n: int, d: int, kind: str, dtype: s
     torch = torch_module(options, group)
     if torch is not None:
         contenders["torch, blocked"] = torch_blocked(torch, X, Y, beta, kind)
-    # Exact distances are slow in NumPy: one row in twenty, the first and the last among them.
+    # Exact distances are slow in NumPy, so only one row in twenty is checked, and the first and the last.
     checked = np.unique(np.append(np.arange(0, n, 20), n - 1))
     exact = reference.logsumexp(make_exact(X[checked], Y, beta), len(checked))
     seen = reference.causal(make_exact(X[checked], Y, beta), checked, n)
@@ -134,7 +134,7 @@ def run(options: Options) -> Group:
         "entry, at the rate of libmvec or of qkcore's own exp on data in L1, whichever is faster in "
         "the same run.",
     )
-    # At d = 64 the matrix product is the work and its rate is reached early: a smaller N will do.
+    # At d = 64 most work is the matrix product, which reaches its full rate at a smaller N.
     for d, n in ((3, 2000 if options.quick else 10000), (64, 2000 if options.quick else 4000)):
         for kind in KINDS:
             for dtype in ("float32", "float64"):

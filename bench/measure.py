@@ -1,4 +1,4 @@
-"""Attention on measures: local Lipschitz constants, W1, maximum entropy, each against the obvious way."""
+"""Attention on measures: local Lipschitz constants, W1 and maximum entropy, each against a direct method."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def ours_lipschitz(options: Options, n: int) -> Call:
 
 
 def stored_lipschitz(options: Options, n: int) -> Call:
-    """The weights kept as a matrix, products by NumPy, singular values by ARPACK."""
+    """The local constant by NumPy products with a stored matrix of weights, and ARPACK."""
     X = points(n)
 
     def call() -> float:
@@ -68,11 +68,11 @@ def exact_lipschitz(n: int) -> float:
 
 def run_lipschitz(group: Group, options: Options, n: int) -> None:
     calls = {"qkcore": ours_lipschitz(options, n)}
-    if n <= 2000:  # beyond, minutes
+    if n <= 2000:  # for larger n it takes minutes
         calls["NumPy and svds, weights stored"] = stored_lipschitz(options, n)
     exact = exact_lipschitz(n)
     errors = {name: abs(float(call()) / exact - 1) for name, call in calls.items()}  # type: ignore[arg-type]
-    # The stored way takes half a minute at full size: once is enough.
+    # With stored weights a call takes half a minute at full size, so one round is enough.
     timings = interleave(
         calls, rounds=3 if options.quick else 1, budget=10.0 if options.quick else 60.0
     )

@@ -21,20 +21,20 @@ def status_kb(key: str) -> int:
 def main() -> None:
     request = json.loads(sys.argv[1])
     environment.limit_threads(request["threads"])
-    from harness import Options  # NumPy reads the thread limits when it is imported
+    from harness import Options  # imported late, because NumPy reads the thread limits at import
 
     module = importlib.import_module(request["module"])
     call = getattr(module, request["job"])(
         Options(threads=request["threads"]), **request["arguments"]
     )
     try:
-        # Linux: "5" sets the peak back to the present, so that the set-up is not counted.
+        # On Linux, "5" resets the peak to the present value, so that the set-up is not counted.
         Path("/proc/self/clear_refs").write_text("5")
         before = status_kb("VmRSS")
         call()
         grown = (status_kb("VmHWM") - before) / 1024
     except OSError:
-        # Elsewhere: the peak so far can only hide growth below the set-up's own peak.
+        # On other systems growth below the peak of the set-up is not seen.
         unit = 1 if sys.platform == "darwin" else 1024
         start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         call()

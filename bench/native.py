@@ -1,7 +1,7 @@
-"""The C++ core without Python at every instruction-set level: runs ``make bench-native``, reads its files.
+"""Benchmarks of the C++ core without Python at every instruction-set level, by ``make bench-native``.
 
-Each kernel's time is also a multiple of what FMA, exp or memory allow it, measured beside it by the same
-program at the same level.
+Each kernel's time is also given as a multiple of the least time that the rates of FMA, exp or memory allow;
+the same program measures these rates at the same level.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Figure(NamedTuple):
     """One benchmark at one level."""
 
     ms: float
-    multiple: float  # of the time that the limit allows
+    multiple: float  # multiple of the time that the limit allows
     limit: str
     spread: float | None  # standard deviation over mean of the repetitions
 
 
 class Found(NamedTuple):
-    """What one program wrote; keys are (name, sizes, dtype, threads), and (dtype, threads) of rates."""
+    """The results of one program; keys are (name, sizes, dtype, threads), and (dtype, threads) for rates."""
 
     figures: dict[tuple[str, str, str, int], Figure]
     rates: dict[tuple[str, int], dict[str, float]]
@@ -63,13 +63,13 @@ def parts_of(name: str) -> tuple[str, str, str, int]:
 
 
 def read(path: Path) -> Found:
-    """A file of Google Benchmark: medians where it repeated, single runs where it did not."""
+    """Reads a file of Google Benchmark: medians if runs were repeated, and single runs otherwise."""
     found = Found({}, {}, [])
     spreads: dict[tuple[str, str, str, int], float] = {}
     limits: dict[tuple[str, str, str, int], dict[str, None]] = {}
     for run in json.loads(path.read_text())["benchmarks"]:
         key = parts_of(run["run_name"])
-        if "label" in run:  # the medians have none where repetitions found different limits
+        if "label" in run:  # medians have no label if the repetitions found different limits
             limits.setdefault(key, {})[run["label"]] = None
         if run.get("error_occurred"):
             failure = f"{run['run_name']}: {run['error_message']}"
@@ -80,7 +80,7 @@ def read(path: Path) -> Found:
         elif run.get("aggregate_name") == "cv":
             spreads[key] = run["real_time"]
         elif run.get("aggregate_name", "median") == "median":
-            limit = " / ".join(limits[key])  # medians come after what they are medians of
+            limit = " / ".join(limits[key])  # medians come after the runs from which they are made
             found.figures[key] = Figure(run["real_time"], run["x_limit"], limit, None)
     for key, spread in spreads.items():
         found.figures[key] = found.figures[key]._replace(spread=spread)
@@ -125,18 +125,18 @@ def figures_table(by_level: dict[str, Found]) -> list[str]:
 
 
 def build_and_run(levels: list[str], quick: bool) -> str | None:
-    """None, or why there is nothing to read."""
+    """Builds and runs the programs; returns None, or a text that says why there are no results."""
     if shutil.which("make") is None:
         return "skipped: make is not installed"
     words = ["make", "bench-native", f"NATIVE_LEVELS={' '.join(levels)}"]
-    # A make that runs this program may hand down its own arguments.
+    # If make runs this program, it passes its own arguments on in the environment.
     env = {key: value for key, value in os.environ.items() if key not in ("MAKEFLAGS", "MFLAGS")}
     done = subprocess.run(
         [*words, f"ARGS={'--quick' if quick else ''}"],
         cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
     if done.returncode == 0 or "WRONG ANSWER" in done.stdout:
-        return None  # wrong answers stand in the files
+        return None  # wrong answers are reported in the files
     print(done.stdout[-3000:], flush=True)
     if "Google Benchmark was not found" in done.stdout:
         return "skipped: Google Benchmark is not installed (Debian, Ubuntu: apt install libbenchmark-dev)"

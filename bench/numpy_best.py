@@ -1,8 +1,8 @@
-"""The best we can write with NumPy alone: what a careful user has before installing anything.
+"""The fastest code that we can write with NumPy alone, as a careful user would have it.
 
-Blocks of rows stay in cache, every intermediate goes into a buffer made beforehand, row sums are
-matrix-vector products (NumPy's own reductions are slower), and large problems are cut among Python
-threads, since NumPy releases the GIL in its loops.
+Blocks of rows stay in cache, all intermediate results go into buffers allocated beforehand, row sums are
+matrix-vector products (NumPy's reductions are slower), and large problems are divided among Python threads,
+since NumPy releases the GIL in its loops.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def dot_scores(X: Array, Y: Array, beta: float) -> Scores:
 
 
 def distance_scores(X: Array, Y: Array, beta: float) -> Scores:
-    """2 beta <x, y> - beta |y|^2 - beta |x|^2 as one product of augmented points."""
+    """Scores of distances, 2 beta <x, y> - beta |y|^2 - beta |x|^2, as one product of augmented points."""
     b = X.dtype.type(beta)
     one = np.ones((len(X), 1), X.dtype)
     left = np.hstack([2 * b * X, -b * (X * X).sum(1, keepdims=True), one])
@@ -36,7 +36,7 @@ def distance_scores(X: Array, Y: Array, beta: float) -> Scores:
 
 
 def l1_scores(X: Array, Y: Array, beta: float) -> Scores:
-    """SciPy's city-block distances, which are in double precision whatever the points are."""
+    """Scores from SciPy's city-block distances, which are always in double precision."""
     from scipy.spatial.distance import cdist
 
     def write(rows: slice, out: Array) -> None:
@@ -46,7 +46,7 @@ def l1_scores(X: Array, Y: Array, beta: float) -> Scores:
 
 
 def stable_exp(S: Array) -> Array:
-    """S := exp(S - row maximum) in place; returns the maximum, one column."""
+    """Replaces S by exp(S - row maximum) in place; returns the row maxima as one column."""
     m: Array = S.max(axis=1, keepdims=True)
     np.subtract(S, m, out=S)
     np.exp(S, out=S)
@@ -54,7 +54,7 @@ def stable_exp(S: Array) -> Array:
 
 
 class Rows:
-    """A function of row blocks, with one buffer per worker."""
+    """Applies a function to row blocks, with one buffer per worker."""
 
     def __init__(
         self, scores: Scores, n: int, m: int, dtype: type, block: int, workers: int

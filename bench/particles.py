@@ -31,7 +31,7 @@ PEERS = ("torch SDPA", "JAX scan", "diffrax")
 
 
 def inputs(n: int, d: int, dtype: str) -> tuple[Array, Array, Array, Array]:
-    """Particles, and Q, K, V that let them move by about their own size."""
+    """Particles, and Q, K and V with which they move by about the size of their cloud."""
     rng = np.random.default_rng(d)
     X = rng.standard_normal((n, d))
     Q, K = rng.standard_normal((2, d, d)) / d**0.75
@@ -108,20 +108,20 @@ def jax_scan(options: Options, n: int, d: int, dtype: str, steps: int = STEPS) -
 
 
 def diffrax_rk4(options: Options, n: int, d: int, dtype: str, steps: int = STEPS) -> Call:
-    """diffeqsolve with constant steps and the classical tableau, which diffrax leaves to its users."""
+    """diffrax's diffeqsolve with constant steps and the classical RK4 tableau, which diffrax lacks."""
     import diffrax
     import jax
 
     jax.config.update("jax_enable_x64", True)
     X, Q, K, V = (jax.numpy.asarray(a) for a in inputs(n, d, dtype))
-    # Times of the data's type: doubles would turn the whole flow into doubles.
+    # Times must have the dtype of the data; doubles would make the whole flow double.
     start, end, h = (X.dtype.type(t) for t in (0.0, SPAN[1] / STEPS * steps, SPAN[1] / STEPS))
 
     class RK4(diffrax.AbstractERK):  # type: ignore[misc]
         tableau = diffrax.ButcherTableau(
             c=np.array([0.5, 0.5, 1.0], dtype),
             b_sol=(np.array([1, 2, 2, 1]) / 6).astype(dtype),
-            b_error=np.zeros(4, dtype),  # nothing adapts to it
+            b_error=np.zeros(4, dtype),  # unused, because steps are constant
             a_lower=tuple(np.array(a, dtype) for a in ([0.5], [0.0, 0.5], [0.0, 0.0, 1.0])),
         )
         interpolation_cls = diffrax.ThirdOrderHermitePolynomialInterpolation.from_k
@@ -160,11 +160,11 @@ def contenders(options: Options, group: Group) -> dict[str, Any]:
 
 
 def exact(n: int, d: int, dtype: str, steps: int) -> Array:
-    """The same steps in float64, from the inputs as rounded to the dtype."""
+    """The result of the same steps in float64, from inputs that are rounded to the dtype."""
     X, Q, K, V = (a.astype(np.float64) for a in inputs(n, d, dtype))
     field = qk.AttentionField("softmax", Q=Q, K=K, V=V)
     end = SPAN[1] * steps / STEPS
-    if n <= 2000:  # not by ourselves
+    if n <= 2000:  # computed without qkcore
 
         def velocity(x: Array) -> Array:
             s = (x @ Q.T) @ (x @ K.T).T
@@ -190,7 +190,7 @@ def run_case(group: Group, options: Options, n: int, d: int, dtype: str) -> None
     for name, timing in timings.items():
         group.add(Row(case, name, timing, pairs, timing.minimum / mine, errors[name]))
     group.check(case, errors["qkcore"], BOUND[dtype])
-    # d FMA for the score of a pair, one exp, d FMA for its share of the mean.
+    # A pair takes d FMA for its score, one exp, and d FMA for its part of the mean.
     least = floor.seconds(pairs, 2 * d)
     if least is not None:
         group.add(Row(case, "floor: FMA and exp", Timing((least,)), pairs, least / mine))
@@ -205,7 +205,7 @@ def run_case(group: Group, options: Options, n: int, d: int, dtype: str) -> None
 
 
 def run_large(group: Group, options: Options, n: int, d: int, dtype: str) -> None:
-    """Fewer steps, for the peers to come to an end; figures are for all of STEPS, scaled."""
+    """Fewer steps, so that the peers finish; the times are scaled to STEPS steps."""
     steps = 2
     jobs = contenders(options, group)
     calls = {name: job(options, n, d, dtype, steps) for name, job in jobs.items()}

@@ -1,4 +1,4 @@
-"""The other libraries: present or skipped with a line that says what to install."""
+"""Imports other libraries; one that is missing is skipped with a line that says what to install."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WANTED = {
 
 
 def optional(name: str, group: Group | None = None) -> ModuleType | None:
-    """The peer's module, or None with a visible note in the group."""
+    """The peer's module; if it is missing, None, and a note in the group."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -46,7 +46,7 @@ def torch_module(options: Options, group: Group | None = None) -> Any:
 
 
 def blas_threads_setter() -> Callable[[int], None] | None:
-    """A function that sets the number of threads of NumPy's BLAS, where threadpoolctl is there."""
+    """A function that sets the number of threads of NumPy's BLAS; None without threadpoolctl."""
     control = optional("threadpoolctl")
     if control is None:
         return None

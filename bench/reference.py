@@ -1,4 +1,4 @@
-"""Answers in float64 NumPy, row block by row block. Slow and plain on purpose."""
+"""Reference answers in float64 NumPy by blocks of rows. They are slow and simple on purpose."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def dot_scores(X: Array, Y: Array, beta: float) -> Callable[[slice], Array]:
 
 
 def distance_scores(X: Array, Y: Array, beta: float) -> Callable[[slice], Array]:
-    """-beta |x - y|^2 by differences, one coordinate at a time: no cancellation to explain away."""
+    """-beta |x - y|^2 by differences, one coordinate at a time, so that there is no cancellation."""
     X64, Y64 = X.astype(np.float64), Y.astype(np.float64)
 
     def scores(rows: slice) -> Array:

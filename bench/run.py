@@ -1,7 +1,7 @@
-"""Run the benchmarks: ``python bench/run.py [all | group ...] [--quick] [--write-docs]``.
+"""Runs the benchmarks: ``python bench/run.py [all | group ...] [--quick] [--write-docs]``.
 
 Each group is a module with ``run(options) -> Group``. Results go to bench/results/<group>.json and
-to the screen. A missed target is reported and does not fail the run; a wrong answer does.
+to the screen. A missed target is only reported, but a wrong answer makes the run fail.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def main() -> int:
     except ImportError as problem:
         print(f"qkcore cannot be imported ({problem}); install it first: pip install .")
         return 1
-    import report  # these import NumPy, which reads the thread limits once
+    import report  # imported late, because they import NumPy, which reads the thread limits only once
     from harness import Options, patience
 
     if asked.rewrite:
@@ -108,7 +108,7 @@ def main() -> int:
         print(f"{path.name} written after {time.perf_counter() - began:.0f} s\n", flush=True)
         if (
             asked.write_docs and not asked.quick
-        ):  # at once: a run that is stopped later has still written this one
+        ):  # at once, so that it is written even if the run is stopped later
             report.write_document([group], record)
     targets = [target for group in groups for target in group.targets]
     print(f"{sum(t.met for t in targets)} of {len(targets)} targets met")

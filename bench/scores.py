@@ -1,4 +1,4 @@
-"""Score estimation by denoising on laws whose score is known: errors at every noise level, time of a fit."""
+"""Score estimation by denoising, for laws with known scores: errors by noise level, and time of a fit."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LAWS: dict[str, tuple[Callable[..., Array], Callable[..., Array]]] = {
 
 
 def errors(fit: score.ScoreFit, law: str, rng: np.random.Generator) -> list[float]:
-    """Relative root mean square error on fresh samples of the smoothed law, level by level."""
+    """Relative root mean square error on new samples of the smoothed law, for each noise level."""
     sample, truth = LAWS[law]
     out = []
     for sigma in map(float, fit.sigmas):

@@ -1,4 +1,4 @@
-"""Mobility of many rows, all eigenvalues of one, depth diagnostics of a whole stack, a flow."""
+"""Mobility of many rows, all eigenvalues of one row, depth diagnostics of a whole stack, and a flow."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def diagnose(z: Array) -> tuple[depth.DepthBudget, depth.BVDetector, float]:
 
 
 def whole_stack(options: Options) -> Call:
-    """What memory.py watches: the logits built, the diagnostics returned."""
+    """Builds the logits and returns the call whose memory memory.py measures."""
     z = stack(options)
     return lambda: diagnose(z)
 
@@ -145,7 +145,7 @@ def eigenvalues(group: Group, options: Options) -> None:
 
 
 def flow(group: Group, options: Options) -> None:
-    """A drift with a known solution: log-ratios relax as exp(-t)."""
+    """A drift with a known solution, for which log-ratios decay like exp(-t)."""
     p = rows(1, 64, "float64")[0]
     want = qk.simplex.from_logits(np.exp(-2.0) * np.log(p))
 

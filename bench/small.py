@@ -1,4 +1,4 @@
-"""Small problems: the fixed cost of a call, and N = 64 ... 400 against NumPy at its best."""
+"""Small problems: the fixed cost of a call, and N = 64 ... 400 against the best NumPy code."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from peers import blas_threads_setter, optional
 OVERHEAD_US = 10.0
 BOUND = {"float32": 2e-6, "float64": 5e-15}
 BETA = 0.3
-# The first two milliseconds after the pause between contenders take up to twice as long, for all of them:
-# clock and caches are cold. A sample outlasts that, as the loops that small calls are made in do.
+# In the first two milliseconds after the pause between contenders, all of them are up to two times slower,
+# because clock and caches are cold. A sample is much longer than that, as are loops with small calls.
 SAMPLE = 0.02
-WHOLE = "softmax(scores.dot(X)) @ V"  # several calls: shown, not held to the target of one
+WHOLE = "softmax(scores.dot(X)) @ V"  # several calls, so the target of one does not apply
 
 
 def steps(n: int, d: int, dtype: str) -> dict[str, Call]:
-    """Each public step on its own, then the whole line that a user writes."""
+    """Each public step alone, and the whole line that a user writes."""
     rng = np.random.default_rng(0)
     X, V = rng.standard_normal((2, n, d)).astype(dtype)
     s = qk.scores.dot(X, beta=BETA)
@@ -37,7 +37,7 @@ def steps(n: int, d: int, dtype: str) -> dict[str, Call]:
 def run_overhead(group: Group, options: Options) -> None:
     for n in (1, 8):
         calls = steps(n, 2, "float64")
-        # Nothing here leaves threads spinning, so a short pause will do.
+        # No threads keep spinning after these calls, so a short pause suffices.
         timings = interleave(calls, rounds=25, budget=3, sample=0.002, settle=0.002)
         for name, timing in timings.items():
             group.add(Row(f"one call, N={n} d=2 float64", name, timing))
@@ -46,11 +46,11 @@ def run_overhead(group: Group, options: Options) -> None:
 
 
 class NumPySmall:
-    """softmax(beta X Y^T) V and its log-sum-exp: buffers made beforehand, nothing else.
+    """softmax(beta X Y^T) V and its log-sum-exp with buffers allocated beforehand, and without any checks.
 
-    Several formulations, since which one wins depends on the size: scores stored by rows or by
-    columns (the maximum over the first axis vectorises better), row sums apart or as one more
-    column of V.
+    There are several formulations, because the size decides which one is fastest: scores stored by rows or by
+    columns (the maximum over the first axis vectorises better), and row sums computed separately or as one
+    more column of V.
     """
 
     def __init__(self, X: Array, Y: Array, V: Array) -> None:
@@ -135,7 +135,7 @@ def contenders(X: Array, Y: Array, V: Array, op: str) -> dict[str, Call]:
 
 
 def run_case(group: Group, options: Options, n: int, d: int, op: str, dtype: str) -> float:
-    """Adds the rows of one case, returns how many times faster than NumPy we are."""
+    """Adds the rows of one case; returns how many times faster than NumPy qkcore is."""
     rng = np.random.default_rng(n)
     X, Y = rng.standard_normal((2, n, d)).astype(dtype)
     V = rng.standard_normal((n, d) if op == "matrix" else n).astype(dtype)
@@ -149,14 +149,14 @@ def run_case(group: Group, options: Options, n: int, d: int, op: str, dtype: str
     setups: dict[str, Call] = {}
     set_blas = blas_threads_setter()
     if set_blas is not None and options.threads > 1:
-        # Which number of BLAS threads is faster changes with N: NumPy gets to choose.
+        # The best number of BLAS threads depends on N, so NumPy competes with one and with all.
         for name in [name for name in calls if name.startswith("NumPy")]:
             single = f"{name}, 1 BLAS thread"
             calls[single], errors[single] = calls[name], errors[name]
             setups[single] = lambda: set_blas(1)
             setups[name] = lambda: set_blas(options.threads)
-    # The best of many noisy times is the luckiest: NumPy's formulations compete first, and the fastest
-    # of them then has as many rounds as we have.
+    # The best of more noisy times is smaller by luck. So NumPy's formulations compete first, and the fastest
+    # of them then has as many rounds as qkcore.
     names = [name for name in calls if name.startswith("NumPy")]
     tried = interleave(
         {name: calls[name] for name in names}, budget=3, sample=SAMPLE, setups=setups
@@ -172,7 +172,7 @@ def run_case(group: Group, options: Options, n: int, d: int, op: str, dtype: str
     for name in ("qkcore", kept):
         timing = timings[name]
         group.add(Row(case, name, timing, n * n, timing.minimum / mine, errors[name]))
-    # Averages of V shrink with N while rounding does not: the bound is relative to V.
+    # The bound is relative to V, because averages of V shrink with N while rounding errors do not.
     scale = 1.0 if op == "logsumexp" else float(np.abs(exact).max() / np.abs(V).max())
     group.check(f"small {case}", errors["qkcore"] * scale, BOUND[dtype])
     return timings[kept].minimum / mine

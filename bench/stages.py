@@ -1,4 +1,4 @@
-"""Where the time of a row reduction goes: the stages of one tile, beside their bounds."""
+"""Times the stages of one tile of a row reduction, and compares them with their bounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FMAS = {"score and maximum, dot d=3": 3, "score dot d=64": 64, "product k=64": 6
 
 
 def bound(name: str, rates: dict[str, float]) -> float | None:
-    """ns per entry that no arrangement of the same arithmetic can beat."""
+    """Least time in ns per entry: no arrangement of the same arithmetic can be faster."""
     if name in FMAS:
         return 2 * FMAS[name] / rates["fma"]
     if name.startswith("exp"):

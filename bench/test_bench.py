@@ -1,11 +1,11 @@
-"""The groups' cases through pytest-benchmark: ``pytest bench --benchmark-only [--groups a,b] [--full]``.
+"""Runs the groups' cases with pytest-benchmark: ``pytest bench --benchmark-only [--groups a,b] [--full]``.
 
-Nothing is written twice: each group of run.py is run with its timing replaced by a recorder, which keeps the
-contenders (qkcore, the NumPy reference, the installed peers), while the group computes its answers and
-checks them as always. Then every contender of every case is a benchmark here, grouped by case.
+The cases are not written a second time. Each group of run.py runs with a recorder in the place of the timer.
+The recorder keeps the contenders (qkcore, the NumPy reference, the installed peers), while the group computes
+its answers and checks them as always. Then every contender of every case is a benchmark, grouped by case.
 
-pytest-benchmark times one contender after the other; bench/run.py, which interleaves them, is the source of
-published figures. Collected only when asked for: ``testpaths`` is tests/.
+pytest-benchmark times one contender after the other. Published figures come from bench/run.py, which
+interleaves them. This file is not collected by default, because ``testpaths`` is tests/.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ import harness
 import run
 
 pytest.importorskip("pytest_benchmark", reason="pip install 'qkcore[bench]'")
-pytestmark = pytest.mark.filterwarnings("ignore")  # what peers warn of is theirs
+pytestmark = pytest.mark.filterwarnings("ignore")  # warnings of peers are not our concern
 
-# Their steps time themselves (whole flows, training, native programs, other processes).
+# Groups that time their steps themselves (whole flows, training, native programs, other processes).
 WITHOUT_CALLS = ("limits", "isb", "scores", "isa", "stages", "native", "growth")
 GROUPS = tuple(name for name in run.GROUPS if name not in WITHOUT_CALLS)
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a group's run under the recorder gave."""
+    """The results of a group's run with the recorder."""
 
     calls: tuple[harness.Recorded, ...]
     failures: tuple[str, ...]
@@ -63,7 +63,7 @@ def asked(config: pytest.Config) -> list[str]:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """One test per contender; the groups are run here, since only they know their contenders."""
+    """Makes one test per contender. The groups run here, since only they know their contenders."""
     full = metafunc.config.getoption("--full")
     cases = [
         (name, k) for name in asked(metafunc.config) for k in range(len(record(name, full).calls))
@@ -79,7 +79,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def test_contender(case: tuple[str, int], benchmark: Any, request: pytest.FixtureRequest) -> None:
     found = record(case[0], request.config.getoption("--full"))
     recorded = found.calls[case[1]]
-    # Ours: the group's own check against its own bound. Everybody: a finite error, where one is computed.
+    # qkcore is checked by the group against its bound. Every contender with an error must have a finite one.
     if recorded.contender.startswith("qkcore"):
         assert not [text for text in found.failures if recorded.case in text]
     if recorded.error is not None:

@@ -1,4 +1,4 @@
-"""Wrong values for an argument whose right value is known: what each public function must refuse."""
+"""Wrong values of arguments, made from right ones, which every public function must refuse."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def faults(call: Call) -> Iterator[tuple[str, str, Any]]:
             wrong = of_object(value)
         for fault, bad in wrong:
             if name in ("seed", "rng") and fault in ("huge", "list"):
-                continue  # NumPy takes both
+                continue  # NumPy accepts both
             yield name, fault, bad
         if _required(call, name):
             yield name, "None", None
@@ -75,9 +75,9 @@ def _required(call: Call, name: str) -> bool:
     return parameter is not None and parameter.default is inspect.Parameter.empty
 
 
-# What looks wrong and has a meaning, by case and argument.
+# Values that look wrong but have a meaning, by case and argument.
 TAKES: dict[tuple[str, str], tuple[str, ...]] = {
-    # numbers kept as objects are converted, as scikit-learn asks of estimators
+    # numbers in object arrays are converted, which scikit-learn requires of estimators
     **{
         (name, argument): ("object",)
         for name in (
@@ -111,13 +111,13 @@ TAKES: dict[tuple[str, str], tuple[str, ...]] = {
             ("twisted_energy", "mean"),
         )
     },
-    # no times; for ever
+    # no times at all; integration without end
     **{
         (f"gaussian.{case}", "t"): ("empty", "inf")
         for case in ("l2_line", "sinkhorn_line", "softmax_line")
     },
     ("gaussian.softmax_blow_up_line", "v"): ("empty",),
-    # a mask that far away keeps everything or nothing
+    # a band that is so far from the diagonal keeps everything or nothing
     ("Scores", "offset"): ("huge", "minus huge"),
     # complex operators
     ("magnetic.gauge_transform", "E"): ("complex",),

@@ -1,4 +1,4 @@
-"""Random hard bridges, and an oracle in extended precision that shares nothing with the library.
+"""Random hard bridges, and an oracle in extended precision that uses no code of the library.
 
 ``python -m tests.attack 20000`` runs a campaign and prints what it found; tests/test_attack.py runs a
 small one.
@@ -139,10 +139,10 @@ def true_residual(p: Problem, k: int, f: Any, g: Any) -> float:
     log[:, np.isneginf(g)] = -np.inf
     balanced = all(map(math.isinf, penalty))
     top = Long(0) if balanced else log.max()
-    if np.isneginf(top):  # the empty plan: right only where weights see no entry
+    if np.isneginf(top):  # the empty plan, which is right only if no entry with weights is left
         seen = ~np.isneginf(p.exact[k]) & (mu > 0)[:, None] & (nu > 0)
         return math.inf if seen.any() else 0.0
-    with np.errstate(over="ignore"):  # potentials of a problem without a solution may run away
+    with np.errstate(over="ignore"):  # potentials of a problem without a solution may diverge
         plan = np.exp(log - top)
     worst = Long(0)
     for sums, w, potential, strength, axis in (
@@ -152,7 +152,7 @@ def true_residual(p: Problem, k: int, f: Any, g: Any) -> float:
         if math.isinf(strength):
             wanted = w * np.exp(-top)
         else:
-            # A row that no entry reaches has no mass whatever the penalty is.
+            # A row without entries has no mass, whatever the penalty is.
             reached = (~np.isneginf(p.exact[k]) & _live(nu if axis else mu, axis)).any(axis=axis)
             with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
                 wanted = np.exp(np.log(w) - potential / Long(strength) - top)
@@ -217,7 +217,7 @@ def out_of_range(p: Problem) -> bool:
         f, g = np.zeros_like(mu), np.where(np.isneginf(nu), -np.inf, 0)
         for _ in range(2000):
             f = np.where(np.isneginf(mu), -np.inf, damping[0] * (mu - log_sum(Z + g, 1)))
-            f[np.isposinf(f)] = -np.inf  # a row that sees nothing
+            f[np.isposinf(f)] = -np.inf  # a row whose entries are all masked
             g = np.where(np.isneginf(nu), -np.inf, damping[1] * (nu - log_sum(Z + f[:, None], 0)))
             g[np.isposinf(g)] = -np.inf
         log_mass = log_sum((f[:, None] + Z + g).ravel(), 0)

@@ -1,8 +1,8 @@
 """A campaign of random hard inputs: ``python -m tests.attack_campaign SECONDS SEED [FAMILY ...]``.
 
-SECONDS are of processor time. It prints every error beyond its bound at once, with the family and the
-seed that show it again, and at the end (or at Ctrl-C) the worst error of every function as a share of
-its bound.
+SECONDS is processor time. The program prints every error beyond its bound at once, with the family and the
+seed that reproduce it. At the end (or at Ctrl-C) it prints the worst error of every function, relative to its
+bound.
 """
 
 from __future__ import annotations

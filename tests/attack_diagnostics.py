@@ -1,7 +1,7 @@
 """Random hard inputs for diagnostics, observables and bounds on measures.
 
-Figures are compared with their formulas in extended precision or with linear programmes; a bound is
-compared with what is measured here, at random and where it is known to be attained: it is never below.
+Results are compared with their formulas in extended precision, or with linear programmes. Bounds are compared
+with values measured here, for random inputs and for inputs that are known to attain the bound.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def depths(rng: Rng) -> Iterator[Found]:
     alpha2 = lipschitz * 2 / Long(tau) * np.exp(growth + constants.M_b * 2 / Long(tau)) / 2
     want = alpha1 * sup.max() + alpha2 * np.square(sup).sum()
     yield "depth.budget, Xi", worst(abs(got.xi - want), 8 * few * want)
-    # A stream whose steps differ by less than half, but for one that is a hundred times as large.
+    # A stream whose steps differ by less than half, except for one that is a hundred times as large.
     norms = rng.uniform(1, 1.5, L)
     jump, window = int(rng.integers(3, L)), int(rng.integers(1, 9))
     norms[jump] *= 100
@@ -195,7 +195,7 @@ def curvatures(rng: Rng) -> Iterator[Found]:
     cost = abs(points[:, None] - points).sum(axis=2)
     best = programme(cost, p, q)
     if best is not None:
-        # Either programme may leave its constraints by 1e-7.
+        # Either linear programme may violate its constraints by 1e-7.
         off = abs(curvature.w1(p, q, points=points) - best)
         yield "curvature.w1, points", worst(off, 4e-7 * n * cost.max())
     m = int(rng.integers(2, 17))
@@ -222,7 +222,7 @@ def moves(rng: Rng) -> Iterator[Found]:
     tv = [abs(softmax((z + step)[None].astype(Long))[0][0] - p).sum() / 2 for step in steps]
     tail = float(np.delete(p, top).sum())
     q = np.asarray(p, float)
-    # Both are attained: rounding may put what moves above them, by the roundings of p and of exp.
+    # Both bounds are attained, so rounding of p and of exp may put the measured value above them.
     slack = 1 + 64 * V * E * (1 + R)
     least = 64 * V * E
     yield "motion_bound", worst(max(tv), float(qk.schedule.motion_bound(q, R)) * slack + least)
@@ -298,7 +298,7 @@ def observables(rng: Rng) -> Iterator[Found]:
             ),
         )
     Y = np.round(rng.normal(size=(n, d)) * 4)
-    close = np.square(Y[:, None] - Y).sum(axis=2) <= 2.25  # no pair is at 1.5 but for rounding
+    close = np.square(Y[:, None] - Y).sum(axis=2) <= 2.25  # no pair is at 1.5, except by rounding
     label = np.arange(n)
     for _ in range(n):
         label = np.array([label[close[i]].min() for i in range(n)])
@@ -331,7 +331,7 @@ def observables(rng: Rng) -> Iterator[Found]:
 
     at = cloud[0] * 0.99
     J = np.stack([(gamma(at + step * u) - gamma(at - step * u)) / (2 * step) for u in np.eye(d)])
-    # A difference quotient is a mean of derivatives in the ball: only rounding can take it above a bound.
+    # A difference quotient is a mean of derivatives in the ball, so only rounding can take it above a bound.
     rounding = (
         64
         * d
@@ -379,7 +379,7 @@ def contractions(rng: Rng) -> Iterator[Found]:
         return weights(at, cloud) @ cloud
 
     cloud, other = inside(), inside()
-    few = 1 + 1e-6  # of the linear programmes; ratios of tiny distances are left out
+    few = 1 + 1e-6  # tolerance of the linear programmes; ratios of tiny distances are left out
     a, b = rng.uniform(-half, half, (2, 1, d))
     if rng.random() < 0.5:
         b = np.clip(a + 1e-3 * half * rng.normal(size=(1, d)), -half, half)
@@ -412,7 +412,8 @@ def contractions(rng: Rng) -> Iterator[Found]:
         dX = rng.normal(size=(n, d))
         w = W.astype(Long)
         ds = beta * (dX @ w @ x.T + x @ w @ dX.T)
-        # The derivative of a softmax mean: of the points, and of the weights times what lies off the mean.
+        # The derivative of a softmax mean: that of the points, and that of the weights, which multiplies
+        # the distance of the points from the mean.
         want = P @ dX + (P * ds) @ x - (P * ds).sum(axis=1, keepdims=True) * (P @ x)
         sizes = abs(dX).sum() * (1 + 4 * scores)
         got = AttentionJacobian(kernel, cloud).apply(dX)
@@ -420,7 +421,8 @@ def contractions(rng: Rng) -> Iterator[Found]:
         J = AttentionJacobian(kernel, cloud)
         dense = J.to_numpy()
         norm = np.linalg.norm(dense.reshape(n * d, n * d), 2)
-        found = J.spectral_norm()  # from below, to its tolerance of 1e-3
+        # The measured value approaches it from below, to a tolerance of 1e-3.
+        found = J.spectral_norm()
         yield "AttentionJacobian.spectral_norm", worst(found.value, norm * (1 + 1e-9))
         report_l = qk.measure.lipschitz(kernel, cloud, queries=4, climbs=2)
         centred = x[None] - (P @ x)[:, None]
@@ -456,7 +458,7 @@ def neighbours(rng: Rng) -> Iterator[Found]:
     if images is not None:
         found = qk.measure.gaussian_lipschitz(kernel, Measure(X), Measure(Y))
         yield "measure.gaussian_lipschitz", worst(images / apart, found.bound + 1e-3)
-        # Programmes may leave their constraints by 1e-7, each with costs up to 8 d.
+        # Linear programmes may violate their constraints by 1e-7, each with costs up to 8 d.
         slack = 4e-7 * n * 16 * d / apart * (1 + images / apart)
         yield (
             "measure.gaussian_lipschitz, measured",

@@ -2,8 +2,8 @@
 
 Velocities and maps are compared with dense formulas in extended precision, Gaussian transport with its
 closed form in 40 digits, and flows with closed forms or SciPy's DOP853 at a far smaller tolerance. An
-adaptive integrator keeps the error of every step below its tolerance; the bound is their sum, each grown
-by exp(L T) with the largest Jacobian L on the way.
+adaptive integrator keeps the error of every step below its tolerance. The bound is the sum of these errors,
+multiplied by exp(L T), where L is the largest norm of the Jacobian along the flow.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def doubly_normalised(z: Any, w: Any) -> Any:
         share = min(Long(1), 2 / abs(step).max())
         f, g = f + share * step[:n], g + share * step[n:]
         plan, off = missing(f, g)
-    # The tolerance of the library's own solve is thousands of times larger; where the spectral gap vanishes,
+    # The tolerance of the library's solve is thousands of times larger; where the spectral gap vanishes,
     # rounding of large potentials leaves some 1e-15.
     if not abs(off).sum() < 1e-13:
         raise ArithmeticError(f"the oracle's marginals are off by {abs(off).sum():.3g}")
@@ -175,7 +175,7 @@ def mobilities(rng: Rng) -> Iterator[Found]:
     dense = (np.diag(exact) - np.outer(exact, exact)) / Long(tau)
     eps, e = float(np.finfo(dtype).eps), float(np.finfo(float).eps)
     yield "Mobility.to_numpy", worst(abs(J.to_numpy() - dense), 8 * eps * exact[:, None] / tau)
-    # The mass of p is 1 to a few eps of the dtype only; figures are taken in double.
+    # The mass of p is 1 only to a few eps of the dtype; the results are computed in double.
     yield "Mobility.trace", worst(abs(J.trace - np.trace(dense)), (n + 16) * eps / tau)
     yield "Mobility.tail", worst(abs(J.tail - (1 - exact.max())), (n + 16) * eps)
     if n > 1:
@@ -197,7 +197,7 @@ def mobilities(rng: Rng) -> Iterator[Found]:
     W = rng.normal(size=(int(rng.integers(1, 5)), n)).astype(dtype)
     a = float(10.0 ** rng.uniform(-1, 1))
     effective = qk.simplex.EffectiveMobility(p, W, a, tau)
-    # J sees differences from the most probable entry only: p (1 - p) has no digits left near a vertex.
+    # J depends only on differences from the most probable entry, since p (1 - p) cancels near a vertex.
     d = (W.astype(Long) - W[:, [int(J.p.argmax())]]).T
     factor = exact[:, None] * (d - exact @ d) / Long(tau)
     sizes = exact[:, None] * (abs(d) + exact @ abs(d)) / Long(tau)
@@ -321,7 +321,7 @@ def gaussian_flows(rng: Rng) -> Iterator[Found]:
             rtol=rtol,
             atol=rtol,
         )
-        # The flow of maps P has P S P' as law: errors of P count twice, times the covariance.
+        # The law of the flow of maps P is P S P', so errors of P count twice, times the covariance.
         largest = max(1.0, norm, float(abs(end).max()))
         bound = int(np.max(sol.n_steps)) * 2 * rtol * largest * 2 * np.exp(2 * lipschitz * T)
         error = abs(sol.cov[-1].ravel() - end)
@@ -402,9 +402,9 @@ def particles(rng: Rng) -> Iterator[Found]:
     largest = max(1.0, float(abs(end).max()))
     steps = sol.n_steps * 2 * rtol * np.sqrt(n * d) * largest * np.exp(lipschitz * T)
     if kind == "relu" and (_seen(x, Q, K, heads) != _seen(end.reshape(n, d), Q, K, heads)).any():
-        # A score changes its sign on the way, where the velocity has a kink. Error estimates of a step rest
-        # on smoothness, so what holds is the bound of any method: the velocity moves by at most
-        # Lipschitz times way during the flow.
+        # A score changes its sign during the flow, where the velocity has a kink. Error estimates of a step
+        # assume smoothness, so only the bound for any method holds: the velocity changes by at most the
+        # Lipschitz constant times the length of the path.
         steps += 2 * lipschitz * T * float(np.linalg.norm(end - x.ravel()))
     yield f"flow, {kind}", worst(abs(sol.x[-1].ravel() - end), steps + bound * T)
 

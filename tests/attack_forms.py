@@ -1,7 +1,7 @@
 """Random hard inputs for closed forms, approximations of kernels and measures, and small choices of scale.
 
-Closed forms are evaluated in extended precision or 40 digits, from the equation that they solve wherever
-that is possible; approximations are compared with what a singular value decomposition says of them.
+Closed forms are evaluated in extended precision or with 40 digits, if possible from the equation that they
+solve. Approximations are compared with results of singular value decompositions.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def gaussian_forms(rng: Rng) -> Iterator[Found]:
     want = (q * (s / (1 - rates * t))) @ q.T
     # 1 - t rate is at least a half.
     yield "gaussian.Commuting", worst(abs(found(t) - want), 1e3 * d * E * float(s.max()))
-    # The Jacobian, off the commuting laws too, on which a rounding of the start may grow.
+    # The Jacobian is also taken in directions that do not commute, in which rounding of the start may grow.
     lipschitz = 8 * float(abs(a).max() * abs(v).max()) * float(s.max())
     t = min(t, 2 / lipschitz)
     want = (q * (s / (1 - rates * t))) @ q.T
@@ -140,7 +140,7 @@ def gaussian_forms(rng: Rng) -> Iterator[Found]:
     inner = np.eye(d) - small.T @ cov @ small @ cov
     want = 0.5 / np.sqrt(np.linalg.det(inner))
     got = qk.gaussian.twisted_energy(None, cov, small)
-    # The singular values are at most 0.3: the determinant is well conditioned, but for the root of cov.
+    # The singular values are at most 0.3, so the determinant is well conditioned, except for the root of cov.
     yield "gaussian.twisted_energy", worst(abs(got - want), 64 * d * E * float(np.linalg.cond(cov)))
     epsilon = float(10.0 ** rng.uniform(-1, 1))
     Q, K = (rng.normal(size=(d, d)) for _ in range(2))
@@ -178,7 +178,7 @@ def approximations(rng: Rng) -> Iterator[Found]:
     best = float(values[r]) if r < len(values) else 0.0
     left, right = G.left.astype(Long), G.right.astype(Long)
     error = np.linalg.norm((left @ right - Z).astype(float), 2)
-    # Eckart and Young, and LAPACK's error of n eps of the norm.
+    # The bound of Eckart and Young, plus LAPACK's error of n eps times the norm.
     yield "low_rank", worst(error, best + 16 * (n + m) * E * values[0])
     X = rng.normal(size=(n, 2))
     s = qk.scores.distance(X, beta=float(10.0 ** rng.uniform(-4, 4)))
@@ -186,7 +186,7 @@ def approximations(rng: Rng) -> Iterator[Found]:
     count = int(rng.integers(1, n + 1))
     F = qk.nystrom(s, count, rng=int(rng.integers(100)))
     rest = K - (F.left @ F.right)
-    # What is left is positive semidefinite, and no larger than the kernel; eigenvalues of the landmarks'
+    # The remainder is positive semidefinite, and no larger than the kernel; eigenvalues of the landmarks'
     # block below count eps are cut, roots of which times the columns are what may be lost.
     lost = np.sqrt(n * count * E) * n * 8
     low, high = np.linalg.eigvalsh((rest + rest.T) / 2)[[0, -1]]

@@ -1,10 +1,10 @@
-"""Random hard inputs for the functions beside bridges, and oracles that share nothing with the library.
+"""Random hard inputs for all functions except bridges, and oracles that use no code of the library.
 
 tests/attack_campaign.py runs campaigns and prints the worst error of every function as a share of
 its bound; tests/test_attack_functions.py runs some draws with fixed seeds. tests/attack.py does the
 same for bridges, tests/test_engine_attack.py for sums over every kind of score.
 
-Covered, and by what oracle:
+Functions that are covered, and their oracles:
 
 - softmax operators (products from both sides, arrays, entropy, expected score, Doob transforms,
   currents, entropy production, total variation) and ``semi_relaxed``: the formulas in extended
@@ -57,7 +57,7 @@ def operators(rng: Rng) -> Iterator[Found]:
     z = logs(rng, n, m, dtype, 10.0 ** rng.uniform(-3, 3), rng.choice([0, 0.3]))
     A = qk.softmax(qk.scores.dense(laid_out(rng, z)))
     P, below = softmax(z)
-    # An exponent is rounded to eps of its size, a weight, a sum and a quotient a few times more.
+    # An exponent is rounded to eps of its size; a weight, a sum and a quotient add a few roundings.
     off = P * eps * (16 + m + below) + tiny
     yield "to_numpy", worst(abs(A.to_numpy() - P), off)
     V = numbers(rng, (m, 3), dtype, scale_of(rng, dtype))
@@ -73,7 +73,7 @@ def operators(rng: Rng) -> Iterator[Found]:
     yield "entropy", worst(abs(A.entropy() - entropy), eps * spread * 2 + m * tiny)
     expected = (P * finite).sum(axis=1)
     bound = (off * abs(finite)).sum(axis=1) * 2 + m * tiny
-    # Moments are taken of what lies below the largest score, which is then added.
+    # Moments are computed for scores relative to the largest one, which is then added.
     bound += eps * 16 * (abs(finite).max(axis=1) + (P * below).sum(axis=1))
     yield "expected_score", worst(abs(A.expected_score() - expected), bound)
     w = logs(rng, n, m, dtype, 10.0 ** rng.uniform(-3, 3), 0)
@@ -165,7 +165,7 @@ def divergences(rng: Rng) -> Iterator[Found]:
         if name == "squared_distance" and d <= 16:  # from differences
             bound = (d + 4) * eps * want + 4 * d * tiny
         elif name == "squared_distance":
-            # From products around the mean of Y, which is rounded itself.
+            # From products around the mean of Y, which is rounded too.
             moved = m * np.finfo(float).eps * abs(y).max()
             c = y.mean(axis=0)
             wide = np.square(abs(x - c) + moved).sum(axis=1)[:, None]
@@ -257,7 +257,7 @@ def simplex(rng: Rng) -> Iterator[Found]:
     want = -(exact * log).sum()
     bound = eps * (n + 16) * (1 + (exact * abs(log)).sum()) + n * tiny
     yield "simplex.entropy", worst(abs(qk.simplex.entropy(p) - want), bound)
-    # p (1 - p) as p times the others, for near a vertex 1 - p has no digits left.
+    # p (1 - p) is computed as p times the sum of the others, because near a vertex 1 - p cancels.
     J = -np.outer(exact, exact) / tau
     np.fill_diagonal(J, 0)
     np.fill_diagonal(J, -J.sum(axis=1))
@@ -272,7 +272,7 @@ def simplex(rng: Rng) -> Iterator[Found]:
     bound = (n + 32) * eps * frobenius + tiny
     yield "Mobility.frobenius_norm", worst(abs(mobility.frobenius_norm - frobenius), bound)
     v = numbers(rng, (n,), dtype, scale_of(rng, dtype))
-    # J sees differences only, and takes them from the largest probability.
+    # J depends only on differences, and takes them from the largest probability.
     away = v.astype(Long) - v[mobility.p.argmax()]
     sizes = exact * (abs(away) + exact @ abs(away)) / tau
     got = mobility.apply(v)
@@ -315,7 +315,7 @@ def temperatures(rng: Rng) -> Iterator[Found]:
     P, below = softmax(z[None].astype(Long) / Long(tau))
     with np.errstate(divide="ignore", invalid="ignore"):
         H = -(np.where(P > 0, P * np.log(P), 0)).sum()
-    # tau is rounded, and the entropy that it was compared by: dH/dlog(tau) is the variance of the exponents.
+    # tau is rounded, and so is the entropy that determined it: dH/dlog(tau) is the variance of the exponents.
     variance = (P * np.square(below)).sum() - (P * below).sum() ** 2
     e = np.finfo(float).eps
     bound = e * (16 * variance + (n + 16) * (1 + (P * below).sum()))
@@ -357,7 +357,7 @@ def transport(rng: Rng) -> Iterator[Found]:
     )
     if found.success:
         got = qk.measure.w1(qk.measure.Measure(X, a), qk.measure.Measure(Y, b))
-        # The programme may leave its constraints by 1e-7, and so may the library's.
+        # The linear programmes, here and in the library, may violate their constraints by 1e-7.
         yield "measure.w1, weights", worst(abs(got - found.fun * largest), 4e-7 * n * largest * d)
 
 
@@ -373,7 +373,7 @@ def measures(rng: Rng) -> Iterator[Found]:
     else:
         live = mu > 0
         terms = mu[live] * np.log(mu[live] / nu[live])
-        # Subnormal weights are known to a few digits only once they are divided by the mass.
+        # After division by the mass, subnormal weights have only a few correct digits.
         lost = (mu[live] * (5e-324 / nu[live] + 5e-324 / mu[live])).sum()
         bound = (n + 16) * e * (abs(terms) + mu[live]).sum() + 4 * lost
         yield "kl_divergence", worst(abs(got - terms.sum()), bound)

@@ -1,6 +1,6 @@
 """Random hard inputs for diffusion and magnetic operators, powers, regimes and chains of bridges.
 
-The oracle is the dense matrix in extended precision; spectra are LAPACK's of that matrix in double.
+The oracle is the dense matrix in extended precision; spectra are computed by LAPACK from it in double.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def magnetic(rng: Rng) -> Iterator[Found]:
     top = c.z.max(axis=1)
     lse = top + np.log(np.exp(c.z - top[:, None]).sum(axis=1))
     H = np.exp(c.z - (lse[:, None] + lse) / 2 + ComplexLong(1j) * angle)
-    # A half of both rows' normalisers, and the rounding of their logarithms.
+    # Half of the normalisers of both rows, and the rounding of their logarithms.
     own = (c.P * c.off).sum(axis=1) + c.eps * (c.n + 16 + abs(lse))
     wrong = abs(H) * (c.off + own[:, None] + own + turn + c.eps * (16 + abs(c.z))) + 2 * c.tiny
     yield "MagneticOperator.hermitian", worst(abs(op.hermitian().to_numpy() - H), wrong)
@@ -191,7 +191,7 @@ def diffusion_spectra(rng: Rng) -> Iterator[Found]:
     apart = np.sqrt((np.square(power[i] - power[j]) / pi).sum(axis=1))
     moved = np.sqrt((np.square(drift[i] + drift[j]) / pi).sum(axis=1))
     got = qk.diffusion.diffusion_distance(P, i, j, t)
-    # Errors of both laws, and of the law that weighs them.
+    # Errors of both laws, and of the law that weights them.
     bound = moved + apart * (max(law_off / pi) + (c.n + 8) * c.eps) + c.tiny
     yield "diffusion.diffusion_distance", worst(abs(got - apart), bound)
     k = min(3, c.n - 1)
@@ -199,7 +199,8 @@ def diffusion_spectra(rng: Rng) -> Iterator[Found]:
         return
     values = np.sort(np.linalg.eigvalsh(S.astype(float)))[::-1]
     weyl = np.sqrt(np.square(wrong).sum()) + 8 * c.n * c.eps
-    with warnings.catch_warnings():  # of disconnected clouds, which are part of the attack
+    # Warnings about disconnected clouds, which are part of the attack.
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore", qk.diffusion.DisconnectedWarning)
         m = qk.diffusion.DiffusionMap(k, beta=c.beta)
         coordinates = m.fit_transform(c.X).astype(Long)
@@ -209,7 +210,7 @@ def diffusion_spectra(rng: Rng) -> Iterator[Found]:
     yield (
         "DiffusionMap.eigenvalues_",
         worst(abs(found - values[1 : k + 1]), weyl),
-    )  # but that of constants
+    )  # all except that of the constants
     # Coordinates are eigenvalues times right eigenvectors; in the norm of the law the error is that of S.
     rest = np.sqrt(pi)[:, None] * (c.P @ coordinates - coordinates * found)
     length = np.sqrt((pi[:, None] * np.square(coordinates)).sum(axis=0))
@@ -301,14 +302,15 @@ def chains(rng: Rng) -> Iterator[Found]:
     one, two = first.astype(Long), second.astype(Long)
     f, g = b.f.astype(Long), b.g.astype(Long)
     path = np.exp(f[:, None] + one)[:, :, None] * np.exp(two + g)[None]
-    if not np.isfinite(path).all():  # potentials beyond the range of the exponential, even here
+    # Potentials beyond the range of the exponential, even in extended precision.
+    if not np.isfinite(path).all():
         yield "refused: bridge_chain", 0.0
         return
     ends = path.sum(axis=(1, 2)), path.sum(axis=(0, 1))
     off = max(
         abs(end - target.astype(Long)).sum() for end, target in zip(ends, (mu, nu), strict=True)
     )
-    # The tolerance, and what rounding the potentials themselves does to exp.
+    # The tolerance, and the effect of rounded potentials on exp.
     slack = float(b.tol) + 2 * eps * float(abs(f).max() + abs(g).max())
     yield "bridge_chain", worst(off, slack)
     middle = path.sum(axis=(0, 2))
@@ -338,7 +340,7 @@ def own_kernels(rng: Rng) -> Iterator[Found]:
     off = max(
         abs(end - target.astype(Long)).sum() for end, target in zip(ends, (mu, nu), strict=True)
     )
-    # The tolerance, and what double precision makes of the exponents in the object's own sums.
+    # The tolerance, and the rounding in double precision of the exponents in the object's sums.
     sizes = float(abs(f).max() + abs(g).max() + abs(scores).max())
     slack = float(b.tol) + (64 + n + m + 8 * sizes) * float(np.finfo(np.float64).eps)
     yield "GivenBridge", worst(off, slack)

@@ -1,9 +1,8 @@
-"""What the attacks on functions share: random hard numbers, shares of bounds, one draw, one campaign.
+"""Common parts of the attacks on functions: random hard numbers, errors relative to bounds, campaigns.
 
 A family is a generator: it draws one problem and yields, for every function that it calls, a name and the
-error as a share of its bound. A bound is the dtype's eps times the number of roundings on the way of a
-term, times the size of the terms that are added: the worst case of rounding, to first order. Nothing in
-it was fitted.
+error relative to its bound. A bound is the worst case of rounding to first order: the dtype's eps, times the
+number of roundings that a term goes through, times the size of the terms that are added. No bound was fitted.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import qkcore as qk
 
 Long = np.longdouble
 Rng = np.random.Generator
-# The name of a function, and its error as a share of its bound.
+# The name of a function, and its error divided by its bound.
 Found = tuple[str, float]
 
 SIZES = (1, 2, 3, 5, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65)

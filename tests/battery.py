@@ -1,4 +1,4 @@
-"""A compact accuracy battery, run once per instruction set in a process of its own.
+"""A small set of accuracy tests, which is run in a separate process for each instruction set.
 
 `python -m tests.battery` prints the instruction set in use and fails on the first wrong answer.
 """

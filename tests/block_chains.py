@@ -1,4 +1,4 @@
-"""Random chains of blocks that are hardly ever left, and their laws by an elimination in logarithms."""
+"""Random chains of blocks that are rarely left, and their stationary laws by elimination in logarithms."""
 
 from __future__ import annotations
 
@@ -38,7 +38,8 @@ def block_chain(rng: Any, n_most: int, *, leaks: tuple[float, float] = (5, 600))
     periodic = bool(rng.random() < 0.35)
     Z += between[np.ix_(block, block)]
     if periodic:
-        # Two sides within each block, and hardly a way to stay on one: a period of 2 but for tiny loops.
+        # Each block has two sides, and steps nearly always change the side: a period of 2 except for tiny
+        # loops.
         side = np.zeros(n, int)
         for b in range(m):
             states = np.flatnonzero(block == b)
@@ -70,7 +71,7 @@ def _between(rng: Any, m: int, coupling: str, leaks: tuple[float, float]) -> Arr
             for a, b in np.argwhere(rng.random((m, m)) < 0.4):
                 if a != b:
                     edge(a, b)
-    if rng.random() < 0.5:  # leaks of one size, whose ratios are all that matters
+    if rng.random() < 0.5:  # leaks of equal size, of which only the ratios matter
         off = np.isfinite(out) & ~np.eye(m, dtype=bool)
         out[off] = -rng.uniform(*leaks) + rng.uniform(-4, 4, off.sum())
     return out

@@ -1,19 +1,19 @@
 """How far a correct engine may be from the reference, and the comparison itself.
 
-Nothing here is a guess at "close enough": each bound is a first-order rounding analysis, in units
-of eps = 2u of the working dtype, evaluated on the data at hand.
+No bound here is a guess: each is a first-order rounding analysis, in units of eps = 2u of the working dtype,
+evaluated for the data at hand.
 
-A score is a sum of n terms: products of coordinates, shifts, other experts. In whatever order they
-are added, the rounding error is at most n u times the sum of their absolute values (`magnitude`
-below): no sum of up to 9 terms can break the bound. Beyond, roundings are independent, each
-uniform within u, so that their sum has a deviation of sqrt(n) u / sqrt(3), and 1.5 sqrt(n) eps is
-five deviations. `slack` is 2 + that, times the magnitude: the 2 pays for beta, for rounding each
-product and for the result. Cancellation (distance of nearby points) is thus accounted for by the
-magnitude, not by a loose constant. Scores read from memory (n = 0) have no error at all.
+A score is a sum of n terms: products of coordinates, shifts, other experts. In any order of the additions,
+the rounding error is at most n u times the sum of their absolute values (`magnitude` below), so no sum of up
+to 9 terms can break the bound. For longer sums, roundings are taken to be independent and uniform within u.
+Their sum then has a standard deviation of sqrt(n) u / sqrt(3), and 1.5 sqrt(n) eps is five deviations.
+`slack` is 2 + that, times the magnitude; the 2 is for beta, for the rounding of each product and for that of
+the result. So cancellation (distances of nearby points) is covered by the magnitude, and not by a loose
+constant. Scores that are read from memory (n = 0) have no error.
 
-Everything after the score follows by differentiating: an error ds in a score is a relative error
-ds in exp(s), so a log-sum-exp is off by the p-weighted mean of ds, a product by sum p |v| ds, and
-so on; exp, log, the running sums and the final rounding add a few eps each.
+Errors of results follow by differentiation: an error ds of a score is a relative error ds of exp(s), so a
+log-sum-exp is off by the p-weighted mean of ds, a product by sum p |v| ds, and so on. exp, log, the running
+sums and the final rounding add a few eps each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One check per operation of the contract: library against reference, within the bound.
 
-Shared by the tests of this folder and by the battery that runs once per instruction set.
+They are used by the tests of this folder and by the battery that runs once for each instruction set.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Problems for the CUDA kernels, each with the score array that the reference computes."""
+"""Problems for the CUDA kernels, each with its score array computed by the reference."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Array = NDArray[Any]
 
 KINDS = ("dot", "distance", "l1", "dense", "sum")
 MASKS = ("none", "causal", "window", "dense", "keys", "padding")
-# Around the sizes of warps and tiles, 1, long and thin.
+# Sizes near those of warps and tiles, the size 1, and long thin shapes.
 SHAPES = ((1, 1), (31, 33), (32, 32), (33, 31), (1, 130), (70, 1), (65, 70))
 
 

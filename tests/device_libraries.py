@@ -1,7 +1,7 @@
 """The array libraries over which the tests of device arrays run.
 
-`simt` is always there once it is built; CuPy, PyTorch and JAX join on a machine with a CUDA device,
-qkcore_cuda and the library itself (marker gpu).
+`simt` is available once it is built. CuPy, PyTorch and JAX are tested too on a machine with a CUDA device,
+qkcore_cuda and the library (marker gpu).
 """
 
 from __future__ import annotations
@@ -97,7 +97,8 @@ def xp(request: pytest.FixtureRequest) -> Iterator[Library]:
     module.simt_clear()
     module.simt_devices(2)
     module.simt_seed(7)
-    if module.live_allocations():  # of a test before: collecting takes longer than most tests
+    # What earlier tests have left; collecting takes longer than most tests.
+    if module.live_allocations():
         gc.collect()
     alive = module.live_allocations()
     yield chosen

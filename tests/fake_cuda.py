@@ -1,8 +1,8 @@
-"""A device array library for tests: memory of the SIMT layer, shared by DLPack as if it were CUDA's.
+"""A device array library for tests: its arrays are memory of the SIMT layer, shared as CUDA memory.
 
-The module behind it (build/simt/qkcore_simt, `make simt`) is qkcore_cuda's own host code and bindings,
-compiled over the SIMT layer with small tiles: what dispatches, checks, allocates and launches is what a GPU
-would see.
+The module that computes (build/simt/qkcore_simt, `make simt`) is qkcore_cuda's host code with its bindings,
+compiled for the SIMT layer with small tiles. So dispatch, checks, allocations and launches are the same as
+for a GPU.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tests.kernels import BUILD
 
-STREAMS: list[int | None] = []  # that __dlpack__ was asked with
+STREAMS: list[int | None] = []  # the streams that calls of __dlpack__ gave
 
 
 def _file() -> str | None:
@@ -47,7 +47,7 @@ class FakeArray:
 
     def __init__(self, memory: Any, *, old: bool = False) -> None:
         self.memory = memory
-        self.old = old  # a library that knows DLPack's first form only
+        self.old = old  # a library that knows only the first version of DLPack
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ def asarray(host: Any, device: int = 0, dtype: str | None = None) -> FakeArray:
 
 def numpy(x: FakeArray) -> NDArray[Any]:
     memory = x.memory
-    if not memory.contiguous:  # what a library would copy first
+    if not memory.contiguous:  # arrays that a library would have to copy first
         assert memory.T.contiguous
         return numpy(FakeArray(memory.T)).swapaxes(-1, -2)
     out = np.empty(memory.shape, memory.dtype)

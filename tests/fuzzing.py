@@ -1,10 +1,10 @@
-"""Random calls across the boundary: sizes down to 1, odd layouts, one argument spoilt or several.
+"""Random calls of public functions: sizes down to 1, unusual layouts, and one or more wrong arguments.
 
-    python -m tests.fuzzing --seconds 600 [--seed 0] [--keep]      # best under a sanitizer: make fuzz
+    python -m tests.fuzzing --seconds 600 [--seed 0] [--keep]      # make fuzz runs it with a sanitizer
 
 Every call is a line of JSON (`Entry`), which `run` repeats exactly. The calls of the corpus
-(tests/corpus/calls.jsonl, which tests/test_fuzzing.py replays) come first. What fails is printed; with
---keep it is added to the corpus, and so is every call that ended in a way no call of the corpus did.
+(tests/corpus/calls.jsonl, which tests/test_fuzzing.py replays) come first. Calls that fail are printed. With
+--keep they are added to the corpus, and so is every call that ended as no other call of the corpus did.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from .test_memory import backwards, fortran, padded_rows, sliced
 
 CORPUS = Path(__file__).parent / "corpus" / "calls.jsonl"
 LAYOUTS: tuple[Callable[[Array], Array], ...] = (np.array, fortran, sliced, backwards, padded_rows)
-# OverflowError: scores beyond the range of the dtype. RuntimeError: a solver that could not, and says
-# so, where there is no result to carry a status.
+# OverflowError: scores are beyond the range of the dtype. RuntimeError: a solver failed, in a function whose
+# result has no status.
 REFUSED = (ValueError, TypeError, OverflowError, RuntimeError, MemoryError)
 
 

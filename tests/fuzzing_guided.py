@@ -2,11 +2,10 @@
 
     python -m tests.fuzzing_guided --seconds 300 [--keep]      # make fuzz-guided
 
-An input is the bytes of one `Entry`; what reaches new lines or branches of qkcore's Python, which stands
-between the caller and the compiled modules, is kept and mutated further. It begins with the calls of the
-corpus and stops at the first finding, whose call it prints. With --keep the finding is added to the corpus,
-and so are calls that ended in a way no call of the corpus did. The compiled modules are run but not
-instrumented: `make fuzz` runs them under a sanitizer.
+An input is the bytes of one `Entry`. Inputs that reach new lines or branches of qkcore's Python code are kept
+and mutated further. The program begins with the calls of the corpus and stops at the first failure, whose
+call it prints. With --keep this call is added to the corpus, and so are calls that ended as no other call of
+the corpus did. The compiled modules are not instrumented; `make fuzz` runs them with a sanitizer.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING or "--worker" not in sys.argv:
     from .api_cases import CASES
     from .fuzzing import CORPUS, Entry, corpus, run
-else:  # coverage is of what is imported here
+else:  # coverage is measured for what is imported here
     atheris = importlib.import_module("atheris")
     with atheris.instrument_imports(include=["qkcore"]):
         from .api_cases import CASES
@@ -103,7 +102,8 @@ def main() -> int:
         ]
         findings = [from_bytes(path.read_bytes()) for path in found.iterdir()]
     kinds = {(entry.case, run(entry).kind) for entry in known}
-    added = list(findings)  # not run again here: one may have ended its process
+    # These are not run again, because one of them may have ended its process.
+    added = list(findings)
     for entry in new:
         kind = (entry.case, run(entry).kind)
         if kind not in kinds:

@@ -1,8 +1,8 @@
 """Problems with their known answer: a library object, its reference array, its error per eps.
 
-`build(Spec(...))` is deterministic: a failing example is reproduced by its Spec alone, which is
-what Hypothesis prints. `specs()` draws them; `EDGES` are the sizes at which a vector register, a
-tile or an unrolled loop begins or ends.
+`build(Spec(...))` is deterministic, so the Spec that Hypothesis prints reproduces a failing example.
+`specs()` draws them. `EDGES` are the sizes at which a vector register, a tile or an unrolled loop begins or
+ends.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Problem:
     scores: qk.Scores
     s: Array
     mag: Array  # sum of the absolute values of the terms of each score
-    terms: int  # how many there are; 0 means read from memory, without error
+    terms: int  # number of terms; 0 means that scores are read from memory, without error
     dtype: Any
     rng: np.random.Generator
 
@@ -108,7 +108,7 @@ def weight_matrix(rng: np.random.Generator, name: str, d: int, dtype: Any) -> We
         signs = np.where(np.arange(d) % 2 == 0, 1.0, -1.0)
         orthogonal, _ = np.linalg.qr(raw)
         return ((orthogonal * signs) @ orthogonal.T).astype(dtype)
-    if name == "factored":  # a rank that is neither 1 nor d, so that a swapped factor shows
+    if name == "factored":  # a rank that is neither 1 nor d, so that swapped factors are noticed
         rank = max(1, (2 * d) // 3)
         left = rng.uniform(-1, 1, (d, rank)) / np.sqrt(d)
         right = rng.uniform(-1, 1, (rank, d)) / np.sqrt(rank)
@@ -258,7 +258,7 @@ def specs(draw: st.DrawFn, *, kinds: tuple[str, ...] = KINDS, entries: int = 20_
         dtype=draw(st.sampled_from(DTYPES)),
         rows=rows,
         columns=columns,
-        # The naive distance forms N x M x d numbers: large d goes with few entries.
+        # The naive distance forms N x M x d numbers, so large d is combined with few entries.
         dim=draw(st.sampled_from([d for d in DIMS if d * rows * columns <= 400_000])),
         weight=draw(st.sampled_from(WEIGHTS)),
         mask=draw(st.sampled_from(masks)),

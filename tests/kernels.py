@@ -1,4 +1,4 @@
-"""The CUDA kernels as functions on NumPy arrays, run by the SIMT layer of tests/simt or by a device.
+"""The CUDA kernels as functions of NumPy arrays, which run on the SIMT layer of tests/simt or on a device.
 
 A backend is a shared library with the interface of tests/simt/capi.cu. `make simt` builds the two of
 the SIMT layer; on a machine with a device, `make cuda-tests` builds the same file with nvcc.
@@ -22,7 +22,7 @@ BUILD = Path(os.environ.get("QKCORE_KERNELS", Path(__file__).parent.parent / "bu
 LIBRARIES = {"simt": "libqk_simt.so", "race": "libqk_simt_race.so", "gpu": "libqk_device.so"}
 DTYPES = {"float32": 0, "float64": 1, "float16": 2, "bfloat16": 3}
 WEIGHTS = ("softmax", "exp", "linear", "relu", "sigmoid")
-# The orders of Figure and VectorOp in qk_cuda/api.hpp
+# In the order of Figure and VectorOp in qk_cuda/api.hpp.
 FIGURES = (
     "nan",
     "plus_inf",

@@ -1,4 +1,4 @@
-"""Kernels of the tests' own, as users write them for qk.bridge: NumPy and SciPy alone."""
+"""Kernels for qk.bridge as users write them, with NumPy and SciPy only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs Python code in a process of its own, with this project's tests importable."""
+"""Runs Python code in a separate process that can import these tests."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# A sanitizer (tools/sanitize.sh) maps terabytes of shadow, keeps what is freed for a while, and slows
-# everything down: memory and times are then not the library's.
+# A sanitizer (tools/sanitize.sh) maps terabytes of shadow memory, keeps freed memory for a while and slows
+# everything down. Measured memory and times are then not those of the library.
 no_sanitizer = pytest.mark.skipif(
     any(name in os.environ.get("LD_PRELOAD", "") for name in ("libasan", "libtsan")),
     reason="runs under a sanitizer",

@@ -1,4 +1,4 @@
-"""Experiments at their quick settings, each run once for all the tests that look at it."""
+"""Experiments with their quick settings; each is run once for all tests that use it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
     def get(name: str) -> experiments.Outcome:
         if name not in made:
-            with pytest.MonkeyPatch.context() as whole:  # whoever asks first may have no_figures
+            # The first test that needs the run may use the fixture no_figures.
+            with pytest.MonkeyPatch.context() as whole:
                 whole.setattr(experiments.Experiment, "plot", _PLOT)
                 made[name] = experiments.run(name, out, quick=True)
         return made[name]

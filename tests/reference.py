@@ -1,9 +1,9 @@
-"""Everything the engine computes, written as plainly as NumPy allows.
+"""Everything that the engine computes, written as simply as possible in NumPy.
 
-These functions take and return whole arrays, form every N x M matrix, and know nothing of the
-library. Each is the textbook formula. They work in extended precision (64-bit mantissa where the
-platform has it, float64 elsewhere), so that against float64 results they still have digits to
-spare; inputs of either dtype are converted exactly.
+These functions take and return whole arrays, form every N x M matrix, and use nothing of the library. Each is
+the textbook formula. They work in extended precision (with a 64-bit mantissa if the platform has it,
+otherwise in float64), so they are more accurate than float64 results. Inputs of either dtype are converted
+exactly.
 
 A score array is (..., N, M) with -inf for "masked". Rows are queries i, columns are keys j.
 """

@@ -1,4 +1,4 @@
-"""D.1 and D.2 once more, in plain float64 NumPy: dense arrays, no engine."""
+"""Independent versions of D.1 and D.2 in simple float64 NumPy, with dense arrays and without the engine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The experiments on flows once more: SciPy's integrators, loops, closed forms."""
+"""Independent versions of the experiments on flows, by SciPy's integrators, loops and closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Naive float64 NumPy of the Gaussian part, from the definitions rather than the library's formulas."""
+"""Naive float64 NumPy versions of the Gaussian functions, from definitions and not the library's formulas."""
 
 from __future__ import annotations
 

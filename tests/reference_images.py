@@ -1,4 +1,4 @@
-"""Naive NumPy of what the image experiment computes (EOT-16): loops and closed forms, double precision."""
+"""Naive versions of the image experiment's measures (EOT-16): loops and closed forms in double precision."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Naive float64 NumPy of the iterated bridges: everything formed, nothing shared with the library."""
+"""Naive float64 NumPy versions of iterated bridges, with full matrices and no code of the library."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Naive float64 NumPy of attention on measures: loops and dense matrices, nothing shared with the package."""
+"""Naive float64 NumPy versions of attention on measures: loops and dense matrices, no code of the package."""
 
 from __future__ import annotations
 

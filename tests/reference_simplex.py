@@ -1,4 +1,4 @@
-"""Naive float64 NumPy (and mpmath) of the simplex: matrices formed, nothing clever."""
+"""Naive float64 NumPy (and mpmath) versions of the functions on the simplex, with full matrices."""
 
 from __future__ import annotations
 

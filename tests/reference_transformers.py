@@ -1,6 +1,6 @@
-"""Transformers one token and one head at a time in float64, as their papers write them; 4-bit blocks by hand.
+"""Transformers in float64, one token and one head at a time, from their papers; 4-bit blocks decoded by hand.
 
-Nothing here comes from qkcore: attention, norms, rotations and dequantisation are written again.
+Nothing here uses qkcore: attention, norms, rotations and dequantisation are written independently.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Algorithm 2 of EOT by the solver of bridges, against a plain NumPy reading of its text."""
+"""Algorithm 2 of EOT by the solver of bridges, against a simple NumPy version of its text."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_an_observer_sees_the_potentials_and_ends_the_solve() -> None:
         np.testing.assert_array_equal(seen[-1][1], g)
     (*_, errors, _, _, code, _), seen = solve("anderson", 1000, period=5)
     assert cpu.BRIDGE_STATUS[code] == "iteration limit" and len(errors) == len(seen) == 50
-    # A longer memory than one change helps; a period that is never reached is Sinkhorn's iteration.
+    # A memory of more than one change helps. With a period that is never reached, it is Sinkhorn's iteration.
     ends = [solve("anderson", 12, memory=k, period=p)[0][2] for k, p in ((1, 5), (4, 5), (4, 100))]
     assert ends[1][-1] < ends[0][-1] < ends[2][-1]
     plain = solve("alternating", 12)[0][2]

@@ -1,4 +1,4 @@
-"""Every public function: valid input works and is left alone, invalid input is refused by name.
+"""Every public function accepts valid input and does not change it, and refuses invalid input by its name.
 
 The calls are in api_cases.py, the wrong values in api_faults.py. A public name without a case fails.
 """
@@ -23,7 +23,7 @@ import qkcore as qk
 from .api_cases import CASES, Draw
 from .api_faults import TAKES, faults
 
-# Made by the library and handed out; a caller reads them. (Protocols and base classes too.)
+# Classes that the library makes and callers only read, and protocols and base classes.
 RESULTS = {
     "measure.Domain", "measure.Lookup", "measure.Potential", "measure.PotentialConstants",
     "measure.ConditionedKernel", "measure.ConditionedTransformer", "measure.ExponentialFamily",

@@ -1,4 +1,4 @@
-"""``converged`` holds in extended precision: random hard bridges against an oracle of their own (DAC-7)."""
+"""``converged`` holds in extended precision: random hard bridges against an independent oracle (DAC-7)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_converged_means_converged(chunk: int) -> None:
     solved = sum(one.status == "converged" for one in found)
     assert solved > 0.8 * len(
         found
-    )  # the others are masks without a coupling, or too hard for 2000 visits
+    )  # the other problems have masks without a coupling, or are too hard for 2000 visits
 
 
 def test_potentials_rounded_in_turn_meet_what_stagnated() -> None:

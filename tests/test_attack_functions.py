@@ -1,4 +1,4 @@
-"""Functions beside bridges against oracles of their own, on random hard inputs (tests/attack_*.py)."""
+"""All functions except bridges against independent oracles, on random hard inputs (tests/attack_*.py)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""bench/gpu.py without a GPU: it says so; its checks and its record, on the pretended device."""
+"""bench/gpu.py: its message without a GPU, and its checks and its record on the imitated device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tools of bench/: two runs compared, missed targets explained, the document, floors, fits."""
+"""The tools of bench/: comparison of runs, explanations of missed targets, the document, floors and fits."""
 
 from __future__ import annotations
 
@@ -112,7 +112,8 @@ def group_with_targets() -> Any:
 def test_missed_targets_are_shown_with_the_number_and_the_text() -> None:
     text = tool("report").markdown(group_with_targets())
     assert "| N=1: speed against torch SDPA | ≥ 2× | 1× | **no** |" in text
-    assert "(1×, wanted ≥ 2×): The floor is 3 ns. A profile" in text  # computed, then written
+    # First the computed text, then the written one.
+    assert "(1×, wanted ≥ 2×): The floor is 3 ns. A profile" in text
     assert "N=1: memory (5 MB, wanted ≤ 1 MB): **not explained yet**" in text
     assert "N=1: met (" not in text
 
@@ -343,7 +344,8 @@ def test_compare_takes_medians_of_times_per_iteration(tmp_path: Path) -> None:
         data = json.loads(path.read_text())
         data["rows"][0]["timing"]["per_iteration"] = True
         path.write_text(json.dumps(data))
-        (tmp_path / name / "native_v3.json").write_text("{}")  # Google Benchmark's, passed over
+        # A file of Google Benchmark, which is ignored.
+        (tmp_path / name / "native_v3.json").write_text("{}")
         found.append(tool("compare").load(tmp_path / name))
     (change,) = tool("compare").changes(*found)
     assert change.verdict == "same" and change.ratio == pytest.approx(1.0)

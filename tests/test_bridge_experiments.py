@@ -1,7 +1,7 @@
 """ISB-5, EOT-17 with EOT-2, 3, 5, 15, and MTA-3: heat-flow, ornstein-uhlenbeck, simplex-flow, lipschitz.
 
-Key numbers once more by other means: semigroups in closed form and by finite differences, dense NumPy
-bridges, Runge-Kutta, finite-difference Jacobians.
+Important numbers are computed a second time by other methods: semigroups in closed form and by finite
+differences, dense NumPy bridges, Runge-Kutta, and finite-difference Jacobians.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_the_report_holds_them(results: Results, name: str, tmp_path: Path) -> N
     shutil.copytree(results(name).folder, tmp_path / results(name).folder.name)
     text = _report.write_report(tmp_path).read_text()
     assert text.count("data:image/png;base64,") == len(FIGURES[name])
-    assert "verdict holds" in text and "Errata that it bears on" in text
+    assert "verdict holds" in text and "Errata that this experiment shows" in text
 
 
 def test_the_posters_numbers_are_the_settings() -> None:
@@ -120,8 +120,8 @@ def test_the_posters_numbers_are_the_settings() -> None:
 @pytest.mark.parametrize(
     ("name", "setting", "message"),
     [
-        ("heat-flow", "epsilons=[0.03, 0.1, 0.2]", r"divide T = 1.* got 0.03"),
-        ("heat-flow", "epsilons=[0.1, 0.2]", r"at least 3 different ones"),
+        ("heat-flow", "epsilons=[0.03, 0.1, 0.2]", r"divisors of T = 1.* got 0.03"),
+        ("heat-flow", "epsilons=[0.1, 0.2]", r"at least 3 different values"),
         ("heat-flow", "thetas=[1.0]", r"thetas: wanted numbers below 0"),
         ("heat-flow", "means=[1.0]", r"of one length"),
         ("heat-flow", "times=[2.0]", r"times: wanted at most T = 1"),
@@ -652,7 +652,7 @@ def test_depth_has_one_fixed_point(results: Results) -> None:
         assert f["status"] == "converged" and f["contraction"] <= f["tau"] < 1
         assert f["from_fixed_point"] < 1e-7
     assert found["1"]["theorem"] == "does not apply"
-    # Near the fixed point all particles coincide: the rate is that of the lookup.
+    # Near the fixed point all particles coincide, so the rate is that of the lookup.
     assert found["0.3"]["local_rate"] == pytest.approx(0.3, abs=1e-4)
 
 

@@ -65,7 +65,7 @@ def test_iterations_and_visits_have_limits_of_their_own(kind: str, solver: str) 
             on_fail="ignore",
             callback=lambda visits, error, seen=seen: seen.append(visits),
         )
-        # Where every visit is an iteration, both limits are far from each other all the same.
+        # Even if every visit is an iteration, the two limits differ by far.
         assert b.status == "visit limit" and b.n_visits <= limit + 3
         assert len(seen) == b.n_iter == len(b.errors)
 

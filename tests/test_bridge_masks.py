@@ -1,4 +1,4 @@
-"""Bridges over masked kernels, alone and in batches: solved, or said to be impossible and why (DAC-7)."""
+"""Bridges over masked kernels, alone and in batches, are solved, or refused with the reason (DAC-7)."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_plateaus_are_left_by_newtons_method(dtype: str) -> None:
     mu, nu = law(rng, 4, dtype), law(rng, 5, dtype)
     b = qk.bridge(s, mu, nu, max_iter=2000, max_visits=2000)
     assert b.converged and b.n_iter <= b.n_visits <= 2000, str(b)
-    few = qk.bridge(s, mu, nu, max_visits=250)  # one budget for all that is tried
+    few = qk.bridge(s, mu, nu, max_visits=250)  # all methods together have one budget
     assert few.n_visits <= 251
     few = qk.bridge(s, mu, nu, max_iter=250)
     assert few.n_iter == len(few.errors) <= 250

@@ -33,7 +33,7 @@ SOLVERS = (
 
 class Family(NamedTuple):
     kernel: Any  # scores, factors, steps of a chain, an object
-    logs: Array  # of the kernel, in extended precision
+    logs: Array  # the scores of the kernel, in extended precision
     mu: Array
     nu: Array
     options: Mapping[str, Any] = MappingProxyType({})
@@ -409,7 +409,7 @@ def test_entries_live_where_memory_allows() -> None:
     assert qk.bridge(s, u, u, max_memory=half // 4).method == "symmetric, on the fly"
     assert qk.bridge(s, u, u, max_memory=whole, solver="newton").method == "newton, stored"
     assert qk.bridge(s, u, u, max_memory=whole - 1, solver="newton").method == "newton, on the fly"
-    far = x * 40  # the entries of single precision vanish beside each other
+    far = x * 40  # in single precision some entries vanish next to others
     for dtype in DTYPES:
         for memory in (None, 0):
             found = qk.bridge(

@@ -1,4 +1,4 @@
-"""Bridges (DAC-7): marginals, potentials, statuses, and what they refuse."""
+"""Bridges (DAC-7): marginals, potentials, statuses, and refused input."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_weights_of_zero_are_exact() -> None:
     live = np.ix_(mu > 0, nu > 0)
     want = qk.bridge(qk.scores.dense(s.to_numpy()[live]), mu[mu > 0], nu[nu > 0]).plan()
     np.testing.assert_allclose(plan[live], want, atol=1e-9)
-    # Starting from it where there is mass again.
+    # A warm start from it, for a problem whose mass is not zero there.
     again = qk.bridge(s, np.full(10, 0.1), np.full(8, 0.125), init=b)
     assert again.converged
 
@@ -122,7 +122,7 @@ def test_causal_masks_with_uniform_marginals() -> None:
     fine = qk.bridge(s.causal(), down[::-1].copy(), down)
     assert fine.converged
     assert (np.triu(fine.plan(), 1) == 0).all()
-    # And the other way round there is none.
+    # With the marginals exchanged there is none.
     assert qk.bridge(s.causal(), down, down[::-1].copy(), max_iter=300).status == "infeasible"
 
 

@@ -1,4 +1,4 @@
-"""Files that are broken, hostile or of another kind: one line that says so, never a crash or a long wait."""
+"""Files that are broken, hostile or of another kind give a one-line message, never a crash or a long wait."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def test_broken_results(
     (folder / file).write_bytes(TEXTS[kind])
     page = folder.parent / "report.html"
     if file == "cases.csv" and cli.main(["report", str(folder.parent)]) == 0:
-        # A table without rows, or one that no figure needs: the page says that it was changed.
-        assert "Changed since the run that wrote them: cases.csv" in page.read_text()
+        # For a table without rows, or one that no figure needs, the page says that it was changed.
+        assert "These files were changed after the run: cases.csv" in page.read_text()
         return
     message = one_line(["report", str(folder.parent)], capsys)
     assert str(folder) in message and not page.exists()
@@ -155,7 +155,7 @@ def test_links_are_not_shown(folder: Path, capsys: pytest.CaptureFixture[str]) -
     shutil.copy(secret, folder / "photo<.png")
     text = _report.write_report(folder.parent).read_text()
     assert encoded not in text and text.count("data:image/png") == 1
-    assert "Not shown, as this run did not draw them: photo&lt;.png, x.png, y.png." in text
+    assert "Pictures that this run did not draw are not shown: photo&lt;.png, x.png, y.png." in text
     (folder / "regimes.png").unlink()
     (folder / "regimes.png").symlink_to("../secret")
     message = one_line(["report", str(folder.parent)], capsys)

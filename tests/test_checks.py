@@ -1,4 +1,4 @@
-"""The helpers that build refusals: what passes, what does not, and what the message says."""
+"""The helpers that check arguments: what they accept, what they refuse, and their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ``qkcore`` command with nothing installed but what the core needs; all experiments; completion."""
+"""The ``qkcore`` command with only the core's requirements installed; all experiments; completion."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ COMP_WORDS=($LINE_SO_FAR); [[ $LINE_SO_FAR == *' ' ]] && COMP_WORDS+=('')
 source "$SCRIPT"; COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); _qkcore; printf '%s\\n' "${COMPREPLY[@]}"
 """
 FISH = 'source $SCRIPT; complete -C "$LINE_SO_FAR" | string replace -r "\\t.*" ""; true'
-# A second shell on a terminal of its own, in which Tab is pressed; compadd tells what it is given.
+# A second shell on a separate terminal, in which Tab is pressed; compadd prints its arguments.
 ZSH = r"""
 zmodload zsh/zpty
 zpty inner zsh -f -i

@@ -1,4 +1,4 @@
-"""``qkcore bench``: every contender right, wrong answers seen, the table and the file whole."""
+"""``qkcore bench``: every contender is right, wrong answers are noticed, and table and file are complete."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from qkcore._bench import _runner
 
 
 @pytest.mark.parametrize("group", _bench.GROUPS)
-@pytest.mark.filterwarnings("ignore")  # what peers warn of is theirs
+@pytest.mark.filterwarnings("ignore")  # warnings of peers are not our concern
 def test_all_contenders_give_the_exact_answer(group: str) -> None:
     case = _bench.GROUPS[group](True, 1)
     for name, call in case.contenders.items():
         error = _runner._error(call(), case)
-        # The peers are allowed what single precision and another stopping rule cost, ours its bound.
+        # Peers may be off as far as single precision and other stopping rules allow, qkcore by its bound.
         assert error <= (case.bound if name == "qkcore" else max(1e3 * case.bound, 1e-6)), name
 
 

@@ -1,4 +1,4 @@
-"""What the library says about itself, and the global thread count."""
+"""What the library reports about itself, and the global number of threads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bridge says of its own solve: errors relative to the mass, warnings, penalties, plateaus (DAC-7)."""
+"""Reports of bridges on their solves: errors relative to the mass, warnings, penalties, plateaus (DAC-7)."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_large_penalties_do_not_need_many_iterations() -> None:
         b = qk.bridge(dense(-C), mu, 2 * nu, penalty=rho)
         assert b.converged and b.n_iter < 200
         plan = b.plan()
-        # sqrt(mass of mu times mass of nu) is the mass for an infinite penalty
+        # for an infinite penalty the mass is sqrt(mass of mu times mass of nu)
         assert plan.sum() == pytest.approx(math.sqrt(2), rel=5 / rho)
 
 
@@ -242,7 +242,7 @@ def test_penalties_bear_rows_and_columns_that_see_nothing() -> None:
         b = qk.bridge(dense(z), half, half, penalty=1.0)
         assert b.converged
         assert np.isneginf(getattr(b, empty)[0])
-        # one row of mass e^(2t), t = log(1/2)/... : the other side shares what it has
+        # one row of mass e^(2t), t = log(1/2)/...; the columns share its mass
         assert b.gap == pytest.approx(0, abs=1e-9)
     nothing = qk.bridge(dense(np.full((2, 2), -np.inf)), half, half, penalty=2.0)
     assert nothing.converged and nothing.plan().sum() == 0
@@ -263,7 +263,7 @@ def test_printed_figures_name_what_they_are() -> None:
 def test_using_what_did_not_converge_warns_once() -> None:
     C, mu, nu = clouds(20, 20)
     b = qk.bridge(dense(-20 * C), mu, nu, max_iter=3)
-    assert not b.converged and "iteration limit" in str(b)  # looking is free
+    assert not b.converged and "iteration limit" in str(b)  # reading a property costs nothing
     with pytest.warns(qk.ConvergenceWarning, match=r"iteration limit after 3 iterations") as seen:
         b.project(np.eye(20))
     assert seen[0].filename == __file__

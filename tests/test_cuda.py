@@ -1,7 +1,7 @@
 """Every CUDA kernel against the reference that the CPU engine is tested with.
 
-The kernels run on the SIMT layer (threads and blocks in random order), in the race build when
-QKCORE_RACE is set, and on a device when there is one and `make cuda-tests` has built for it.
+The kernels run on the SIMT layer (with threads and blocks in random order), in the race build if QKCORE_RACE
+is set, and on a device if there is one and `make cuda-tests` has built the library for it.
 """
 
 from __future__ import annotations
@@ -413,7 +413,7 @@ def test_maps(kernels: Backend, dtype: str) -> None:
                 "relative": x / (0.5 + 2 * np.maximum(np.abs(y), np.abs(x))),
             }
         for found, (name, right) in zip(maps, wanted.items(), strict=True):
-            known = ~np.isnan(right)  # inf / inf, where nobody asks
+            known = ~np.isnan(right)  # inf / inf in entries that are not used
             assert name == "relative" or known.all()
             close(found[known], right[known], scale=8 * float(np.abs(y).max()) + 8)
         if n == 1:

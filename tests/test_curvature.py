@@ -91,7 +91,7 @@ def test_w1_of_larger_laws(n: int, d: int) -> None:
     whole: Any = linprog(D.ravel(), A_eq=A, b_eq=np.concatenate([p, q])[:-1], method="highs")
     got = float(
         curvature.w1(p, q, points=np.repeat(x, 2, axis=1) / 2)
-    )  # two columns: not the line's path
+    )  # with two columns the code for points on a line is not used
     assert got == pytest.approx(float(whole.fun), abs=1e-6)
     if d == 1:
         assert got == pytest.approx(float(curvature.w1(p, q, positions=x[:, 0])), abs=1e-11)
@@ -106,7 +106,7 @@ def test_known_curvatures() -> None:
     walk = 0.5 * np.eye(n) + 0.25 * (np.eye(n, k=1) + np.eye(n, k=-1))
     walk[0, 0] = walk[-1, -1] = 0.75
     inner = curvature.curvature(walk, pairs=[[3, 4], [4, 5]])
-    # rows are cut to their common support first, as eq 24 says: (2, 1) and (1, 2) thirds on two keys
+    # eq 24 restricts rows to their common support first: (2, 1) and (1, 2) thirds on two keys
     np.testing.assert_allclose(inner.gap, 1 / 3, atol=1e-14)
     full = curvature.curvature(0.25 * walk + 0.75 / n, pairs=[[3, 4]])
     np.testing.assert_allclose(
@@ -213,7 +213,7 @@ def test_locking_bound_of_tails_near_underflow() -> None:
     assert float(curvature.locking_bound(1e-280, 350.0)) == pytest.approx(1.0)
     assert float(curvature.locking_bound(1e-280, 300.0)) == pytest.approx(1e-280 * np.exp(600.0))
     assert float(curvature.locking_bound(0.0, 1e6)) == 0.0
-    # Rows whose tail underflows, and which the next layer turns round, keep the bound.
+    # The bound also holds for rows whose tail underflows and whose order the next layer reverses.
     z = np.zeros((2, 6, 3))
     z[0, :, 0], z[1, :, 1] = 2000.0, 2000.0
     found = curvature.locking(z)

@@ -1,4 +1,4 @@
-"""Eigenpairs with a surrogate: right whatever the surrogate is, and few passes when it is good."""
+"""Eigenpairs with a surrogate are right for any surrogate, and need few passes if it is good."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def test_pairs_from_a_partial_factor(rank: int, dtype: str) -> None:
     surrogate = surrogate_of(factor[:rank], known, rest)
     assert surrogate.knows(K)
     gram = surrogate.vectors.T.astype(np.float64) @ surrogate.vectors
-    # The smallest kept values are rounding times the largest, and so are their vectors: not the first ones.
+    # The smallest values have rounding errors of the largest, and so have their vectors; only the first
+    # count.
     np.testing.assert_allclose(gram[:K, :K], np.eye(K), atol=1e4 * np.finfo(dtype).eps)
     product = Counted(matrix.astype(dtype))
     check(matrix, leading_by_davidson(product, known, K, surrogate), dtype)
@@ -84,7 +85,7 @@ def test_an_eigenvector_that_the_surrogate_does_not_see_is_found(hidden: int) ->
     surrogate = Surrogate(
         np.ascontiguousarray(vectors[:, seen]), values[seen], float(values[hidden])
     )
-    assert not surrogate.knows(K)  # and it would not be used
+    assert not surrogate.knows(K)  # otherwise it would not be used
     product = Counted(matrix)
     check(matrix, leading_by_davidson(product, known, K, surrogate), "float64")
 

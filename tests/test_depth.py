@@ -391,7 +391,7 @@ def test_still_layers_are_no_violation() -> None:
     assert detector.violations == []
     jump = np.zeros((10, 3))
     jump[6:, 0] = 1.0
-    assert depth.detect(jump).violations[0] == 5  # against a median of 0 anything is
+    assert depth.detect(jump).violations[0] == 5  # relative to a median of 0 everything is a jump
 
 
 # ---- EOT-4: segments ----------------------------------------------------------------------------

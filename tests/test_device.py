@@ -1,7 +1,7 @@
 """The public calls on device arrays against the same calls on the CPU.
 
-Over the SIMT layer (tests/fake_cuda.py) the whole path runs but for CUDA's own runtime: dispatch, checks,
-streams, the module's host code, the kernels. On a machine with a device the same tests run there (gpu).
+On the SIMT layer (tests/fake_cuda.py) everything runs except CUDA's runtime: dispatch, checks, streams, the
+module's host code, and the kernels. On a machine with a device the same tests run there (marker gpu).
 """
 
 from __future__ import annotations
@@ -333,7 +333,7 @@ def test_a_visit_is_one_pass_over_the_entries(xp: Library, penalty: Any) -> None
     qk.bridge(device, mu, nu, solver="alternating", **options)
     steps = np.diff(seen, axis=0)
     assert len(steps) > 10 and np.all(steps == steps[0])
-    # Waits: g there, log-sum-exps and columns back. Launches: strips, columns.
+    # Waits: g to the device, log-sum-exps and columns back. Launches: strips, columns.
     assert steps[0].tolist() == [3, 2]
     seen.clear()
     qk.bridge(device, mu, nu, solver="relaxed", **options)

@@ -1,4 +1,4 @@
-"""Bridges on a device, whole: batches, costs, entropies, dual values, what is printed (DAC-7, EOT-1)."""
+"""All of a bridge on a device: batches, costs, entropies, dual values, printed text (DAC-7, EOT-1)."""
 
 from __future__ import annotations
 
@@ -352,7 +352,7 @@ def test_logits_up_to_700_on_a_device(xp: Library, n: int, monkeypatch: pytest.M
     f, g = xp.numpy(b.f), xp.numpy(b.g)
     plan = np.exp(Z + f[:, None] + g)
     assert max(np.abs(plan.sum(k) - u).sum() for k in (0, 1)) <= 1e-12
-    # Kernels of more entries than are looked at are solved by products alone, to fewer digits.
+    # Kernels with more entries than Newton's method examines are solved by products only, to fewer digits.
     monkeypatch.setattr(_bridge_kernel, "_LOOKED_AT", n * n - 1)
     assert DeviceKernel(scores, u).sweep.entries is None
     few = qk.bridge(

@@ -1,4 +1,4 @@
-"""What chains of device arrays do: laws, currents, spectra and transforms against the same on the CPU."""
+"""Markov chains of device arrays: laws, currents, spectra and transforms, against the same on the CPU."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def test_notebooks_and_pictures(xp: Library, dtype: str) -> None:
     place = qk.scores.distance(xp.asarray(X)).device
     solved = {"float32": 1e-5, "float64": 1e-8}[
         dtype
-    ]  # as far as tolerances of bridges let plans differ
+    ]  # plans may differ as far as the tolerances of bridges allow
 
     def shown(result: Any) -> dict[str, str]:
         rows = ET.fromstring(result._repr_html_()).iter("tr")

@@ -1,4 +1,4 @@
-"""What device arrays can do wrong, and that nothing leaks when they do (over the SIMT layer)."""
+"""Wrong device arrays are refused, and nothing leaks then (on the SIMT layer)."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def test_the_callers_stream(machine: Any, stream: Any, handle: int) -> None:
     fake_cuda.STREAMS.clear()
     assert A.apply(V, out=out, stream=stream) is out
     assert machine.simt_counts()["last_stream"] == handle
-    assert fake_cuda.STREAMS[-1] == (handle or 1)  # 0 is not a number that DLPack allows
+    assert fake_cuda.STREAMS[-1] == (handle or 1)  # DLPack does not allow the stream 0
     np.testing.assert_allclose(to_numpy(out), qk.softmax(qk.scores.dot(X)) @ X, atol=1e-13)
 
 
@@ -487,7 +487,7 @@ def every_call() -> list[Callable[[], Any]]:
 
 def test_too_little_memory_wherever_it_happens(machine: Any) -> None:
     """Every allocation of every call fails once: a MemoryError, and all that was allocated is given back."""
-    # Steps of a loop allocate alike: every allocation at first, then one of seven.
+    # All steps of a loop make the same allocations, so after the first ones every seventh is tested.
     tried = [*range(40), *range(40, 2000, 7)]
     for call in every_call():
         gc.collect()
@@ -500,7 +500,8 @@ def test_too_little_memory_wherever_it_happens(machine: Any) -> None:
             except MemoryError as error:
                 message = str(error)
             machine.simt_fail_allocation(-1)
-            if machine.live_allocations() != alive:  # something in a cycle, or a leak
+            # Either an object in a reference cycle, or a leak.
+            if machine.live_allocations() != alive:
                 gc.collect()
             assert machine.live_allocations() == alive
             if not message:  # the call makes no more than n allocations

@@ -1,6 +1,6 @@
-"""Particles on a device, whole: weights, positions, the sphere, times in between, events (TPDE-1, TPDE-2).
+"""All of particle flows on a device: weights, positions, sphere, output times, events (TPDE-1, TPDE-2).
 
-Against the CPU, whose fields and flows have references of their own, and against closed forms.
+Results are compared with the CPU, which has independent references, and with closed forms.
 """
 
 from __future__ import annotations
@@ -243,7 +243,7 @@ def test_a_radius_ends_the_flow(xp: Library, options: dict[str, Any], dtype: str
         a = qk.flow(field, X, (0.0, 3.0), blow_up=5.0, t_eval=t_eval, **options)
         b = qk.flow(field, xp.asarray(X), (0.0, 3.0), blow_up=5.0, t_eval=t_eval, **options)
         assert a.status == b.status == "blew up"
-        # Steps that adapt in float32 may differ by one: rounding decides.
+        # With adaptive steps in float32, rounding may change the number of steps by one.
         slack = 0 if "n_steps" in options or dtype == "float64" else 1
         assert abs(b.n_steps - a.n_steps) <= slack
         assert len(b.t) == len(a.t) or (slack and t_eval is None)
@@ -277,7 +277,7 @@ def test_a_flow_that_ends_early_keeps_its_last_state(xp: Library) -> None:
     a = qk.flow(field, X, (0.0, 9.0), t_eval=[0.0, 9.0], max_steps=4)
     b = qk.flow(field, xp.asarray(X), (0.0, 9.0), t_eval=[0.0, 9.0], max_steps=4)
     assert (b.status, len(b.t)) == (a.status, len(a.t)) == ("step limit", 2)
-    # The steps follow from an error estimate near rounding: they agree to fewer digits than states do.
+    # Step sizes depend on an error estimate near rounding, so they agree to fewer digits than states.
     np.testing.assert_allclose(b.t, a.t, rtol=1e-6)
     np.testing.assert_allclose(xp.numpy(b.x), a.x, atol=1e-6)
 

@@ -1,4 +1,4 @@
-"""Libraries with memory and streams of their own, as CuPy, PyTorch: results are theirs, on their stream."""
+"""Libraries with their own memory and streams, such as CuPy and PyTorch: results use both."""
 
 from __future__ import annotations
 

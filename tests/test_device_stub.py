@@ -1,4 +1,4 @@
-"""The stub of qkcore_cuda says what the compiled module has: names, arguments, defaults."""
+"""The stub of qkcore_cuda agrees with the compiled module in names, arguments and defaults."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests import fake_cuda
 
 FOLDER = Path(__file__).resolve().parents[1] / "packaging" / "cuda" / "qkcore_cuda"
-TYPES = {"DeviceArray", "Status", "Figures"}  # of the stub alone
+TYPES = {"DeviceArray", "Status", "Figures"}  # names that only the stub has
 
 pytestmark = pytest.mark.skipif(not fake_cuda.built(), reason="not built: make simt")
 

@@ -81,7 +81,7 @@ def test_a_jump_makes_everything_abstain() -> None:
         assert report[name].verdict == "abstain" and report[name].value is None
         assert report[name].reason == "P0 failed, see there"
     assert not report.passed
-    # a jump in one head of many is seen as well: the worst head counts
+    # a jump in one of many heads is noticed too, because the worst head counts
     z = smooth(heads=20)
     z[3:, 7] += 1.0 * np.random.default_rng(4).normal(size=z.shape[2:])
     report = diagnostics.run(z)
@@ -151,10 +151,10 @@ def test_probabilities_given_as_logits_are_refused(dtype: Any, masked: bool) -> 
         diagnostics.run(p)
     with pytest.raises(ValueError, match="probabilities; pass them as probabilities="):
         diagnostics.run(list(p))
-    p[:, 0, -1] = 0.0  # a token that is left out
+    p[:, 0, -1] = 0.0  # leaving a token out
     with pytest.raises(ValueError, match="probabilities; pass them as probabilities="):
         diagnostics.run(p)
-    # The other way round.
+    # The reverse order.
     with pytest.raises(ValueError, match=r"probabilities\[0\]: wanted numbers >= 0.*logits="):
         diagnostics.run(probabilities=z.astype(dtype))
     with pytest.raises(ValueError, match=r"probabilities\[0\]: wanted rows that sum to 1.*logits="):
@@ -175,7 +175,7 @@ def test_other_functions_of_logits_refuse_probabilities() -> None:
     ):
         with pytest.raises(ValueError, match=r"are probabilities; pass np.log\(p\)"):
             call()
-    # A constant less in each row says that they are logits; some rows of this kind are no reason to refuse.
+    # Rows minus constants show that these are logits; a few rows of this kind are no reason to refuse.
     assert diagnostics.run(p - 1.0)["P0"].verdict == "pass"
     q = p.copy()
     q[0, 0, 0, 0] += 0.5
@@ -276,7 +276,7 @@ def test_the_reason_is_given_once() -> None:
     assert diagnostics.run(z, thresholds={"variation": advice})["P0"].verdict == "pass"
     z[3:, ..., 0, 0] = -np.inf
     assert "use one mask" in (reason := diagnostics.run(z)["P0"].reason)
-    assert "thresholds" not in reason  # no threshold helps
+    assert "thresholds" not in reason  # no threshold changes that
 
 
 # ---- degenerate input -----------------------------------------------------------------------------
@@ -513,7 +513,7 @@ def test_plots() -> None:
     z = smooth()
     z[3:] += 9
     z[3:, :, :, 0] -= 20
-    assert len(diagnostics.run(z).plot().axes) == 1  # only the gate has something to show
+    assert len(diagnostics.run(z).plot().axes) == 1  # only the gate has a result
 
 
 def test_plots_without_matplotlib(monkeypatch: pytest.MonkeyPatch) -> None:

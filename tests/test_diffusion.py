@@ -85,7 +85,7 @@ def test_reversibility(problem: tuple[int, int, float, float, int]) -> None:
     P = chain.to_numpy()
     z = naive_kernel(X, beta, alpha).sum(axis=1)
     pi = chain._known_stationary()
-    assert pi is not None  # the symmetry of the scores is seen
+    assert pi is not None  # the symmetry of the scores is noticed
     np.testing.assert_allclose(pi, z / z.sum(), rtol=1e-11)
     np.testing.assert_allclose(pi @ P, pi, rtol=1e-11)
     flow = pi[:, None] * P
@@ -94,7 +94,7 @@ def test_reversibility(problem: tuple[int, int, float, float, int]) -> None:
 
 
 @given(problems)
-@pytest.mark.filterwarnings("ignore::qkcore.diffusion.DisconnectedWarning")  # of far points
+@pytest.mark.filterwarnings("ignore::qkcore.diffusion.DisconnectedWarning")  # weights of far points
 def test_the_bridge_between_equal_laws_is_the_operator(
     problem: tuple[int, int, float, float, int],
 ) -> None:
@@ -318,7 +318,7 @@ def test_dimension_rule_estimates_the_dimension(intrinsic: int) -> None:
     X = np.concatenate([np.cos(angle), np.sin(angle)], axis=1)
     found = diffusion.choose_beta(X, "dimension")
     assert found.rule == "dimension" and found.dimension is not None
-    # The maximum is above the plateau: by at most a fifth and a bit here.
+    # The maximum is above the plateau, here by little more than a fifth at most.
     assert intrinsic <= found.dimension <= 1.25 * intrinsic
 
 

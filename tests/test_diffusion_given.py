@@ -1,4 +1,4 @@
-"""Diffusion maps of neighbours, of given weights, densities and targets, and of variable bandwidth."""
+"""Diffusion maps of neighbours, with given weights, densities and targets, and with variable bandwidth."""
 
 from __future__ import annotations
 
@@ -294,7 +294,7 @@ def test_variable_bandwidth_finds_ornstein_and_uhlenbeck_in_normal_points() -> N
     known = DiffusionMap(3, bandwidth=lambda X: np.exp(X[:, 0] ** 2 / 4), alpha=-0.25).fit(x)
     assert known.dimension_ == 1
     np.testing.assert_allclose(known.rates_, [1, 2, 3], rtol=0.06)
-    # The stationary law of the generator is that of the points: uniform over them.
+    # The stationary law of the generator is uniform over the points.
     assert float(np.median(known.stationary_ * 2000)) == pytest.approx(1, abs=0.1)
     model = DiffusionMap(1, bandwidth="variable", n_neighbors=20, alpha=-0.25).fit(x)
     assert model.dimension_ == 1
@@ -329,7 +329,7 @@ def compare(ours: DiffusionMap, peer: Any, X: Array, new: Array | None = None) -
     scale = np.linalg.norm(ours.eigenvectors_, axis=0) * np.sqrt(ours.rates_)
     same_up_to_sign(ours.eigenvectors_ / scale, peer.dmap, 1e-7)
     if new is not None:
-        # Theirs is P psi, without a division: ours at t = 1, by the same scale.
+        # The other library computes P psi without a division, which is ours at t = 1 with the same scale.
         same_up_to_sign(ours.transform(new) / scale, peer.transform(new), 1e-7)
 
 
@@ -463,7 +463,7 @@ def test_what_a_fitted_map_refuses() -> None:
         _ = fixed.sparse_operator_
     model = DiffusionMap(2, beta=1.0, bandwidth=wide, dimension=2).fit(X)
     assert model.rates_ is not None
-    reach = float(np.sqrt(4 / model.rates_[0]))  # where nothing is left of coordinate 0
+    reach = float(np.sqrt(4 / model.rates_[0]))  # there coordinate 0 is nearly zero
     radius = np.sqrt(2 * (reach - 1))
     with pytest.raises(
         ValueError, match="X: wanted points to which coordinate 0 can be extended, got point 1"

@@ -1,4 +1,4 @@
-"""DiffusionMap: spectrum, new points, and other libraries."""
+"""DiffusionMap: its spectrum, new points, and comparison with other libraries."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_formed_and_lazy_give_the_same() -> None:
     assert formed.materialized_ and not lazy.materialized_
     np.testing.assert_allclose(lazy.eigenvalues_, formed.eigenvalues_, atol=1e-13)
     np.testing.assert_allclose(lazy.embedding_, formed.embedding_, atol=1e-10)
-    # 150 points are three tiles of 128 x 128, 8 bytes an entry: one byte less and none is formed.
+    # 150 points take three tiles of 128 x 128 with 8 bytes per entry; with one byte less none is stored.
     enough = 3 * 8 * 128**2
     assert DiffusionMap(1, beta=0.1, max_memory=enough).fit(X[:150]).materialized_
     assert not DiffusionMap(1, beta=0.1, max_memory=enough - 1).fit(X[:150]).materialized_
@@ -153,7 +153,7 @@ def test_alpha_removes_the_sampling_density() -> None:
     for alpha in (0.0, 1.0):
         psi = DiffusionMap(2, beta=100.0, alpha=alpha).fit(X).eigenvectors_
         basis = np.column_stack([psi, np.ones(len(X))])
-        # Weighed as by an even sampling: by the spacing of the angles.
+        # Weights as for an even sampling, from the spacing of the angles.
         root = np.sqrt(np.gradient(angle))[:, None]
         fit = np.linalg.lstsq(root * basis, root * X, rcond=None)[0]
         missed[alpha] = np.linalg.norm(root * (X - basis @ fit)) / np.linalg.norm(root * X)
@@ -283,8 +283,8 @@ def test_against_scikit_learn() -> None:
     np.testing.assert_allclose(model.eigenvalues_, values[::-1][1:9], atol=1e-12)
     scaled = vectors[:, ::-1][:, 1:9] * np.sqrt(K.sum())  # eigh: unit norm in Z, not in pi
     assert_same_up_to_sign(model.eigenvectors_, scaled, 1e-9)
-    # spectral_embedding drops the diagonal of the kernel, which leaves the vectors as they are where
-    # all row sums are equal: on a circle.
+    # spectral_embedding drops the diagonal of the kernel, which does not change the vectors if all row
+    # sums are equal, as on a circle.
     circle = ring(120)
     theirs = manifold.spectral_embedding(
         pairwise.rbf_kernel(circle, gamma=8.0), n_components=4, random_state=0
@@ -331,7 +331,7 @@ def test_scikit_learn_conventions() -> None:
     assert steps.fit_transform(X).shape == (150, 3)
 
 
-# Their messages are asked for word by word; ours say the same otherwise, as everywhere in qkcore.
+# scikit-learn checks for its exact messages; those of qkcore say the same in their usual form.
 OTHER_WORDS = {
     "check_complex_data": "complex input is refused, in other words",
     "check_dtype_object": "arrays of objects are refused with the conversion to make",
@@ -349,7 +349,7 @@ def test_scikit_learn_estimator_checks() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
-        )  # of checks that are skipped, and of theirs about themselves
+        )  # warnings about skipped checks, and of scikit-learn about itself
         results = checks.check_estimator(
             DiffusionMap(), expected_failed_checks=OTHER_WORDS, on_fail=None, on_skip=None
         )

@@ -1,4 +1,4 @@
-"""Scales from neighbours, the self-tuning kernel, and warnings of maps that tell outliers from the rest."""
+"""Scales from neighbours, the self-tuning kernel, and warnings of maps that only separate outliers."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_extension_of_the_self_tuning_kernel(d: int) -> None:
     K = np.exp(naive_scores(new, X, 5, 0.5))
     wanted = K / K.sum(axis=1, keepdims=True) @ model.eigenvectors_
     np.testing.assert_allclose(model.transform(new), wanted, atol=1e-11)
-    # It is continuous: next to a point of the fit the coordinates are those of the point.
+    # The map is continuous: near a point of the fit the coordinates are close to those of the point.
     near = model.transform(X + 1e-9)
     np.testing.assert_allclose(near, model.embedding_, atol=1e-5 * np.abs(near).max())
 
@@ -98,7 +98,7 @@ def test_self_tuning_with_a_metric() -> None:
     metric = DiffusionMap(3, bandwidth="self-tuning", W=W).fit(X)
     np.testing.assert_allclose(metric.eigenvalues_, plain.eigenvalues_, atol=1e-12)
     np.testing.assert_allclose(metric.transform(X[:9]), plain.transform(X[:9] @ root), atol=1e-9)
-    W *= 100  # the map keeps its own
+    W *= 100  # the map keeps a copy
     np.testing.assert_allclose(metric.transform(X[:9]), plain.transform(X[:9] @ root), atol=1e-9)
     with pytest.raises(ValueError, match="W: wanted a metric without negative eigenvalues"):
         DiffusionMap(bandwidth="self-tuning", W=np.diag([1.0, 1.0, -1.0])).fit(X)
@@ -209,7 +209,8 @@ def test_an_outlier_is_named(dtype: str, max_memory: int) -> None:
     with pytest.warns(DisconnectedWarning) as caught:
         model.fit_transform(X)
     assert caught[0].filename == __file__
-    rest = DiffusionMap(2, beta=model.beta_).fit(np.delete(X, 300, axis=0))  # no warning: an error
+    # A warning would be an error here.
+    rest = DiffusionMap(2, beta=model.beta_).fit(np.delete(X, 300, axis=0))
     tol = 1e-6 if dtype == "float64" else 1e-3
     np.testing.assert_allclose(model.eigenvalues_[1], rest.eigenvalues_[0], atol=tol)
 

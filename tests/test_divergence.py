@@ -1,4 +1,4 @@
-"""Divergences (DAC-1): dense and lazy, against their definitions."""
+"""Divergences (DAC-1), dense and lazy, against their definitions."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def modules() -> list[str]:
     """All modules of the package but the compiled ones, private ones included."""
     names = [qk.__name__]
     for info in pkgutil.walk_packages(qk.__path__, qk.__name__ + "."):
-        if info.name.endswith("__main__"):  # running it is what importing it would do
+        if info.name.endswith("__main__"):  # importing it would run it
             continue
         spec = info.module_finder.find_spec(info.name, None)
         if spec is not None and spec.origin is not None and spec.origin.endswith(".py"):

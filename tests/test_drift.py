@@ -1,4 +1,4 @@
-"""Drift estimation (EOT-6): robust local regression, ridge with cross-validation, scikit-learn's manners."""
+"""Drift estimation (EOT-6): robust local regression, ridge with cross-validation, scikit-learn's rules."""
 
 from __future__ import annotations
 
@@ -249,7 +249,7 @@ def test_scikit_learn_estimator_checks(model: Any) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter(
             "ignore"
-        )  # of checks that are skipped, and of theirs about themselves
+        )  # warnings about skipped checks, and of scikit-learn about itself
         results = checks.check_estimator(
             model, expected_failed_checks=OTHER_WORDS, on_fail=None, on_skip=None
         )

@@ -195,7 +195,8 @@ def test_slopes_of_exact_power_laws(order: float) -> None:
     fit = duality.weak_error_slope(h, 3 * h**order)
     assert abs(float(fit) - order) < 1e-12
     assert abs(np.exp(fit.intercept) - 3) < 1e-10
-    assert fit.interval is None and "line" in fit.note  # nothing to resample: said, not NaN
+    # With nothing to resample, the interval is None and a note says why.
+    assert fit.interval is None and "line" in fit.note
 
 
 def test_interval_covers_and_is_repeatable() -> None:

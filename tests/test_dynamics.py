@@ -171,10 +171,10 @@ def test_norms_of_masked_chains() -> None:
     assert norms.entropy_production == np.inf
     assert norms.largest == pytest.approx(np.abs(J).max(), rel=1e-14)
     assert norms.total == pytest.approx(np.abs(J).sum() / 2, rel=1e-13)
-    # A symmetric window is masked both ways: finite again.
+    # A symmetric window masks both directions, so the value is finite again.
     window = qk.softmax(qk.scores.dot(X).window(3, 3))
     assert np.isfinite(window.entropy_production(rho))
-    # States without mass take part in nothing.
+    # States without mass do not contribute.
     lone = np.zeros(40)
     lone[7] = 1.0
     assert A.current_norms(lone).largest == pytest.approx(np.abs(A.currents(lone)).max(), rel=1e-14)
@@ -207,7 +207,7 @@ def test_regimes(n: int, dtype: str) -> None:
     away = A.regime(random_law(n, dtype))
     assert away.regime == "NE"
     assert away.stationarity > away.stationarity_tol
-    # A tolerance wide enough calls everything an equilibrium.
+    # With a large enough tolerance everything counts as an equilibrium.
     assert A.regime(tol=10.0).regime == "EQ"
 
 

@@ -71,7 +71,8 @@ def draw(seed: int) -> tuple[qk.Scores, Array]:
     n, m = (int(rng.choice(SIZES)) for _ in range(2))
     if rng.random() < 0.3:
         m = n
-    if rng.random() < 0.1:  # with few on the other side: products in long double take their time
+    # Many are combined with few on the other side, because products in long double are slow.
+    if rng.random() < 0.1:
         few, many = int(rng.choice(SIZES[:8])), int(rng.choice(LONG))
         n, m = (few, many) if rng.random() < 0.5 else (many, few)
     batch: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Bad input: the right exception, naming the argument, what came, and what to do about it."""
+"""Bad input raises the right exception, which names the argument, what was given, and what to do."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def with_entry(a: np.ndarray[Any, Any], value: float) -> np.ndarray[Any, Any]:
 Error = type[Exception] | tuple[type[Exception], ...]
 Case = tuple[str, Callable[[], object], Error, str]
 
-# name, call, exception, pattern. A pattern holds the argument's name, then what came or what to do.
+# name, call, exception, pattern. A pattern has the argument's name, then what was given or what to do.
 DTYPE_CASES: list[Case] = []
 for bad, remedy in (
     (np.ones((4, 3), int), r"int64.*astype|astype.*int64"),

@@ -1,4 +1,4 @@
-"""Estimators in scikit-learn's company: its own checks, names of features, containers, pipelines, copies."""
+"""Estimators with scikit-learn: its checks, names of features, containers, pipelines, copies."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ESTIMATORS = {
     "KNNDrift": lambda: KNNDrift(n_neighbors=3),
     "RidgeDrift": lambda: RidgeDrift(),
 }
-# What scikit-learn asks and an estimator cannot do.
+# Checks of scikit-learn that an estimator cannot pass.
 DECLARED = {"MagneticMap": {"check_transformer_preserve_dtypes": "its coordinates are complex"}}
 
 
@@ -34,7 +34,8 @@ def test_the_checks_of_scikit_learn(name: str) -> None:
     checks = pytest.importorskip("sklearn.utils.estimator_checks")
     declared = DECLARED.get(name, {})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # data of the checks that fall apart into clusters
+        # Warnings about data of the checks that have separate clusters.
+        warnings.simplefilter("ignore")
         found = checks.check_estimator(
             ESTIMATORS[name](), expected_failed_checks=declared, on_fail=None, on_skip=None
         )

@@ -1,4 +1,4 @@
-"""DAC-12, DAC-8, DAC-11, EOT-17: experiments by one command; swissroll is in test_swissroll.py."""
+"""Experiments by one command (DAC-12, DAC-8, DAC-11, EOT-17); swissroll is in test_swissroll.py."""
 
 from __future__ import annotations
 
@@ -233,7 +233,7 @@ def test_erratum_41_attention_is_diffusion_of_twice_the_width(results: Results) 
     assert survival.verdict == "does not hold" and "0 of 6" in survival.measured
     coupling = next(c for s, c in claims.items() if s.startswith("AMAP's coupling error"))
     assert coupling.verdict == "holds in part"
-    # The verdicts follow from the figures: with couplings that survive better they turn.
+    # The verdicts follow from the numbers: if the other couplings survive better, they change.
     better = json.loads(json.dumps(done.metrics))
     for found in better["amap"]["ranks"].values():
         found["coupling_rel_err"] = found["latent_rmse"] = 1e-9

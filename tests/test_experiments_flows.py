@@ -198,7 +198,7 @@ def test_panels_are_checked_key_by_key() -> None:
         ({"matrices": "negativ"}, "did you mean negative"),
         ({"step": "x"}, "step: wanted a value like 0.3"),
         ({"starts": -1}, "starts: wanted a number above 0"),
-        ({"starts": 2, "half_width": 2.0}, "wanted starts inside the cone"),
+        ({"starts": 2, "half_width": 2.0}, "wanted at least one start inside the cone"),
     ):
         with pytest.raises(experiments.ExperimentError, match=re.escape(message)):
             gaussian_cones.check(config | {"panels": [panel | change]})
@@ -444,7 +444,7 @@ def test_the_published_procedure_one_case_at_a_time(
         )
         row = rows[k]
         assert (row["published_status"], int(row["published_rank"])) == (status, rank)
-        # An eigenvalue that was lifted to 1e-14 stays near rounding, where its sign is anybody's.
+        # An eigenvalue that was raised to 1e-14 stays near rounding errors, so its sign is random.
         assert (int(row["projections"]) > 0) == (lifted > 0)
         assert int(row["projections"]) == pytest.approx(lifted, rel=0.05)
 
@@ -483,7 +483,7 @@ def test_particles_against_scipy(kind: str, variant: str, scene: str) -> None:
         "n": 4,
         "t_collapse": 1.0,
         "t_sphere": 1.0,
-        "rtol": 1e-9,  # ReLU has kinks, at which an error estimate sees less than there is
+        "rtol": 1e-9,  # ReLU has kinks, where error estimates are too small
         "atol": 1e-11,
     }
     s = particles.setup(scene, kind, variant, config)

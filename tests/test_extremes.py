@@ -1,4 +1,4 @@
-"""Numbers at the edges of what the dtype holds: no NaN, no warning, no silent overflow."""
+"""Numbers near the limits of the dtype give no NaN, no warning and no silent overflow."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_huge_common_level_cancels(dtype: str, level: float, sign: int) -> Non
     Z = np.full((17, 33), sign * level, dtype=dtype)
     Z[:, ::2] = np.nextafter(Z[:, ::2], np.array(np.inf, dtype))
     p = dense_scores(Z, rng())
-    if level < 1e20:  # beyond, one unit in the last place is itself a huge logit
+    if level < 1e20:  # beyond this, one unit in the last place is a huge logit itself
         assert (qk.softmax(p.scores).to_numpy() > 0).all()
     check_normalised(p)
 

@@ -1,4 +1,4 @@
-"""Annealing of factored kernels: by a positive part of rank one that is added and vanishes in stages."""
+"""Annealing of factored kernels: a positive matrix of rank one is added, and vanishes in stages."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def test_masks_against_all_sets_of_rows(dtype: str, bits: int) -> None:
                 qk.usable_entries(s, mu, nu)
         else:
             np.testing.assert_array_equal(qk.usable_entries(s, mu, nu), usable)
-        # Marginals that are missed by less than the tolerance count as met.
+        # Errors of the marginals below the tolerance count as none.
         assert status(s, mu, nu) == want or 0 < missing < 1e-5
     assert seen == {"infeasible", "feasible", "no total support"}
 

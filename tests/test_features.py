@@ -125,7 +125,7 @@ def test_bad_features() -> None:
 @pytest.mark.parametrize("kind", ["kmeans++", "leverage", "uniform", "features"])
 def test_factors_of_a_batch(kind: str, dtype: str) -> None:
     X = np.random.default_rng(3).normal(size=(2, 2, 40, 2)).astype(dtype)
-    X[1, 1, :, 1] = 0  # of fewer components than the others
+    X[1, 1, :, 1] = 0  # its factors have fewer components than the others
     s = qk.scores.distance(X, beta=0.05)
 
     def factors(s: qk.Scores) -> LowRank:

@@ -1,4 +1,4 @@
-"""Every combination of a field's options against loops: honoured, or refused, never ignored (TPDE-1)."""
+"""Every combination of a field's options is obeyed (as loops show) or refused, never ignored (TPDE-1)."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_every_combination_of_options(kind: str, dtype: str) -> None:
             mass = np.ones(N) if weights is None else w
             wanted = by_sinkhorn(at, Q, K, V, heads, mask, mass, epsilon)
         else:
-            # Softmax and l2 divide by the mass that is seen, whatever it is.
+            # Softmax and l2 divide by the mass that the mask leaves, so its size does not matter.
             scaled = renormalise or kind in ("softmax", "l2")
             wanted = reference.velocity(name, at, **{**given, "renormalise": scaled})
         tol = 2e-4 if dtype == "float32" else 1e-8

@@ -1,7 +1,7 @@
-"""The final check of a bridge (DAC-7): what it says of potentials holds in extended precision.
+"""The final check of a bridge (DAC-7): its verdict on potentials holds in extended precision.
 
-Dense scores have a loop of their own for it (cpp/src/bridge/coupling_sums.cpp), faster and less exact than
-the sums of ``s.marginals``: what it may be off by is part of the check.
+For dense scores it uses a separate loop (cpp/src/bridge/coupling_sums.cpp), which is faster and less exact
+than the sums of ``s.marginals``. The check takes the possible error of this loop into account.
 """
 
 from __future__ import annotations

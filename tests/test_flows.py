@@ -1,4 +1,4 @@
-"""Flows of particles (TPDE-2): orders, dense output, events, laws, and other integrators."""
+"""Flows of particles (TPDE-2): orders, dense output, events, laws, and comparison with other integrators."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_dense_output_keeps_the_order(method: str) -> None:
     field, X = example()
     times = np.linspace(0, 1, 12)
     exact = by_scipy(field, X, times)
-    steps = 4 if method == "dopri5" else 13  # of few steps the error is that of the interpolant
+    steps = 4 if method == "dopri5" else 13  # with few steps the error is that of the interpolant
     errors = []
     for m in (steps, 12 * steps):
         sol = qk.flow(field, X, (0.0, 1.0), method, n_steps=m, t_eval=times)
@@ -374,7 +374,8 @@ def test_functions_of_any_kind_are_fields() -> None:
     for field in (Field(), lambda X, t=0.0: -X, functools.partial(lambda s, X, t: s * X, -1.0)):
         sol = qk.flow(field, X, (0.0, 1.0))
         np.testing.assert_allclose(sol.x[-1], np.exp(-1.0), rtol=1e-5)
-    assert qk.flow(np.multiply, X, (0.0, 1.0)).status == "finished"  # of C, without a signature
+    # A C function, which has no signature.
+    assert qk.flow(np.multiply, X, (0.0, 1.0)).status == "finished"
     with pytest.raises(TypeError, match=r"^mine$"):
         qk.flow(wrong, X, (0.0, 1.0))
 

@@ -1,4 +1,4 @@
-"""The calls that fuzzing kept (tests/corpus: one for each way a case can end), and some of a fixed seed."""
+"""The calls that fuzzing kept (tests/corpus has one for each way a case can end), and some random ones."""
 
 from __future__ import annotations
 

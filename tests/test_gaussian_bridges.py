@@ -1,4 +1,4 @@
-"""Entropic transport between Gaussians (TPDE-4, A.3): against the bridge solver, quadrature, and laws."""
+"""Entropic transport between Gaussians (TPDE-4, A.3), against the bridge solver, quadrature and laws."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_potentials(seed: int, rank: int, epsilon: float) -> None:
         assert np.linalg.eigvalsh(0.5 * (inner + inner.T))[0] > 0
         log_mean = const + 0.5 * l @ np.linalg.solve(inner, l) - 0.5 * np.linalg.slogdet(inner)[1]
         assert plan.f(x) == pytest.approx(-log_mean, rel=1e-7, abs=1e-7)
-    # the gauge, and the value as the dual one
+    # the gauge, and the equality with the dual value
     g_mean = plan.g.constant - 0.5 * np.trace(plan.g.matrix @ O)
     f_mean = plan.f.constant - 0.5 * np.trace(plan.f.matrix @ S)
     assert g_mean == pytest.approx(0, abs=1e-9)

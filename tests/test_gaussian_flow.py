@@ -82,7 +82,7 @@ def test_velocity_by_sampling(kind: str) -> None:
     scale = np.abs(found.matrix).max() + np.abs(found.offset).max() + np.abs(p["V"]).max()
     assert np.abs(mean_rate - found.mean_rate).max() < 6 * scale / np.sqrt(n)
     assert np.abs(cov_rate - found.cov_rate).max() < 6 * scale / np.sqrt(n)
-    # The law of the sample itself leaves only the error of the field.
+    # With the law of the sample itself only the error of the field is left.
     own = velocity(kind, x.mean(axis=0), np.cov(x.T, bias=True), **p)
     assert np.abs(cov_rate - own.cov_rate).max() < 2 * scale / np.sqrt(n)
 
@@ -235,7 +235,7 @@ def test_batch_is_a_loop(kind: str) -> None:
     rng = np.random.default_rng(4)
     mean, cov = law(rng, 3, (2, 7))
     p = field(rng, 3)
-    p["V"] = rng.normal(size=(7, 3, 3))  # a field for each trajectory of an axis
+    p["V"] = rng.normal(size=(7, 3, 3))  # one field for each trajectory along an axis
     sol = flow(kind, mean, cov, (0, 0.5), n_steps=10, method="euler", n_threads=2, **p)
     assert sol.mean.shape == (11, 2, 7, 3)
     for i, j in ((0, 0), (1, 3), (1, 6)):

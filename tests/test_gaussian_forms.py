@@ -74,7 +74,7 @@ def test_lines_at_the_edges() -> None:
     assert gaussian.sinkhorn_line(1.0, 1, -1, t) == pytest.approx(1 / (2 * t), rel=1e-6)
     assert gaussian.l2_line(1.0, 1, 1, -1, t) == pytest.approx(1 / (4 * t), rel=1e-6)
     assert 1e80 < gaussian.l2_line(1.0, 1, 1, 1, 100) < math.inf
-    # for ever: what grows is infinite, what decays is 0, what stands still stays
+    # t = infinity: growing solutions are infinite, decaying ones 0, constant ones unchanged
     for line in (gaussian.softmax_line, gaussian.sinkhorn_line):
         assert line(2.0, [1, -1, 0, 1], [1, 1, 1, 0], math.inf).tolist() == [math.inf, 0, 2, 2]
     found = gaussian.l2_line(2.0, [1, -1, 0, 1, 1], [1, 1, 1, 0, 1], [1, 1, 1, 1, 0], math.inf)
@@ -331,7 +331,7 @@ def test_sinkhorn_flow_is_the_bures_wasserstein_flow(d: int) -> None:
     np.testing.assert_allclose(G, numeric_gradient(energy, cov), atol=1e-6)
     flow = gaussian.velocity("sinkhorn", mean, cov, Q=Q, K=K, V=-A, epsilon=epsilon)
     np.testing.assert_allclose(gaussian.bures_rate(cov, G), flow.cov_rate, atol=1e-10)
-    half = -(G @ cov + cov @ G)  # as printed but for the sign
+    half = -(G @ cov + cov @ G)  # as printed, except for the sign
     assert np.abs(half - flow.cov_rate).max() > 0.3 * np.abs(flow.cov_rate).max()
 
     h = 1e-5

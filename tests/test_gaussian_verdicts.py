@@ -116,7 +116,7 @@ def test_no_time_to_move_is_not_rest(kind: str, judge: str) -> None:
     given: dict[str, Any] = {"Q": Q, "K": K, "V": V, "store": "final", "judge": judge}
     sol = flow(kind, np.ones(2), np.diag([1.0, 2.0]), (0, 1e-9), **given)
     assert sol.status == "not settled"
-    # Where nothing moves at all it is rest, however short the span.
+    # If nothing moves at all, the flow is at rest, however short the span is.
     still = flow(kind, None, np.diag([1.0, 2.0]), (0, 1e-9), **{**given, "V": 0 * V})
     assert still.status == "converged" and still.rank == 2
 

@@ -1,4 +1,4 @@
-"""The pages of docs/ and the README: code runs, links lead somewhere, numbers are current."""
+"""The pages of docs/ and the README: their code runs, their links work, and their numbers are current."""
 
 from __future__ import annotations
 
@@ -93,10 +93,10 @@ def test_links_lead_somewhere(path: Path) -> None:
             continue
         name, _, anchor = target.partition("#")
         if name.startswith("auto_gallery/"):
-            continue  # made by the build, whose own check follows it (tools/check_site.py)
+            continue  # made by the build, which checks it separately (tools/check_site.py)
         place = (path.parent / name).resolve() if name else path
         if not place.is_relative_to(DOCS) and not (ROOT / "README.md").exists():
-            continue  # an installed wheel comes with docs/ alone
+            continue  # with an installed wheel only docs/ is there
         assert place.exists(), f"{path.name} links to {target}"
         if anchor and place.suffix == ".md":
             assert anchor in anchors(place), f"{path.name} links to {target}"

@@ -1,4 +1,4 @@
-"""Bridges far from the reach of plain iteration: small temperatures, assignments, penalties, many points."""
+"""Bridges that plain iteration cannot solve: small temperatures, assignments, penalties, many points."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 SOURCES = Path(__file__).parents[1] / "cpp" / "src"
-# From the ground up; each room may use itself and what is named before it on its line.
+# From the lowest room up. Each room may use itself and the rooms that are listed for it.
 MAY_USE = {
     "simd": (),
     "threads": (),
@@ -172,7 +172,7 @@ def test_scores_operators_and_bridges_exist_once() -> None:
 
 # ---- the checks of arguments -------------------------------------------------------------------------
 
-# What the helpers of qkcore._checks say, and how a refusal written by hand would say the same.
+# Patterns of the messages of qkcore._checks' helpers; messages written by hand must not match them.
 FAMILIES = {
     "one_of": r'wanted (one of \{|"[\w-]+"( or|, ) ?"[\w-]+", got)',
     "flag": r"wanted True or False, got",
@@ -187,8 +187,8 @@ FAMILIES = {
     "time_span": r"wanted (t0 < t1|a pair \(t0, t1\)), got",
     "masses": r"wanted some mass, got",
 }
-# Particular in truth: shapes that depend on more than lengths (or have an alternative that is a word), and
-# a mask where a number is meant.
+# Exceptions for which no helper fits: shapes that depend on more than lengths (or have an alternative that is
+# a word), and a mask where a number is meant.
 PARTICULAR = {
     "_host.py": {"shape"},
     "diagnostics/_layers.py": {"none_negative"},

@@ -1,4 +1,4 @@
-"""What notebooks show: well-formed, escaped, with the numbers of the object; pictures decode to the data."""
+"""What notebooks show is well-formed and escaped, with the numbers of the object; pictures match the data."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def page(shown: Any) -> ET.Element:
     """What the object shows, parsed; the parser refuses what is not well-formed."""
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # to be looked at is not to be used
+        warnings.simplefilter("error")  # showing an operator must not compute anything
         text = shown._repr_html_()
     assert "<script" not in text and "nan" not in text.lower().replace("nano", "")
     return ET.fromstring(text)
@@ -86,7 +86,7 @@ def test_scores(dtype: str) -> None:
     values, seen = s.to_numpy(), pixels(s)
     assert seen.shape == (5, 7, 4)
     np.testing.assert_array_equal(seen[..., 3] == 255, np.isfinite(values))
-    # Viridis grows lighter: the order of brightness is the order of the entries.
+    # Viridis becomes lighter with larger values, so the order of brightness is that of the entries.
     live = np.isfinite(values)
     light = seen[live][:, :3].astype(float) @ [0.2, 0.7, 0.1]
     assert (np.diff(light[np.argsort(values[live], kind="stable")]) >= -1.5).all()
@@ -135,7 +135,7 @@ def test_bridges() -> None:
     assert shown["marginal error"] == f"{b.error:.2e} (L1)" and shown["tolerance"] == "1.00e-10"
     (line,) = curves(b)
     assert len(line) == len(b.errors) > 3
-    # Heights are logarithms of the errors, linearly.
+    # Heights are linear in the logarithms of the errors.
     slope = np.diff(line[:, 1]) / np.diff(np.log10(b.errors))
     np.testing.assert_allclose(slope, slope.mean(), rtol=0.05)
     relaxed = table(qk.bridge(s, u, np.full(9, 1 / 9), penalty=(2.0, math.inf)))

@@ -14,7 +14,7 @@ import qkcore as qk
 from .generators import DTYPES
 from .reference import Array
 
-TIGHT = 1e-13  # for a solver asked for the last digits
+TIGHT = 1e-13  # a tolerance near the last digits
 
 
 def case(seed: int, n: int, d: int = 3) -> tuple[np.random.Generator, Array, Array]:
@@ -198,7 +198,7 @@ def test_diffusion_is_a_product_of_directional_experts(n: int, seed: int, beta: 
     np.testing.assert_allclose(
         K, np.exp(qk.scores.distance(X, W=W, beta=beta).to_numpy()), rtol=1e-11
     )
-    # eq 27: an approximation, whose error is reported and is right
+    # eq 27: an approximation; the reported error is right
     product = e.forward.to_numpy() * e.backward.to_numpy()
     want = product / product.sum(axis=1, keepdims=True)
     approximation = e.constant_z()
@@ -267,7 +267,7 @@ def test_erratum_1_symmetric_kernels_have_no_steady_currents(n: int, seed: int) 
     plan = b.plan()
     close(plan, plan.T, 1e-12)
     assert np.abs(b.forward.currents(rho)).max() < 1e-12
-    # The alternating solver does not know of the symmetry, and finds the same.
+    # The alternating solver does not use the symmetry, and finds the same.
     plain = qk.bridge(s, rho, rho, tol=TIGHT, solver="alternating")
     assert plain.converged
     close(plain.plan(), plain.plan().T, 1e-12)
@@ -298,7 +298,7 @@ def test_erratum_2_the_qk_metric_is_not_symmetric() -> None:
     K2 = K * np.sqrt(q / k)[:, None]
     same = qk.divergence.qk_metric(Q, K2).to_numpy()
     close(same, same.T, 1e-12)
-    # The symmetrised one gives an equilibrium chain, the printed one a chain that is not.
+    # The symmetrised metric gives a chain in equilibrium, the printed one does not.
     assert qk.softmax(mean.scores(0.2)).regime().regime == "EQ"
     # Row softmax drops the row term: what is left of the asymmetry is a column bias, so the
     # printed kernel still satisfies detailed balance, at another law.

@@ -1,4 +1,4 @@
-"""EOT-16, Track I: SDE against probability flow of an image model, beside closed forms."""
+"""EOT-16, Track I: SDE against probability flow of an image model, compared with closed forms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Track I (EOT-16): samplers, scores, parity, weak error, rotation, network; against closed forms."""
+"""Track I (EOT-16): samplers, scores, parity, weak error, rotation and network, against closed forms."""
 
 from __future__ import annotations
 
@@ -229,7 +229,7 @@ def test_chance_is_that_of_images_not_of_pixels(paired: bool) -> None:
     above, means, chance = 0, [], []
     for k in range(60):
         light = rng.normal(0.5, 0.15, size=(2, 200, 1))
-        if paired:  # partners that start alike
+        if paired:  # pairs that start from the same noise
             light[1] = 0.5 + 0.8 * (light[0] - 0.5) + math.sqrt(1 - 0.64) * (light[1] - 0.5)
         x, y = light + 0.05 * rng.normal(size=(2, 200, 30))
         found = duality.pooled_parity(x, y, bins=32, paired=paired, rng=k)

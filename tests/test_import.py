@@ -1,4 +1,4 @@
-"""What ``import qkcore`` loads, and what it leaves until it is asked for."""
+"""What ``import qkcore`` loads at once, and what is loaded only when it is used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The integrators: numbers, orders, stiff problems, the same steps and statuses in C++ and Python."""
+"""The integrators: coefficients, orders, stiff problems, the same steps and statuses in C++ and Python."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_no_other_integrator() -> None:
     """The core and its twin solve all differential equations: no solver of SciPy's, no steps of their own."""
     package = Path(qk.__file__).parent
     for path in package.rglob("*.py"):
-        if "_bench" in path.parts:  # what the library is compared with
+        if "_bench" in path.parts:  # the references of the library
             continue
         text = path.read_text()
         for sign in ("solve_ivp", "odeint", "h / 6", "h / 2 * k"):
@@ -108,7 +108,7 @@ def test_order_conditions_of_explicit_methods(name: str) -> None:
                     w = np.array(t["dense"]) @ theta ** np.arange(1, 5)
                     assert w @ phi == pytest.approx(theta**order * wanted, abs=1e-13)
     assert counts == [1, 1, 2, 4, 9][: t["order"]]
-    if t["order"] < 5:  # and no more than that
+    if t["order"] < 5:  # and not a higher order
         assert max(abs(b @ phi - w) for phi, w in rooted_trees(t["order"] + 1, a, c)) > 1e-3
 
 
@@ -188,7 +188,7 @@ def test_adaptive_errors_follow_the_tolerance(name: str, tol: float) -> None:
     errors = [np.abs(x - swirled(X0, t)).max() for t, x in zip(sol.t, sol.x, strict=True)]
     assert sol.success and max(errors) < 50 * tol
     if name == "dopri5":
-        assert max(errors) > tol / 1e4  # more would be steps that nobody asked for
+        assert max(errors) > tol / 1e4  # more would mean unnecessary steps
 
 
 # ---- the Python integrator takes the same steps ------------------------------------------------------------

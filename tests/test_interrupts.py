@@ -1,4 +1,4 @@
-"""Ctrl-C stops every long call: the engine's reductions are in test_processes.py, the rest is here."""
+"""Ctrl-C stops every long call. The engine's reductions are in test_processes.py, all others here."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ box = qk.measure.Box(np.full(3, -3.0), np.full(3, 3.0))
 G = qk.LowRank(rng.uniform(0.2, 1, (600, 9)), rng.uniform(0.2, 1, (9, 600)))
 """
 
-# The call says when it has begun by the clock: the parent's signal may come at any time after "ready".
+# The call records the time of its beginning, because the signal may come at any time after "ready".
 RUN = """
 print("ready", flush=True)
 end = time.monotonic() + 60

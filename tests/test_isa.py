@@ -1,4 +1,4 @@
-"""Every instruction set this CPU can run gives right answers, each in a process of its own."""
+"""Every instruction set that this CPU can run gives right answers; each is tested in a separate process."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def test_isb1_same_as_the_bridge_solver() -> None:
     np.testing.assert_allclose(B.values, b.project(X), atol=1e-11)
     np.testing.assert_allclose(B.operator.to_numpy() / 150, b.plan(), atol=1e-12)
     assert B.n_iter == b.n_iter
-    # Momentum for the known spectrum, against the averaged update of a kernel that nothing is known of.
+    # Momentum for a kernel with known spectrum, against the averaged update for any kernel.
     logs = -np.square(X[:, None] - X).sum(-1) / 0.8
     plain = qk.bridge(Dense(logs, symmetric=True), mu, mu, tol=1e-12)
     np.testing.assert_allclose(plain.f, b.f, atol=1e-11)
@@ -189,7 +189,7 @@ def test_isb1_says_when_it_has_not_converged() -> None:
     B = isb.barycentric(cloud(50, 2), 0.1, max_iter=3, on_fail="ignore")
     assert not B.converged and B.status == "iteration limit" and B.n_iter == 3
     assert "not converged (iteration limit)" in str(B)
-    # Potentials are doubles for both types, and what float32 cannot solve goes on in double.
+    # Potentials are doubles for both types, and problems that float32 cannot solve are continued in double.
     fine = isb.barycentric(cloud(500, 2, 0, "float32"), 0.1, tol=1e-12)
     assert fine.converged and fine.values.dtype == np.float32
     hopeless = isb.barycentric(cloud(500, 2, 0, "float32"), 0.1, tol=1e-18, on_fail="ignore")
@@ -230,7 +230,7 @@ def test_isb2_surrogate_weights_are_the_surrogate() -> None:
     w = isb.surrogate_weights(-0.375 * draws**2 / 2, 1.0, log_density=OU_START.log_pdf(draws))
     assert w @ draws**2 == pytest.approx(4 / 3, rel=1e-3)  # importance weights
     assert isb.auto_theta(rho, rho - nu) == pytest.approx(1 / 3, rel=1e-12)
-    assert isb.auto_theta(rho, rho) == pytest.approx(-1.0)  # nothing to go to: the heat flow
+    assert isb.auto_theta(rho, rho) == pytest.approx(-1.0)  # without a target it is the heat flow
     assert math.isinf(isb.auto_theta(rho, np.full_like(rho, 3.0)))
 
 
@@ -552,7 +552,7 @@ def test_isb4_gaussian_rate_of_theorem_1() -> None:
     rate = isb.fit_rate(small, [isb.gaussian_entropy_gap(1.0, e) for e in small])
     assert rate.slope == pytest.approx(4.0, abs=0.01)
     assert rate.constant == pytest.approx(1 / (72 * 16), rel=0.05)
-    # The series and the plain formula meet at their border.
+    # The series and the direct formula agree where they meet.
     below, above = (
         isb.gaussian_entropy_gap(1.0, 2 * a) for a in (0.1 * (1 - 1e-9), 0.1 * (1 + 1e-9))
     )

@@ -23,7 +23,7 @@ def clouds(dtype: str, batch: tuple[int, ...] = (2, 3), n: int = 24, d: int = 2)
 
 def weights(dtype: str, batch: tuple[int, ...] = (2, 3), n: int = 24) -> Array:
     w = np.random.default_rng(9).uniform(0.2, 1, size=(*batch, n)).astype(dtype)
-    w[..., 3] = 0  # B is there all the same
+    w[..., 3] = 0  # B is available nevertheless
     return w
 
 

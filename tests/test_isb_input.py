@@ -1,4 +1,4 @@
-"""Iterated bridges: what bad input is answered with (ISB-1 to ISB-4)."""
+"""Iterated bridges: the errors for bad input (ISB-1 to ISB-4)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the flows of bridges refuse, how they end, and that what they do not refuse follows the exact law."""
+"""Flows of bridges: what they refuse, how they end, and that all other flows follow the exact law."""
 
 from __future__ import annotations
 

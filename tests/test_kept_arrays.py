@@ -1,4 +1,4 @@
-"""Nothing that a caller does to an array object afterwards changes or crashes what was made from it."""
+"""If a caller changes an array object later, results made from it neither change nor crash."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ N = 6
 
 
 def set_attribute(x: Any, name: str, value: Any) -> None:
-    with warnings.catch_warnings():  # newer versions of NumPy advise against it; it must not hurt
+    with warnings.catch_warnings():  # newer versions of NumPy deprecate it, but it must do no harm
         warnings.simplefilter("ignore", DeprecationWarning)
         setattr(x, name, value)
 
@@ -59,7 +59,7 @@ def arrays() -> dict[str, Any]:
     }
 
 
-# What is built from arrays, and what is then computed from it.
+# Objects made from arrays, and what is computed from them later.
 Case = tuple[Callable[[dict[str, Any]], Any], Callable[[Any], Any]]
 CASES: dict[str, Case] = {
     "dense": (lambda a: qk.scores.dense(a["Z"]), lambda s: s.logsumexp()),

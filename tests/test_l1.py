@@ -80,7 +80,7 @@ def test_equal_points_have_the_score_0(dim: int, dtype: str) -> None:
             assert (np.diag(got) == 0).all()
             assert (got <= 0).all()
             assert_same_bits(got, got.T, "symmetry")
-    # Of equal points among others too.
+    # Also for some equal points among others.
     repeated = np.concatenate([X, X[::-1]])
     assert (qk.scores.l1(X, repeated).to_numpy()[np.arange(37), 73 - np.arange(37)] == 0).all()
 
@@ -166,7 +166,7 @@ def test_the_laplacian_kernel_is_positive_definite_and_bistochastic() -> None:
     C = qk.bridge(s, solver="symmetric", tol=1e-11)
     assert C.converged
     np.testing.assert_allclose(C.plan() * 60, P, atol=1e-9)
-    # Operators take it as any other symmetric scores.
+    # Operators accept it like any other symmetric scores.
     A = qk.softmax(s)
     np.testing.assert_allclose(A.stationary(), K.sum(axis=1) / K.sum(), atol=1e-12)
 

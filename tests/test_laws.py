@@ -1,4 +1,4 @@
-"""Laws that hold whatever the data: no reference value is needed, only two ways to one answer.
+"""Laws that hold for any data. They need no reference value, but compare two ways to the same answer.
 
 Both ways may be off by the bound, so two results may differ by the sum of the two bounds.
 """
@@ -125,7 +125,8 @@ def test_backward_is_forward_seen_from_the_other_side(weight: str) -> None:
     back = point_scores("backward", Y, X, W, 1.0, rng)
     limit = bounds.scores(there.dtype, there.slack + back.slack.T)
     assert_within(there.scores.to_numpy(), ref.high(back.scores.T.to_numpy()), limit, weight)
-    assert np.abs(there.s - ref.backward(X, Y, W)).max() > 1e-2  # and not equal untransposed
+    # And they differ without the transpose.
+    assert np.abs(there.s - ref.backward(X, Y, W)).max() > 1e-2
 
 
 def test_only_the_symmetric_part_of_the_weight_makes_a_distance() -> None:
@@ -285,5 +286,5 @@ def test_scaling_points_scales_scores_by_the_square() -> None:
     X, Y = points(rng, (17, 3), "float64"), points(rng, (9, 3), "float64")
     for kind in ("dot", "forward", "backward", "distance"):
         make = getattr(qk.scores, kind)
-        # Powers of two commute with every rounding.
+        # Multiplication by powers of two commutes with rounding.
         assert_same_bits(make(2 * X, 2 * Y).to_numpy(), make(X, Y, beta=4.0).to_numpy(), kind)

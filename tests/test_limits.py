@@ -1,4 +1,4 @@
-"""Limits: no memory to be had, ten thousand calls, threads of our own beside those of BLAS."""
+"""Limits: too little memory, ten thousand calls, and our threads together with those of BLAS."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .processes import no_sanitizer, run_ok
 
 linux_only = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc, sets RLIMIT_AS")
 
-# As much address space as is in use, and 400 MB.
+# The address space that is in use now, plus 400 MB.
 LIMITED = """
 import resource
 import numpy as np

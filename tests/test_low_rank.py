@@ -170,7 +170,7 @@ def test_negative_entries_are_counted(shape: tuple[int, int], dtype: str) -> Non
     K = ProductOfFactors(*experts)
     exact = dense(experts)
     found = K.count_negative()
-    # No entry of random factors is so small that rounding could give it its sign.
+    # No entry of random factors is so small that rounding could change its sign.
     assert np.abs(exact).min() > 100 * np.finfo(dtype).eps * np.abs(exact).max() * 1e-3
     assert abs(found.count - int((exact < 0).sum())) <= (2 if dtype == "float32" else 0)
     assert found.fraction == found.count / exact.size

@@ -113,7 +113,7 @@ def test_truncated_diffusion_is_never_called_a_coupling(r: int, status: str) -> 
     e = compression_errors(b, exact_bridge("DMAP"), T)
     assert b.status == status
     assert not b.converged
-    # The figures are still there.
+    # The other measures are still there.
     assert e.min_entry < 0
     assert e.min_mass < 0
     assert b.negative.count > 1000
@@ -178,7 +178,7 @@ def test_signs_of_large_kernels_are_looked_at_in_rows_and_columns() -> None:
     n = 3000
     left, right = rng.random((n, 3)) + 0.5, rng.random((3, n)) + 0.5
     u = np.full(n, 1 / n)
-    # Signed factors, and yet no entry is negative.
+    # The factors have both signs, but no entry is negative.
     left[:, 0] *= 1e-3 * np.where(rng.random(n) < 0.5, -1, 1)
     b = solve_factored(LowRank(left, right), u, u)
     assert b.converged and 0.3 < b.signs_checked < 0.5

@@ -209,7 +209,7 @@ def test_phases(dtype: str, gamma: float) -> None:
             close(got, -got.T, 8 * eps_of(dtype) * abs(gamma) * (size + size.T))
             features = sum(x.shape[1] for x, _, _ in angles.terms.dots)
             assert features == (2 * rank if isinstance(W, tuple) and 2 * rank < 8 else 8)
-            # The bound that scores carry must hold.
+            # The bound that the scores have must hold.
             assert np.abs(want).max() <= angles.bound * (1 + 1e-5)
     symmetric = np.eye(8, dtype=dtype) + np.ones((8, 8), dtype)
     assert not magnetic.phases(X, symmetric, gamma).to_numpy().any()

@@ -106,7 +106,7 @@ def test_spectrum(drawn: tuple[magnetic.MagneticOperator, str]) -> None:
 @pytest.mark.parametrize(
     ("n", "d", "seed", "alpha"),
     [
-        (33, 1, 234, 0.0),  # eigenvalues that are nothing but rounding
+        (33, 1, 234, 0.0),  # eigenvalues that are only rounding errors
         (33, 1, 0x091C0B, 0.0),  # two states have all of the law, and an eigenvalue of 1e-12
         (20, 1, 0x115E, 0.0),  # the law leaves the range of float32
         (3, 2, 158, 1.0),  # unlikely states that mostly see each other
@@ -280,7 +280,7 @@ def test_points_on_a_circle_are_circulant(n: int, dtype: str) -> None:
     assert np.abs(np.fft.fft(first).imag).max() < 1e-12
     values, vectors = op.spectrum(min(n, 9))
     np.testing.assert_allclose(values, want[: len(values)], atol=40 * eps_of(dtype))
-    # The first mode turns with the field: one Fourier vector, of constant size.
+    # The first mode is one Fourier vector, which turns with the field and has constant modulus.
     np.testing.assert_allclose(np.abs(vectors[:, 0]), 1, atol=3e3 * eps_of(dtype))
 
 
@@ -297,7 +297,7 @@ def test_ring_with_uniform_flux(n: int, step: float) -> None:
         values, vectors = op.spectrum(k)
         np.testing.assert_allclose(values, want[:k], atol=1e-13)
         np.testing.assert_allclose(vectors.conj().T @ vectors / n, np.eye(k), atol=1e-12)
-    # All current goes round: pi P sin(a) = sin(a) / 2n along every edge.
+    # The whole current is a circulation: pi P sin(a) = sin(a) / 2n along every edge.
     np.testing.assert_allclose(op.current(), np.sin(step) / (2 * n) * (hop - hop.T), atol=1e-16)
 
 
@@ -380,9 +380,8 @@ def test_magnetic_laplacian_of_networkx_graphs(q: float, weighted: bool) -> None
         if hasattr(nx, "magnetic_laplacian_matrix"):
             peer = nx.magnetic_laplacian_matrix(graph, q=q, normalized=kind == "symmetric")
             peer = np.array(peer.toarray() if hasattr(peer, "toarray") else peer)
-            if (
-                kind == "symmetric"
-            ):  # 3.7 puts 1 there; its own normalized_laplacian_matrix 0, as we do
+            # networkx 3.7 has 1 there, but 0 in its normalized_laplacian_matrix, as we do.
+            if kind == "symmetric":
                 peer[40, 40] = matrix[40, 40]
             np.testing.assert_allclose(L.to_numpy(), peer, atol=1e-13)
 
@@ -443,7 +442,7 @@ def test_gauge_leaves_the_spectrum(drawn: tuple[magnetic.MagneticOperator, str],
         np.abs(turned @ moved.astype(E.dtype) - moved * values).max() <= tol * np.abs(vectors).max()
     )
     kinds = ["combinatorial", "symmetric"]
-    # Weights without a normaliser may be beyond the dtype where the probabilities are not.
+    # Weights without a normaliser may overflow even if the probabilities do not.
     if op.magnitude.scores.logsumexp(axis=1).max() >= np.log(np.finfo(dtype).max):
         kinds.remove("combinatorial")
         with pytest.raises(OverflowError, match=f"overflow {dtype}"):
@@ -557,7 +556,7 @@ def test_non_abelian_counter_example() -> None:
     np.testing.assert_allclose(after, (np.eye(2) - X) / 2, atol=1e-15)
     np.testing.assert_allclose(wanted, (np.eye(2) - 1j * X) / np.sqrt(2), atol=1e-15)
     assert np.linalg.norm(after - wanted) == pytest.approx(np.sqrt(3 - np.sqrt(2)))  # 1.2593
-    # Eq 84 is what it is instead: two copies of the representation at one free index.
+    # Eq 84 holds in this form instead: two copies of the representation with one free index.
     rng = np.random.default_rng(0)
     Ri, Rj = (
         su2(v / np.linalg.norm(v), t)

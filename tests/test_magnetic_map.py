@@ -1,4 +1,4 @@
-"""MagneticMap, masked operators, and what is refused."""
+"""MagneticMap, masked operators, and refused input."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ def test_attention_as_magnitude() -> None:
     np.testing.assert_allclose(op.flux(rho), op.to_numpy() / 30, atol=1e-16)
     with pytest.raises(ValueError, match="no diagonal scaling makes Hermitian"):
         op.spectrum(2)
-    # Symmetric phases are no gauge field either.
+    # Symmetric phases are not a gauge field either.
     P = qk.softmax(qk.scores.distance(X))
     with pytest.raises(ValueError, match="antisymmetric"):
         magnetic.MagneticOperator(P, qk.scores.dot(X)).hermitian()

@@ -1,4 +1,4 @@
-"""Masks: which entries remain, exactly, and that masks combine, transpose and broadcast."""
+"""Masks: exactly which entries remain, and how masks combine, transpose and broadcast."""
 
 from __future__ import annotations
 

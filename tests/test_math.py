@@ -13,8 +13,8 @@ from qkcore._native import cpu
 from .generators import DTYPES
 from .reference import Array
 
-# Extended precision has 11 bits more than float64, so its own error is below 0.001 ulp. Where the
-# platform lacks it, mpmath does the work on a sample.
+# Extended precision has 11 bits more than float64, so its error is below 0.001 ulp. If the platform lacks it,
+# mpmath computes a sample.
 EXTENDED = np.finfo(np.longdouble).nmant >= 63
 BITS = {"float32": np.uint32, "float64": np.uint64}
 
@@ -117,7 +117,7 @@ def test_log_is_within_its_bound(dtype: str) -> None:
     x = sample_if_slow(log_arguments(dtype))
     got, want = cpu.log(x), exact("log", x)
     at_one = x == 1
-    assert (got[at_one] == 0).all()  # exact, or an entropy of one outcome would not be 0
+    assert (got[at_one] == 0).all()  # must be exact, so that the entropy of a single outcome is 0
     error = ulp_error(got[~at_one], want[~at_one])
     worst = int(np.argmax(error))
     assert error[worst] <= cpu.LOG_MAX_ULP, f"log({x[~at_one][worst]!r}): {error[worst]:.3f} ulp"
@@ -180,7 +180,7 @@ def test_the_weights_of_a_softmax(dtype: str) -> None:
     error = ulp_error(cpu.weight_exp(x), exact("exp", x))
     normal = exact("exp", x) >= np.finfo(dtype).tiny * (1 + 100 * np.finfo(dtype).eps)
     assert (error <= cpu.EXP_MAX_ULP + np.abs(x.astype(np.float64)) / 2)[normal].all()
-    near = error[np.abs(x) < 0.02]  # the heaviest ones: as good as exp itself
+    near = error[np.abs(x) < 0.02]  # the largest weights are as accurate as exp itself
     assert len(near) > 1000 and near.max() <= cpu.EXP_MAX_ULP
     got = cpu.weight_exp(np.array([0, -0.0, -np.inf, np.finfo(dtype).min, np.nan], dtype))
     np.testing.assert_array_equal(got, np.array([1, 1, 0, 0, np.nan], dtype))

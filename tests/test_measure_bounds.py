@@ -1,4 +1,4 @@
-"""Contraction and Lipschitz bounds (MTA-3): never below what is measured; erratum 10 with numbers."""
+"""Contraction and Lipschitz bounds (MTA-3) are never below measured values; erratum 10 with numbers."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_equality_cases() -> None:
     psi = [
         Measure(m.points, measure.softmatch(potential, u[None], m).to_numpy()[0]) for m in (mu, nu)
     ]
-    # The line joining the atoms is where all mass moves: read off with the distance from v.
+    # All mass moves along the line between the atoms, and is measured by the distance from v.
     read = [float(m.weights @ np.abs(m.points - v).sum(axis=1)) for m in psi]
     assert math.isclose(abs(read[0] - read[1]) / (grain * h), key[2], rel_tol=1e-4)
     report = contraction(AttentionKernel(potential, LinearLookup(2 * np.eye(2))), domain)
@@ -277,7 +277,8 @@ def test_jacobian(monkeypatch: pytest.MonkeyPatch, weighted: bool, potential: st
     exact = float(((np.repeat(v, 2) @ np.abs(want)) / np.repeat(v, 3)).max())
     got = J.w1_norm().value
     np.testing.assert_allclose(got, exact, rtol=1e-6)
-    monkeypatch.setattr(measure._jacobian, "_ALL_COLUMNS", 0)  # the ascent, as for large problems
+    # By the ascent that is used for large problems.
+    monkeypatch.setattr(measure._jacobian, "_ALL_COLUMNS", 0)
     assert 0.8 * exact <= J.w1_norm().value <= exact * (1 + 1e-6)
 
 
@@ -352,7 +353,8 @@ def test_gaussian_bound_on_all_of_space() -> None:
         found = gaussian_lipschitz(A, X, Y)
         assert found.measured <= found.bound * (1 + 1e-9)
         assert not found.printed_holds
-    # A star: far points, each seeing itself and the centre; the centre moves and all feel it.
+    # A star of far points, each of which attends to itself and the centre; the moving centre moves all of
+    # them.
     for d in (4, 16, 64):
         r = math.sqrt(math.log(2 * d) / 2)
         X = np.vstack([np.zeros(d), r * np.eye(d), -r * np.eye(d)])
@@ -418,7 +420,7 @@ def cube_and_centre(d: int, s: float) -> float:
     t = math.exp(-s * s)
     Z = (1 + t**4) ** d + t**d
     p = t**d / Z  # what a corner gives to the centre
-    mean = (1 - t**4) / (1 + t**4) * (1 + t**4) ** d / Z  # its output, in units of itself
+    mean = (1 - t**4) / (1 + t**4) * (1 + t**4) ** d / Z  # its output, in units of s
     moved = abs(p - 2 * p * s * s * mean) + (d - 1) * 2 * p * s * s * mean
     return 2.0**d * moved
 

@@ -1,4 +1,4 @@
-"""Weight-shared depth (MTA-3, section 6.2, theorem 26): fixed points, and when they are promised."""
+"""Weight-shared depth (MTA-3, section 6.2, theorem 26): fixed points, and when they are guaranteed."""
 
 from __future__ import annotations
 

@@ -199,7 +199,7 @@ def test_dirac_projection_is_the_limit_of_gaussians() -> None:
         rule = mu.smooth(sigma).quadrature(12)
 
         def cross_entropy(x: float, sigma: float = sigma, rule: Measure = rule) -> float:
-            # KL(rho * mu, N(x, sigma^2)) up to what does not depend on x.
+            # KL(rho * mu, N(x, sigma^2)) up to terms that do not depend on x.
             log_density = -((rule.points[:, 0] - x) ** 2) / (2 * sigma**2)
             return -float(rule.weights @ log_density)
 
@@ -224,7 +224,7 @@ def test_gaussian_family_and_divergence() -> None:
     p, q = Measure(X[:3], np.array([0.5, 0.5, 0.0])), Measure(X[:3], np.array([0.25, 0.5, 0.25]))
     assert math.isclose(kl_divergence(p, q), 0.5 * math.log(2))
     assert kl_divergence(q, p) == math.inf
-    # The text's integral against nu is another number, and can be negative.
+    # The integral against nu in the text is a different number, which can be negative.
     a, b = np.array([0.9, 0.1]), np.array([0.5, 0.5])
     printed = float((b * np.log(a / b)).sum())
     right = kl_divergence(Measure(X[:2], a), Measure(X[:2], b))

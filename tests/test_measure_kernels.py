@@ -190,7 +190,7 @@ def test_convolution_with_a_gaussian() -> None:
         np.testing.assert_allclose(density.sum() * (grid[1, 0] - grid[0, 0]), 1, atol=1e-6)
     draws = mu.smooth(0.3).sample(20_000, 0)
     assert abs(draws.mean() - mu.mean()[0]) < 0.05
-    # Far apart the bound of lemma 37 is attained: nothing can be saved by sharing.
+    # For measures that are far apart the bound of lemma 37 is attained.
     single = Measure.dirac(np.zeros(3)).smooth(0.5)
     rule = single.quadrature(60)
     cost = float(rule.weights @ np.abs(rule.points).sum(axis=1))
@@ -242,7 +242,7 @@ def test_transformer_block(
     if norm is None and not residual and not with_ffn:
         summed = sum(T.head(i).self_attention(X) for i in range(heads))
         np.testing.assert_allclose(summed, got, atol=50 * tolerance(dtype) * np.abs(want).max())
-    # Duplicated and shuffled particles: the measure is what counts.
+    # Duplicated and shuffled particles give the same, since only the measure counts.
     twice = np.vstack([X, X[::-1]])
     again = T(Measure(twice)).attend(X)
     np.testing.assert_allclose(again, got, atol=50 * tolerance(dtype) * max(1, np.abs(want).max()))

@@ -1,4 +1,4 @@
-"""Corollary 24 for keys with values of their own, and fixed points at the origin (MTA-3)."""
+"""Corollary 24 for keys with arbitrary values, and fixed points at the origin (MTA-3)."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_functions_without_a_derivative_have_the_bound_too() -> None:
     assert math.isinf(plain.query.bound) and plain.local is None
     known = FunctionLookup(np.tanh, lipschitz=1.0, lipschitz_l2=1.0)
     assert lipschitz(AttentionKernel(DotPotential(), known), X).query.ratio >= 1
-    # Nothing depends on the query: the bound is 0, whatever the lookup.
+    # Nothing depends on the query, so the bound is 0 for any lookup.
     still = lipschitz(AttentionKernel(DotPotential(W=np.zeros((2, 2))), FunctionLookup(np.tanh)), X)
     assert still.query.bound == 0 and still.query.measured == 0
 

@@ -68,7 +68,8 @@ def test_laws_of_a_metric(n: int, m: int, d: int, seed: int) -> None:
     twice = Measure(np.vstack([mu.points] * 2), np.tile(mu.weights / 2, 2))
     np.testing.assert_allclose(w1(twice, nu), a, atol=1e-12)
     assert w1(twice, mu) < 1e-14
-    # Between the mean's distance (the projection does not expand: tau(Pi) = 1) and any coupling.
+    # Between the distance of the means (the projection does not expand: tau(Pi) = 1) and the cost of a
+    # coupling.
     assert np.abs(mu.mean() - nu.mean()).sum() <= a + 1e-12
     product = mu.weights @ np.abs(mu.points[:, None] - nu.points[None]).sum(axis=2) @ nu.weights
     assert a <= product + 1e-12

@@ -1,4 +1,4 @@
-"""Memory: any layout is read in place, inputs are never written to, nothing N x M is formed."""
+"""Memory: any layout is read in place, inputs are never changed, and nothing of size N x M is formed."""
 
 from __future__ import annotations
 
@@ -150,7 +150,8 @@ def test_inputs_may_die_before_the_scores() -> None:
     s = qk.scores.dot(X)
     A = qk.softmax(qk.scores.dense(X @ X.T))
     del X
-    rubbish = [np.full((300, 300), np.nan) for _ in range(20)]  # takes the memory, were it freed
+    # These arrays would reuse the memory if it had been freed.
+    rubbish = [np.full((300, 300), np.nan) for _ in range(20)]
     np.testing.assert_allclose(s.to_numpy(), want, rtol=1e-12, atol=1e-12)
     assert np.isfinite(A.to_numpy()).all()
     assert len(rubbish) == 20
@@ -166,8 +167,8 @@ def test_results_do_not_share_memory_with_inputs() -> None:
 
 # ---- how much ----------------------------------------------------------------------------------
 
-# The kernel's own high-water mark, reset before the call that is measured, so that imports do not
-# count. `ru_maxrss` would not do: a child inherits the mark of the process that started it.
+# The peak that the operating system records, reset before the measured call, so that imports do not count.
+# `ru_maxrss` cannot be used, because a child inherits the peak of its parent process.
 MEASURE = """
 import numpy as np
 import qkcore as qk

@@ -1,7 +1,7 @@
-"""Normalised weights keep their digits however large the scores are, in rows, columns and products.
+"""Normalised weights stay accurate however large the scores are, in rows, columns and products.
 
-The reference is the softmax in long double of the scores as the library rounds them. An entry p may then be
-off by a few eps and by what rounding its logarithm costs, eps |log p|, and not by eps times a score.
+The reference is the softmax in long double of the scores as the library rounds them. An entry p may then have
+an error of a few eps plus that of its rounded logarithm, eps |log p|, but not of eps times a score.
 """
 
 from __future__ import annotations
@@ -145,9 +145,8 @@ def test_doob_transforms(kind: str, dtype: Any) -> None:
     h[3] = 0
     want = P * h.astype(Wide)
     total = want.sum(1, keepdims=True)
-    if not (
-        total.min() > 0 and (P[:, 3] < 0.5).all()
-    ):  # a row that sees little else is another test
+    # Rows with nearly all of their weight in column 3 would lose digits: that is another test.
+    if not (total.min() > 0 and (P[:, 3] < 0.5).all()):
         h[3] = h[4]
         want = P * h.astype(Wide)
         total = want.sum(1, keepdims=True)
@@ -174,7 +173,7 @@ def test_doob_weights_are_rounded_once_in_their_logarithm(dtype: Any) -> None:
     h = (10.0 ** rng.uniform(lowest, 0, 4000)).astype(dtype)
     h[0] = 1
     logs = _log_relative(h)
-    exact = np.log(h.astype(Wide)) - np.log(Wide(2))  # less that of the power of two above max h
+    exact = np.log(h.astype(Wide)) - np.log(Wide(2))  # minus that of the power of two above max h
     assert logs.dtype == dtype
     # Half a unit of the result, and what log gives of a fraction between 0.5 and 1.
     assert (np.abs(logs - exact) <= 0.52 * np.spacing(np.abs(logs)) + eps_of(dtype)).all()

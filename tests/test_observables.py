@@ -1,4 +1,4 @@
-"""Observables of particle flows (TPDE-2): each against another way to compute it, or a law."""
+"""Observables of particle flows (TPDE-2), each compared with another computation or with a law."""
 
 from __future__ import annotations
 

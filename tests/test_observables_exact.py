@@ -39,7 +39,7 @@ def test_wasserstein_against_all_permutations(p: float, d: int, dtype: str) -> N
         equal = np.full(n, 1 / n)
         assert ob.wasserstein(X, Y, p=p) == pytest.approx(wanted, rel=1e-10)
         assert ob.wasserstein(X, Y, equal, equal, p=p) == pytest.approx(wanted, rel=1e-10)
-        # The programme for any weights, by a point that has none.
+        # A point without weight makes the code use the linear programme for general weights.
         some = np.append(equal, 0.0)
         more = np.concatenate([X, 9 + X[:1]])
         assert ob.wasserstein(more, Y, some, equal, p=p) == pytest.approx(wanted, rel=1e-8)

@@ -1,9 +1,9 @@
 """The online softmax: rows longer than a tile, whose maximum comes early, late or again and again.
 
-The engine walks a row tile by tile and rescales what it has when a larger score appears, or keeps
-an older shift as long as that is safe. So the scores here rise, fall and jump at every distance
-from nothing to far outside the range of exp, in points of few and of many dimensions (which take
-different paths), with masks that leave whole tiles empty.
+The engine visits a row tile by tile. When a larger score appears, it rescales its sums, or keeps the older
+shift as long as that is safe. So the scores here rise, fall and jump by amounts from 0 to far outside the
+range of exp. The points have few or many dimensions (which use different code), and masks leave whole tiles
+empty.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .reference import Array
 COLUMNS = 2100  # several tiles whatever their size, and no multiple of it
 SHAPES = ("rising", "falling", "late spike", "early spike", "steps", "zigzag", "one per tile")
 DIMS = (1, 4, 5, 17)
-# Heights: inside and outside what a kept shift allows, and far beyond the range of exp.
+# Sizes of the jumps: those for which a shift may be kept, larger ones, and some far beyond the range of exp.
 HEIGHTS = (3.9, 30.0, 3000.0)
 
 
@@ -204,11 +204,11 @@ def test_dense_long_rows_and_tiles_that_are_masked(shape: str, dtype: str) -> No
             (qk.scores.dense(Z).masked(M), np.where(M, Z.astype(np.float64), -np.inf)),
         ):
             top = exact.max(axis=1, keepdims=True)
-            top[np.isneginf(top)] = 0  # sees nothing
+            top[np.isneginf(top)] = 0  # all entries masked
             weights = np.exp(exact - top)
             total = weights.sum(axis=1, keepdims=True)
             wanted = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
-            # Rounding of s - max, as large as the score is low; subnormal results are zeros.
+            # The rounding error of s - max grows with its size; subnormal results are zeros.
             eps, tiny = np.finfo(dtype).eps, np.finfo(dtype).tiny
             below = np.where(np.isfinite(exact), top - exact, 0)
             allowed = eps * wanted * (10 + below) + tiny

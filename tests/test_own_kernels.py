@@ -1,4 +1,4 @@
-"""Kernels that are given from Python: what they are called with, and what their mistakes lead to."""
+"""Kernels that are given as Python objects: the arguments of their calls, and the effects of mistakes."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_what_methods_are_called_with() -> None:
 
     b = qk.bridge(Watched(K.logs), mu, nu, solver="newton")
     assert b.converged and len(seen) >= b.n_iter
-    # A symmetric problem's rows are all that is asked for.
+    # For a symmetric problem only rows are called.
     square = Dense(np.minimum(K.logs[:M], K.logs[:M].T), symmetric=True)
     b = qk.bridge(square, nu, nu)
     assert b.converged and b.method == "symmetric, given"
@@ -209,7 +209,7 @@ def test_errors_of_the_kernel_reach_the_caller_unchanged(method: str) -> None:
     assert "fail" in [entry.name for entry in caught.traceback]
     np.testing.assert_array_equal(mu, before[0])
     np.testing.assert_array_equal(nu, before[1])
-    # The solver works on, also within a kernel's own method.
+    # Bridges can also be solved inside a method of the kernel.
     assert qk.bridge(problem()[0], mu, nu).converged
 
 

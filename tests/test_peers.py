@@ -1,4 +1,4 @@
-"""The same answers as other libraries; those that are not installed are skipped, visibly."""
+"""The answers agree with other libraries; tests with libraries that are not installed are skipped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The probability-flow ODE (EOT-5) against exact solutions, and its guards."""
+"""The probability-flow ODE (EOT-5) against exact solutions, and its checks."""
 
 from __future__ import annotations
 
@@ -182,7 +182,8 @@ def test_failures_are_passed_through() -> None:
 
     nan = pf_ode(P0, broken, (0, 1))
     assert nan.status == "blew up" and np.isfinite(nan.p).all()
-    assert 0.5 - 1e-12 < nan.t[-1] < 0.5  # a trial step beyond is taken again, shorter
+    # A trial step that goes too far is repeated with a shorter step.
+    assert 0.5 - 1e-12 < nan.t[-1] < 0.5
     np.testing.assert_allclose(nan.p[-1], exact(P0, 0.5 * B), atol=1e-5)
     assert "NaN" in nan.message and "NaN" in str(nan)
     first = pf_ode(P0, lambda p, t: B * np.inf, (0, 1))
@@ -194,7 +195,7 @@ def test_failures_are_passed_through() -> None:
     for coordinates in (
         "p",
         "logits",
-    ):  # the first look ahead may already be where there is no value
+    ):  # even the first trial evaluation may be where there is no value
         soon = pf_ode(
             P0, lambda p, t: B if t < 1e-9 else B * np.inf, (0, 1), coordinates=coordinates
         )

@@ -1,4 +1,4 @@
-"""Pictures of results: what is drawn is the data, and all of it is labelled."""
+"""Pictures of results show the data, and all their parts have labels."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_bridge_shows_plan_marginals_and_convergence(dtype: str) -> None:
     assert final.get_ydata() == [b.error] and set(tolerance.get_ydata()) == {b.tol}
     assert end.get_yscale() == "log" and end.get_title().startswith("converged")
     assert plan.get_xlabel() == "column j" and plan.get_ylabel() == "row i"
-    # The sides stand beside the plan, over the same rows and columns.
+    # The marginals are drawn next to the plan, with the same rows and columns.
     assert top.get_xlim() == plan.get_xlim() and side.get_ylim() == plan.get_ylim()
 
 
@@ -123,7 +123,7 @@ def test_operator_shows_entries_and_spectrum() -> None:
     np.testing.assert_array_equal(np.ma.getmaskarray(seen), A.to_numpy() == 0)
     (dots,) = spectrum.collections
     found = np.sort_complex(dots.get_offsets() @ [1, 1j])
-    # Of a triangular matrix the eigenvalues are the diagonal.
+    # The eigenvalues of a triangular matrix are its diagonal.
     np.testing.assert_allclose(found, np.sort(np.diag(A.to_numpy())), atol=1e-12)
     assert spectrum.get_xlabel() == "real part" and "gap" in spectrum.get_title()
     assert [line.get_label() for line in spectrum.lines][0] == "unit circle"  # noqa: RUF015

@@ -1,4 +1,4 @@
-"""Other processes and signals: fork, multiprocessing, Ctrl-C, and the thread count they are given."""
+"""Processes and signals: fork, multiprocessing, Ctrl-C, and the number of threads of child processes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .processes import command, environment, no_sanitizer, run_ok, run_python
 
 posix_only = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and fork")
 
-# Python warns of fork with threads running since 3.12; that the library survives it is the point.
+# Since 3.12 Python warns if a process with threads forks; here the library must survive just that.
 FORK = ("-W", "error", "-W", "ignore::DeprecationWarning")
 WORK = """
 import os, sys
@@ -260,7 +260,7 @@ def test_a_subinterpreter_is_refused_with_a_message() -> None:
     assert out.strip() == "refused"
 
 
-# The superuser's threads are not limited: another user's are.
+# The threads of the superuser are not limited, but those of other users are.
 FEW_THREADS = """
 import os, resource, time, warnings
 import numpy as np

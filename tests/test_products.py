@@ -104,7 +104,7 @@ def test_empty_rows_give_zero() -> None:
     assert not got[:2].any()
     assert np.abs(got[2:]).min() > 0
     mu = np.array([1.0, 1.0, 0.0, 0.0, 0.0, 0.0])
-    assert not (mu @ A).any()  # the mass of empty rows goes nowhere
+    assert not (mu @ A).any()  # the mass of empty rows is lost
 
 
 def test_the_result_is_new_and_writable() -> None:

@@ -1,4 +1,4 @@
-"""The one progress bar: what it shows, and that it costs nothing where nobody asked for it."""
+"""The progress bar: what it shows, and that it does nothing unless it is requested."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_shares_counts_and_open_ends(capsys: pytest.CaptureFixture[str]) -> None
 def test_items_are_passed_on(capsys: pytest.CaptureFixture[str]) -> None:
     assert list(track("abc", "letters", True)) == ["a", "b", "c"]
     assert "letters: 100%" in capsys.readouterr().err
-    for show in (False, None):  # None: standard error is no terminal here
+    for show in (False, None):  # None, because standard error is not a terminal here
         assert list(track(iter(range(3)), "numbers", show, 3)) == [0, 1, 2]
     assert capsys.readouterr().err == ""
 

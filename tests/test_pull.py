@@ -1,4 +1,4 @@
-"""Gradients pulled back through weights of scores, against the matrices written out; and tiles left out."""
+"""Gradients pulled back through weights of scores, against explicit matrices; and skipped tiles."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import qkcore as qk
 from qkcore._native import cpu
 
 Array = np.ndarray[Any, Any]
-BLOCK, TILE = 96, 256  # of the walk: what the blocks that are kept are cut along
+BLOCK, TILE = 96, 256  # sizes of the walk's tiles, along which the kept blocks are cut
 
 
 def problem(n: int, m: int, d: int, dtype: str, seed: int) -> dict[str, Any]:
@@ -90,7 +90,7 @@ def test_tiles_without_a_kept_block_are_skipped(dtype: str) -> None:
     blocks = np.array([[1, 0, 1], [0, 0, 0], [0, 1, 0]], dtype=np.uint8)
     keep = np.repeat(np.repeat(blocks, BLOCK, 0), TILE, 1)[:n, :m].astype(bool)
     check(p, pulled(p, (blocks, BLOCK, TILE), n_threads=1), keep)
-    # A tile of which one block is kept is visited whole.
+    # If one block of a tile is kept, the whole tile is visited.
     halves = np.zeros((3, 6), dtype=np.uint8)
     halves[1, 3] = 1
     keep = np.zeros((n, m), dtype=bool)

@@ -1,4 +1,4 @@
-"""Log-sum-exp, marginals, entropy and expected score."""
+"""Log-sum-exp, marginals, entropy and expected score against the reference."""
 
 from __future__ import annotations
 

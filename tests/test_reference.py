@@ -1,4 +1,4 @@
-"""The reference itself, against SciPy and against loops: a wrong reference hides a wrong engine."""
+"""The reference against SciPy and loops, because a wrong reference could hide errors of the engine."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_reductions_agree_with_scipy(s: Array, axis: int) -> None:
             assert (line == 0).all()
     entropies = scipy.special.entr(p.astype(float)).sum(axis=axis)
     np.testing.assert_allclose(ref.entropy(s, axis).astype(float), entropies, rtol=RTOL)
-    # -sum p log p = lse - sum p s ties the three reductions together.
+    # -sum p log p = lse - sum p s relates the three reductions.
     gap = (lse - ref.expected_score(s, axis))[full]
     np.testing.assert_allclose(ref.entropy(s, axis)[full].astype(float), gap.astype(float), RTOL)
 

@@ -1,4 +1,4 @@
-"""Rotational energy (EOT-11): known Hodge fields on meshes and samples, the solver underneath."""
+"""Rotational energy (EOT-11): fields with known Hodge parts on meshes and samples, and the linear solver."""
 
 from __future__ import annotations
 
@@ -152,7 +152,7 @@ def test_potential_flows_have_no_rotation(kind: str, density: str) -> None:
             reference=reference,
         )  # fmt: skip
         assert R.normalized < ZERO, str(R)
-    found = R.theta[disc]  # the potential is theirs, up to a constant
+    found = R.theta[disc]  # the potential is the known one, up to a constant
     x = np.stack([axes[0][disc], axes[1][disc]], axis=1)
     wanted = np.sin(x[:, 0]) * x[:, 1] + x[:, 1] ** 3
     used = np.isfinite(found)
@@ -477,7 +477,7 @@ def test_no_rotation_does_not_make_a_bridge() -> None:
         np.sqrt(variance)[:, None, None] * np.random.default_rng(9).normal(size=(500, 2))
     )
     assert in_plane.normalized < ZERO
-    covariance = (np.sqrt(5) - 1) / 2  # of the ends, for unit variances and sigma = 1
+    covariance = (np.sqrt(5) - 1) / 2  # the coupling of the ends, for unit variances and sigma = 1
     half = 0.5 + 0.5 * covariance + 0.25
     assert half == pytest.approx(1.059, abs=1e-3)
     kl = 0.5 * (0.25 / half - 1 - np.log(0.25 / half))

@@ -1,6 +1,6 @@
-"""Large bridges in float64 read their kernel in single precision (DAC-7): the answer must not show it.
+"""Large bridges in float64 store their kernel in single precision (DAC-7) and must be as accurate as others.
 
-From 2^20 entries on they are stored rounded, and exact visits measure what the rounding does to the sums.
+From 2^20 entries on, stored entries are rounded, and exact visits measure the effect on the sums.
 """
 
 from __future__ import annotations

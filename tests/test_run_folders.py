@@ -1,4 +1,4 @@
-"""EOT-17: what a run does with files: whose they are, when results are replaced, who may write."""
+"""What a run does with files (EOT-17): which files are its own, when results are replaced, who may write."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_a_manifest_that_lists_files_elsewhere_is_refused(tmp_path: Path, name: 
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(experiments.ExperimentError, match="not in the folder"):
         start(tmp_path, 1)
-    start(tmp_path, 1, force=True)  # knows nothing of what was there, and keeps all of it
+    start(tmp_path, 1, force=True)  # does not know the files that were there, and keeps all of them
     assert victim.read_bytes() == b"precious"
     assert (folder / "values.kept.csv").exists() and (folder / "manifest.kept.json").exists()
 
@@ -259,7 +259,7 @@ def test_a_kill_at_any_step_leaves_old_or_new_results(
         (folder / "values.csv").write_bytes(b"changed")
         before = content(folder)
         left, pid = k, fork()
-        if pid == 0:  # the child is killed for real: no handler and no finally of it runs
+        if pid == 0:  # the child is really killed, so that no handler and no finally runs
 
             def step(*_: Any) -> None:
                 nonlocal left
@@ -338,7 +338,7 @@ def test_checkpoints_that_were_changed_are_not_used(tmp_path: Path, wanted: Any)
     mine = {"checkpoint/part-1.kept.json": b'{"value": 17}'}
     assert content(done.folder) == wanted[0] | mine
     assert done.kept == (
-        "checkpoint/part-1.json was not of this run; it is kept as part-1.kept.json",
+        "checkpoint/part-1.json was not written by this run; it is kept as part-1.kept.json",
     )
 
 

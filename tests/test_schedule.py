@@ -158,7 +158,7 @@ def test_motion_bound_limits() -> None:
     p = np.array([0.999, 0.001])
     assert motion_bound(p, 0.0) == 0.0
     assert motion_bound(p, np.inf) == 1.0
-    assert motion_bound(np.array([1.0, 0.0]), np.inf) == 0.0  # a vertex cannot be left
+    assert motion_bound(np.array([1.0, 0.0]), np.inf) == 0.0  # a flow cannot leave a vertex
     small = 1e-6
     assert motion_bound(p, small) == pytest.approx(
         small * qk.simplex.Mobility(p).mass_norm / 2, rel=1e-4

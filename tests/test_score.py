@@ -1,4 +1,4 @@
-"""Score estimation (EOT-14, M.2) on laws whose score is known; skipped, visibly, without JAX and optax."""
+"""Score estimation (EOT-14, M.2) on laws with known scores; skipped without JAX and optax."""
 
 from __future__ import annotations
 

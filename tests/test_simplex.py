@@ -113,7 +113,7 @@ def test_eigenvalues_keep_their_relative_accuracy(weights: list[float], zeros: i
     got = Mobility(p).eigenvalues()
     n_zero = len(p) - np.count_nonzero(p) + 1
     assert (got[:n_zero] == 0).all()
-    # p is divided by its sum once more, hence some ulp rather than one
+    # p is divided by its sum again, so the error is some ulp and not one
     errors = [
         abs(float((g - x) / x)) for g, x in zip(got[n_zero:].tolist(), want[n_zero:], strict=True)
     ]
@@ -157,11 +157,11 @@ def test_the_texts_proofs_of_the_bounds_do_not_hold() -> None:
     """Errata 7a and 7b: J.3 drops (sum p v)^2 for v orthogonal to 1; B claims v'Jv <= 1/2 sum p v^2."""
     p = np.array([0.7, 0.2, 0.1])
     v = np.array([1.0, -1.0, 0.0]) / np.sqrt(2)
-    assert abs(p @ v) > 0.35  # J.3 takes it for 0
+    assert abs(p @ v) > 0.35  # J.3 assumes that it is 0
     uniform, J = np.full(4, 0.25), ref.mobility(np.full(4, 0.25))
     w = np.array([1.0, -1.0, 0, 0]) / np.sqrt(2)
     assert w @ J @ w == pytest.approx(0.25) and 0.5 * uniform @ w**2 == pytest.approx(0.125)
-    # the bounds themselves do: interlacing below, Gershgorin's rows 2 p_i (1 - p_i) above
+    # the bounds themselves hold: from below by interlacing, from above by Gershgorin's rows 2 p_i (1 - p_i)
     assert np.abs(ref.mobility(p)).sum(axis=1) == pytest.approx(2 * p * (1 - p))
 
 

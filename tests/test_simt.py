@@ -1,4 +1,4 @@
-"""The SIMT layer must find mistakes: kernels with one seeded bug each (tests/simt/bugs.cu)."""
+"""The SIMT layer finds mistakes: kernels that have one deliberate bug each (tests/simt/bugs.cu)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 
 from tests.kernels import backend, built
 
-# In the order of the enumeration in bugs.cu: what the plain layer and the race build must say.
-# None: the plain layer runs threads to the next barrier and cannot see it.
+# The messages of the plain layer and of the race build, in the order of the enumeration in bugs.cu. None
+# means that the plain layer, which runs each thread to the next barrier, cannot see the bug.
 BUGS: list[tuple[str, str | None, str]] = [
     ("missing_barrier", None, r"race \(.*bugs.cu"),
     ("missing_second_barrier", None, r"race \(.*bugs.cu"),

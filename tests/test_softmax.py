@@ -1,4 +1,4 @@
-"""Softmax over rows and columns: entries, normaliser, emptiness, the transposed operator."""
+"""Softmax over rows and columns: entries, normaliser, empty rows, the transposed operator."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_the_transposed_operator(axis: int) -> None:
     bound = bounds.softmax(p, axis)
     assert_within(A.T.to_numpy(), P.T, bound.T, "A.T")
     assert_same_bits(A.T.T.to_numpy(), A.to_numpy(), "A.T.T")
-    # What sums to one changes its place but not its nature.
+    # After transposing, the sums of the other axis are one.
     assert A.T.axis == 1 - axis
     assert_within(
         A.T.log_normalizer,
@@ -100,14 +100,14 @@ def test_empty_rows_weigh_nothing_and_are_flagged(axis: int) -> None:
     A = qk.softmax(p.scores, axis=axis)
     assert A.empty.sum() == 1
     assert A.empty[1 if axis == 1 else 3]
-    assert "1 empty" in repr(A)  # once it is known, which reading A.empty has seen to
+    assert "1 empty" in repr(A)  # known by now, because A.empty was read
     assert (A.to_numpy().sum(axis=axis) == np.where(A.empty, 0, 1)).all()
 
 
 def test_nothing_empty_is_not_mentioned_as_empty() -> None:
     A = qk.softmax(qk.scores.dense(np.zeros((3, 3))))
     assert not A.empty.any()
-    assert A.log_normalizer.shape == (3,)  # the repr may only speak of what has been computed
+    assert A.log_normalizer.shape == (3,)  # the repr may only show what has been computed already
     assert "empty" not in repr(A)
 
 

@@ -137,7 +137,7 @@ def test_logits_over_a_range_of_700() -> None:
     b = qk.bridge(qk.scores.dense(Z), np.full(30, 1 / 30), np.full(30, 1 / 30), max_iter=100_000)
     assert np.isfinite(b.f).all()
     assert b.converged == (b.error <= b.tol)
-    # Rank-one logits are pure potentials: the coupling is the product, whatever their size.
+    # Logits f_i + g_j are pure potentials, so the coupling is the product measure for any size.
     r, c = rng.uniform(-700, 700, size=(2, 30))
     mu, nu = law(rng, 30), law(rng, 30)
     flat = qk.scores.dense(np.zeros((30, 30))).shift(rows=r, columns=c)
@@ -566,7 +566,7 @@ def test_algorithm_2() -> None:
     np.testing.assert_allclose(found.plan(), want.plan(), atol=1e-8)
     assert found.tv[-1] < 1e-9
     assert found.potential_change[-1] < 1e-9
-    # What the document calls a dual gap is minus the dual value: it decreases, to -dual, not to 0.
+    # The document's "dual gap" is minus the dual value, so it decreases to -dual, and not to 0.
     assert (np.diff(found.dual_objective) < 1e-9).all()
     assert found.dual_objective[-1] == pytest.approx(-want.dual, abs=1e-6)
     assert abs(found.dual_objective[-1]) > 0.1

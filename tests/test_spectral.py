@@ -1,4 +1,4 @@
-"""Leading eigenpairs: repeated eigenvalues, orthonormality, signs, and the same bits again."""
+"""Leading eigenpairs: repeated eigenvalues, orthonormality, signs, and reproducible bits."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def check(A: Array, k: int, want: Array | None = None, size: float = 1.0) -> tup
     assert vectors.shape == (len(A), k) and vectors.dtype == A.dtype
     assert (np.diff(values) <= 0).all()
     np.testing.assert_allclose(vectors.conj().T @ vectors, np.eye(k), atol=tol)
-    # A vector is as good as its residual; some are lost over hundreds of restarts.
+    # A vector is as accurate as its residual; hundreds of restarts cost some digits.
     np.testing.assert_allclose(A @ vectors, vectors * values, atol=10 * tol * size)
     if want is None:
         want = np.linalg.eigvalsh(A.astype(np.complex128))[::-1]

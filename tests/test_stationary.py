@@ -23,7 +23,7 @@ from .generators import DTYPES
 from .reference import Array
 
 CAMPAIGN = int(os.environ.get("QKCORE_STATIONARY_CHAINS", "0"))
-# L1 error and relative error of a block's mass. A leak of e^-600 is a number of size 600, known to 600 eps.
+# L1 error and relative error of a block's mass. A leak of e^-600 has the logarithm -600, known to 600 eps.
 LIMIT = {"float64": 1e-11, "float32": 5e-7}
 
 
@@ -108,7 +108,7 @@ def test_large_random_block_chains(n: int) -> None:
 def test_two_blocks(n: int, down: float, up: float, dtype: str) -> None:
     """The ratio of two leaks is the ratio of the masses, however small both are, for any number of states."""
     A = operator(two_blocks(n, down, up), dtype)
-    # From i: h states at score 0 and h at the leak.
+    # Each row i has h states at score 0, and h states at the score of the leak.
     ratio = np.exp(up - down) * (1 + np.exp(float(down))) / (1 + np.exp(float(up)))
     share = A.stationary()[: n // 2].astype(float).sum()
     assert share == pytest.approx(ratio / (1 + ratio), rel=LIMIT[dtype])
@@ -135,7 +135,7 @@ def test_numbers_beyond_doubles(size: int) -> None:
         found, relative = _elimination._in_doubles(
             np.where(np.eye(size, dtype=bool), -np.inf, _stationary.log_probabilities(operator(Z)))
         )
-    if not np.abs(found.log_law - want).max() <= 1e-9:  # it was lost, so it must have been noticed
+    if not np.abs(found.log_law - want).max() <= 1e-9:  # accuracy was lost, which must be reported
         assert relative > 1e-9
 
 
@@ -481,6 +481,6 @@ def test_ctrl_c_during_an_elimination(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         A.stationary()
     assert len(panels) == 2
-    # No product is longer than _FLOPS, of which a core does some 10^10 in a second.
+    # No product has more than _FLOPS operations; a core does some 10^10 per second.
     blocks = _elimination._row_blocks(n, 2 * n * _elimination._PANEL, _elimination._FLOPS)
     assert max(b.stop - b.start for b in blocks) * 2 * n * _elimination._PANEL <= 1e8

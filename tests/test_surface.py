@@ -1,4 +1,4 @@
-"""What people reach for: problems of a batch, arithmetic, arrays, SciPy, weights that are left out, costs."""
+"""Features that users expect: problems of a batch, arithmetic, arrays, SciPy, default weights, costs."""
 
 from __future__ import annotations
 
@@ -310,7 +310,7 @@ def test_out_of_sample_projection() -> None:
     wanted = city.transform(qk.scores.l1(new, Y, beta=2.0), Y)
     np.testing.assert_allclose(city.transform(new, Y), wanted, rtol=1e-12)
     c = qk.bridge(qk.scores.dot(X, Y))
-    # The kernel's points times a W are not points of the space of new ones.
+    # After multiplication by W, the kernel's points are not in the space of new points.
     weighed = qk.bridge(qk.scores.distance(X, Y, W=np.diag([4.0, 0.25])))
     for other in (c, weighed, qk.bridge(qk.scores.l1(X, Y, W=np.array([2.0, 1.0])))):
         with pytest.raises(TypeError, match="new: wanted scores of the new rows"):

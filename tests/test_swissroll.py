@@ -1,4 +1,4 @@
-"""DAC-13: AMAP- and DMAP-DDPM on the Swiss roll, against NumPy, laws and itself resumed."""
+"""AMAP- and DMAP-DDPM on the Swiss roll (DAC-13), against NumPy, laws, and the same run resumed."""
 
 from __future__ import annotations
 
@@ -130,7 +130,8 @@ def test_the_sampler_draws_the_law_whose_noise_it_is_told(monkeypatch: pytest.Mo
         return jnp.sqrt(1 - jnp.asarray(schedule.alpha_bar, jnp.float32))[t][:, None] * x
 
     monkeypatch.setattr(_denoiser, "predict", exact)
-    a = _denoiser.Architecture("amap", 24, 4, 1)  # a size of its own: nothing compiled before
+    # A new size, for which nothing was compiled before.
+    a = _denoiser.Architecture("amap", 24, 4, 1)
     trainer = _denoiser.Trainer(a, schedule, heat, np.zeros((2, 3)), _denoiser.Recipe(4, 1e-3, 0.9))
     X = trainer.sample(trainer.start(0), 0, 4000)
     # Its variance, step by step: sqrt(alpha) x plus the posterior's spread. Not quite 1 for few steps.
@@ -158,10 +159,10 @@ def test_adam_and_the_average_against_numpy() -> None:
         np.concatenate([np.ravel(x) for x in jax.tree.leaves(t)])
         for t in (before.weights, after.weights, after.average)
     )
-    # Gradients of rounding size move by less.
+    # Weights with gradients of the size of rounding errors move less.
     assert np.mean(np.abs(np.abs(new - old) - 1e-2) < 5e-4) > 0.9
     np.testing.assert_allclose(mean, 0.75 * old + 0.25 * new, rtol=1e-5, atol=1e-7)
-    # The same steps in two calls are the same run.
+    # The same steps in two calls give the same result.
     whole, _ = trainer.advance(before, 0, 0, 6)
     half, _ = trainer.advance(before, 0, 0, 2)
     half, _ = trainer.advance(half, 0, 2, 6)

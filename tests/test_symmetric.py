@@ -1,4 +1,4 @@
-"""The stored upper half of a symmetric kernel against the kernel written out."""
+"""The stored upper half of a symmetric kernel, against the full matrix."""
 
 from __future__ import annotations
 

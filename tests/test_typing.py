@@ -1,4 +1,4 @@
-"""The sample client runs, and mypy --strict accepts it where mypy is installed."""
+"""The sample client runs, and mypy --strict accepts it if mypy is installed."""
 
 from __future__ import annotations
 

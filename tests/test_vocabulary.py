@@ -1,4 +1,4 @@
-"""One vocabulary: the public functions and results call one thing by one name, in one order.
+"""One vocabulary: in all public functions and results a thing has the same name, and arguments one order.
 
 The rules are those of docs/conventions.md ("Names of arguments and results").
 """
@@ -48,8 +48,8 @@ INSTEAD = {
     "weights_x": "weights",
     "positions_x": "positions",
 }
-# Why these may: scikit-learn prescribes it; the tolerance of two angles is no tolerance of a solve; an
-# array element's own epsilon, as every other library calls it.
+# Exceptions: scikit-learn prescribes `random_state`; the tolerance of two angles is not that of a solve; all
+# other libraries call the epsilon of a layer norm `eps`.
 MAY = {
     ("qkcore.diagnostics.drift.RidgeDrift", "random_state"),
     ("qkcore.diagnostics.drift.MLPDrift", "random_state"),
@@ -72,7 +72,7 @@ ORDER = (
 )
 # Options come last, and in this order.
 LAST = ("progress", "on_fail", "n_threads", "stream")
-# Of results: other words for what is called status, n_iter, error, errors, message.
+# Words that fields of results must not use for status, n_iter, error, errors and message.
 NOT_A_FIELD = {"success", "nit", "iterations", "n_iters", "msg", "reason_ended", "err", "state"}
 
 

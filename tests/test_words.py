@@ -1,4 +1,4 @@
-"""Words of results and options: enumerations that are strings, the same in C++ and Python."""
+"""Words of results and options are enumerations of strings, which are the same in C++ and Python."""
 
 from __future__ import annotations
 

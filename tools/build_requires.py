@@ -1,7 +1,7 @@
-"""build_requires.py [EXTRA...]: the build requirements of pyproject.toml, one per line.
+"""build_requires.py [EXTRA...]: prints the build requirements of pyproject.toml, one per line.
 
-For a build without isolation. With extras, also what the package and those extras need: for an environment
-in which qkcore itself is not installed.
+They are needed for a build without isolation. With extras it also prints the requirements of the package and
+of these extras, for an environment in which qkcore itself is not installed.
 """
 
 import sys

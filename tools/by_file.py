@@ -1,8 +1,8 @@
-"""by_file.py [options] FILE... [-- PYTEST ARGUMENTS]: pytest, one process per file.
+"""by_file.py [options] FILE... [-- PYTEST ARGUMENTS]: runs pytest in one process per file.
 
-For runs under a sanitizer. Its first finding ends the process, and with one process per file only that
-file. A folder stands for its test files. Prints one line per file, the output of the files that failed,
-and a summary.
+It is meant for runs under a sanitizer, whose first finding ends the process; with one process per file the
+other files still run. A folder stands for its test files. The program prints one line per file, the output of
+the files that failed, and a summary.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""check_site.py FOLDER: checks that links within the site work, and that no page fetches anything."""
+"""check_site.py FOLDER: checks that links within a site work, and that it loads nothing from elsewhere."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""check_symbols.py WHEEL: what the compiled modules of a wheel export and what they need.
+"""check_symbols.py WHEEL: checks what the compiled modules of a wheel export and what they need.
 
-A module exports its init function and nothing else; it needs the C and C++ libraries and no other, in
-versions that the wheel's manylinux tag promises; it has no executable stack and no run path.
+A module must export its init function and nothing else. It may need only the C and C++ libraries, in versions
+that the wheel's manylinux tag allows. It must have no executable stack and no run path.
 """
 
 from __future__ import annotations

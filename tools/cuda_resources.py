@@ -3,8 +3,8 @@
     cuda_resources.py LOG...            fails on a spill, on local memory, and on more than the table allows
     cuda_resources.py --update LOG...   writes the table
 
-The figures belong to one release of nvcc, named in the table's first line. With another release only spills
-count; differences are printed.
+The numbers belong to one release of nvcc, which the table's first line names. With another release only
+spills make the check fail, and differences are printed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Row = tuple[int, int, int]  # threads, registers, shared bytes
 
 
 def short_name(mangled: str) -> str:
-    """reduce_wide<float, float, Tile<64, 64, 16, 16, 16>, 64, true>"""
+    """A kernel's demangled name, such as reduce_wide<float, float, Tile<64, 64, 16, 16, 16>, 64, true>."""
     full = subprocess.run(["c++filt", mangled], capture_output=True, text=True, check=True).stdout
     name = full.replace("qk::cuda::", "").replace("> >", ">>").strip().removeprefix("void ")
     depth = 0

@@ -1,7 +1,7 @@
-"""docs/cuda_roofline.md from cuda/resources.csv: occupancy, and upper bounds from counting operations.
+"""Writes docs/cuda_roofline.md from cuda/resources.csv: occupancy, and upper bounds from counted operations.
 
 cuda_roofline.py            writes the page
-cuda_roofline.py --check    fails when the page is not what the table gives
+cuda_roofline.py --check    fails if the page does not agree with the table
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ DEVICES = (
 
 
 def blocks_per_multiprocessor(device: Device, threads: int, registers: int, shared: int) -> int:
-    """Warps get registers in units of 256; the system itself uses 1 kB of shared memory of each block."""
+    """How many blocks fit. Warps get registers in units of 256; each block needs 1 kB more shared memory."""
     per_warp = (registers * 32 + 255) // 256 * 256
     limits = [device.max_threads // threads, device.max_blocks]
     limits.append(device.registers // (per_warp * (threads // 32)))
@@ -91,7 +91,7 @@ def bound(device: Device, counts: dict[str, float], size: int) -> tuple[float, s
     """Pairs per second, and what limits them."""
     exp_lanes = (
         device.exp if size == 4 else device.fma[8] / 20
-    )  # no hardware exp in double: some 20 FMAs
+    )  # there is no hardware exp in double; it takes some 20 FMAs
     clocks = {
         "FMA": counts["fma"] / device.fma[size],
         "exp": counts["exp"] / exp_lanes,
@@ -149,7 +149,7 @@ def resource_table(rows: dict[cuda_resources.Key, cuda_resources.Row]) -> list[s
 
 
 def bound_table(rows: dict[cuda_resources.Key, cuda_resources.Row]) -> tuple[list[str], list[str]]:
-    """The table, and for each device the time of a sweep at n = 50 000, d = 64."""
+    """The table of bounds, and for each device the time of a sweep at n = 50 000, d = 64."""
     heads = " | ".join(f"{d.name}: entries/s, limit" for d in DEVICES)
     out = [f"| type | work | FMA | exp | shared words | L2 bytes | {heads} |"]
     out.append("|---|---|---|---|---|---|" + "---|" * len(DEVICES))

@@ -1,6 +1,6 @@
-"""oldest_requires.py [EXTRA...]: the oldest versions that pyproject.toml allows, one per line.
+"""oldest_requires.py [EXTRA...]: prints the oldest versions that pyproject.toml allows, one per line.
 
-Of what the package needs, and of those extras: "numpy>=1.24" becomes "numpy==1.24".
+They are those of the package's and the extras' requirements: "numpy>=1.24" becomes "numpy==1.24".
 """
 
 import re

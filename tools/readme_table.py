@@ -1,9 +1,9 @@
 """Writes the time-and-error table of README.md and docs/index.md from docs/performance.md.
 
-    python tools/readme_table.py            rewrite what stands between the markers
+    python tools/readme_table.py            rewrites the text between the markers
     python tools/readme_table.py --check    exit status 1 if that would change anything
 
-No number of the table is typed: `python bench/run.py GROUP --write-docs` measures docs/performance.md anew.
+All numbers of the table are measured: `python bench/run.py GROUP --write-docs` updates docs/performance.md.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PAGES = (ROOT / "README.md", ROOT / "docs" / "index.md")
 SOURCE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- table:begin -->", "<!-- table:end -->"
 
-# The rows of the table: bench group, start of its heading, case; the words for it; the contenders.
+# The rows of the table: bench group, start of its heading, case; the words for the case; the contenders.
 SHOWN = (
     (
         ("attention", "Attention", "N=16000 float32"),
@@ -68,11 +68,11 @@ SHOWN = (
 
 
 class MissingFigureError(LookupError):
-    """docs/performance.md lacks what the table wants to show."""
+    """docs/performance.md lacks a number that the table needs."""
 
 
 def section(text: str, group: str, heading: str) -> str:
-    """A group's part of the page: between its markers, or under a heading that begins like that."""
+    """A group's part of the page: between its markers, or under the heading that begins with these words."""
     marked = re.search(rf"<!-- bench:{group} -->\n(.*?)<!-- /bench:{group} -->", text, re.DOTALL)
     if marked:
         return marked[1]
@@ -91,7 +91,7 @@ def cells(line: str) -> list[str]:
 
 
 def rows(part: str) -> list[dict[str, str]]:
-    """The rows of its table of cases; an empty case means that of the row above."""
+    """The rows of a section's table of cases; an empty case means that of the row above."""
     lines = part.splitlines()
     start = next((k for k, line in enumerate(lines) if line.startswith("| case |")), None)
     if start is None:
@@ -107,7 +107,7 @@ def rows(part: str) -> list[dict[str, str]]:
 
 
 def headline(row: dict[str, str]) -> str:
-    """The smallest time. Times per iteration are differences, so for these the median."""
+    """The smallest time, or the median for times per iteration, which are differences."""
     return row["median"] if row["min"] == "–" else row["min"]
 
 
@@ -137,7 +137,7 @@ def shown_rows(text: str) -> list[list[str]]:
 
 
 def environment(text: str) -> str:
-    """The line that describes the machine, as it stands on the page."""
+    """The line of the page that describes the machine."""
     found = re.search(r"^Machine of the figures below: (.*?)\n\n", text, re.DOTALL | re.MULTILINE)
     if found is None:
         found = re.search(r"^\*(.* instruction set .*)\*$", text, re.MULTILINE)

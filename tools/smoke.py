@@ -1,4 +1,4 @@
-"""Uses a little of everything that is compiled, and is small enough for valgrind (make valgrind)."""
+"""Uses all parts of the compiled code a little, and is small enough for valgrind (make valgrind)."""
 
 import numpy as np
 

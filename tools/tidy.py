@@ -1,4 +1,4 @@
-"""Run clang-tidy over cpp/, at one instruction-set level only, because all levels have the same sources."""
+"""Runs clang-tidy on cpp/, at one instruction-set level only, because all levels have the same sources."""
 
 import argparse
 import concurrent.futures
@@ -23,7 +23,7 @@ def without_precompiled(command: str) -> list[str]:
 
 
 def one_level(commands: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Each file once: with the flags of v3 where that was built, which enable most intrinsics."""
+    """Each file once, with the flags of v3 if that was built, since they enable most intrinsics."""
     by_file: dict[str, dict[str, str]] = {}
     for entry in commands:
         if entry["file"] not in by_file or "-march=x86-64-v3" in entry["command"]:
@@ -51,7 +51,8 @@ def main() -> int:
         return file, time.monotonic() - start, done
 
     files = [c["file"] for c in commands if not args.files or c["file"].endswith(tuple(args.files))]
-    files = [file for file in files if "cmake_pch" not in file]  # not a source of ours
+    # The precompiled header is not our source.
+    files = [file for file in files if "cmake_pch" not in file]
     failed = 0
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         for file, seconds, done in pool.map(tidy, files):

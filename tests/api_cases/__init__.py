@@ -1,7 +1,7 @@
 """One valid call of every public function and class, drawn at random (tests/test_api_properties.py).
 
-A case is a function of a `Draw` that gives a `Call`: the function, and its arguments by name. Arguments
-are drawn from wide but well-conditioned families, so that a call has no excuse to fail.
+A case is a function that turns a `Draw` into a `Call`: the function to be called, and its arguments by name.
+Arguments are drawn from wide but well-conditioned families, so that every call must succeed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a case is: a function of a `Draw` that gives a `Call`."""
+"""The parts of a case, which is a function that turns a `Draw` into a `Call`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Call:
     function: Callable[..., Any]
     arguments: dict[str, Any]
     positional: tuple[Any, ...] = ()  # for *arguments
-    # Arguments whose wrong values are checked later (functions) or have a meaning of their own.
+    # Arguments whose wrong values are noticed only later (functions) or have a special meaning.
     free: frozenset[str] = frozenset()
 
     def __call__(self, **changes: Any) -> Any:

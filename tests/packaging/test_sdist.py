@@ -1,4 +1,4 @@
-"""The source distribution: it holds what a build needs, and (when asked) installs in an empty place."""
+"""The source distribution has all files that a build needs, and (on request) can be installed."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""tools/check_symbols.py finds what it is there to find; the wheels are checked when they are built."""
+"""tools/check_symbols.py finds every kind of mistake; the wheels are checked when they are built."""
 
 from __future__ import annotations
 

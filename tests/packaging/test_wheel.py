@@ -1,4 +1,4 @@
-"""The installed package: files, metadata, instruction sets, and what its import costs."""
+"""The installed package: files, metadata, instruction sets, and the time of its import."""
 
 import importlib.metadata
 import importlib.util
@@ -26,8 +26,8 @@ BUILT = [
     if importlib.util.find_spec(f"qkcore._cpu_{level}")
 ]
 SUPPORTED = [level for level in SHIPPED if level <= _cpuid.level()]
-# tools/check_wheel.sh sets QKCORE_ALL_LEVELS: there a wheel for users that lacks a level fails, it is not
-# skipped.
+# tools/check_wheel.sh sets QKCORE_ALL_LEVELS: then a wheel for users that lacks a level is an error, and the
+# test is not skipped.
 only_wheel = pytest.mark.skipif(
     len(BUILT) < len(SHIPPED) and not os.environ.get("QKCORE_ALL_LEVELS"),
     reason="a build for this machine alone (make dev, demo, test)",
@@ -85,9 +85,9 @@ def test_metadata() -> None:
 # ---- instruction sets ----------------------------------------------------------------------------
 
 YMM, ZMM = r"%ymm", r"%zmm|%k[1-7]"
-# Everything encoded for AVX begins with v, on xmm registers too. (verr and verw are no such thing.)
+# All AVX instructions begin with v, also those on xmm registers. (verr and verw are not AVX.)
 AVX = rf"\tv(?!er[rw]\b)|{YMM}|{ZMM}"
-# A sample of what SSE3 to SSE4.2 brought: a compiler that may use them will use one of these.
+# Some instructions of SSE3 to SSE4.2; a compiler that may use these levels will use one of them.
 ABOVE_V1 = (
     rf"{AVX}|\t(popcnt|pshufb|palignr|haddp|movddup|lddqu|round[sp][sd]|blendv?p|pblend|"
     r"pextr[bdq]|crc32|pmulld)"

@@ -224,7 +224,7 @@ def pictures(X: NDArray[np.float64]) -> None:
     field = qk.AttentionField("softmax", Q=np.eye(2), K=np.eye(2), V=np.eye(2))
     sol = qk.flow(field, X, (0.0, 0.1))
     assert_type(sol.plot(dims=(1, 0)), Figure)
-    if TYPE_CHECKING:  # one that nobody plays would warn
+    if TYPE_CHECKING:  # an animation that is never drawn would warn
         assert_type(sol.animate(), FuncAnimation)
     assert_type(qk.isb.heat_flow(X, 0.5, 2).plot(), Figure)
     assert_type(qk.diffusion.DiffusionMap(2).fit(X).plot(color=X[:, 0]), Figure)

@@ -1,8 +1,8 @@
 """Experiments of the documents, each by one command: ``qkcore run NAME`` (EOT-17).
 
-An experiment is a module with ``check(config)``, ``compute(config, run)``, which writes CSV files and
-metrics.json, ``plot(folder)``, which draws figures from those files alone, ``claims(metrics)`` and
-``tables(folder)``. Its settings are ``configs/NAME.yaml``, every number of the document in it.
+An experiment is a module with five functions: ``check(config)``; ``compute(config, run)``, which writes CSV
+files and metrics.json; ``plot(folder)``, which draws figures from those files alone; ``claims(metrics)``;
+and ``tables(folder)``. Its settings, with every number that the document gives, are in ``configs/NAME.yaml``.
 
 >>> from qkcore import experiments
 >>> experiments.get("trefoil").reproduces
@@ -45,13 +45,13 @@ class Experiment:
     reproduces: str
     """figure, table or section of the document"""
     errata: tuple[int, ...] = ()
-    """numbers of the errata that it shows"""
+    """numbers of the errata that the experiment shows"""
     needs: tuple[str, ...] = ()
-    """packages without which it cannot compute, beside those that all experiments need"""
+    """packages without which it cannot compute, in addition to those that all experiments need"""
     extra: str = "experiments"
-    """what pip installs them with: qkcore[extra]"""
+    """the extra that installs these packages: pip install qkcore[extra]"""
     extends: tuple[str, ...] = ()
-    """settings that may change and its checkpoints still serve: more steps, more seeds"""
+    """settings that may change without making checkpoints useless, such as the number of steps or seeds"""
 
     def _module(self) -> Any:
         return importlib.import_module(f"{__name__}.{self.name.replace('-', '_')}")
@@ -65,14 +65,14 @@ class Experiment:
         self._call("check")(config)
 
     def require_packages(self) -> None:
-        """Refuses to start when packages are missing, with an :class:`ExperimentError` that names all."""
+        """Raises an :class:`ExperimentError` that names all missing packages, if there are any."""
         wanted = {name: name for name in (*self.needs, "matplotlib")} | {"yaml": "PyYAML"}
         lacking = [wanted[module] for module in wanted if importlib.util.find_spec(module) is None]
         if lacking:
             raise missing(self.name, self.extra, *lacking)
 
     def require(self, config: dict[str, Any]) -> None:
-        """Refuses to start when files that it reads are missing; most experiments read none."""
+        """Refuses to start when files that the experiment reads are missing; most experiments read none."""
         if hasattr(self._module(), "require"):
             self._call("require")(config)
 
@@ -86,7 +86,7 @@ class Experiment:
         return figures
 
     def claims(self, metrics: dict[str, Any]) -> list[Claim]:
-        """What the document says beside what was measured."""
+        """The document's statements, each with what was measured and a verdict."""
         found: list[Claim] = self._call("claims")(metrics)
         return found
 
@@ -113,19 +113,19 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         Experiment(
             "gaussian-cones",
-            "Covariances under attention as curves in their cone, and what becomes of each",
+            "Covariances under attention as curves in their cone, and where each of them ends",
             "TPDE section 4.5, figures 1, 2, 4 to 7",
             errata=(5, 8, 25, 26, 39),
         ),
         Experiment(
             "rank-histogram",
-            "Ranks of the limits of Gaussian laws, d = 3, 4, 5, no case left out",
+            "Ranks of the limits of Gaussian laws for d = 3, 4, 5, with no case left out",
             "TPDE section 4.5, figures 3 and 8",
             errata=(25, 27, 40),
         ),
         Experiment(
             "particles",
-            "Particles under every field: clusters, radius and its bound, energy",
+            "Particles under every field: clusters, the radius and its bound, the energy",
             "TPDE sections 2, 3 and 5",
             errata=(28,),
         ),
@@ -158,7 +158,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         Experiment(
             "lipschitz",
-            "Contraction and Lipschitz bounds of attention beside measured constants",
+            "Contraction and Lipschitz bounds of attention, compared with measured constants",
             "MTA sections 5 and 6",
             errata=(10,),
         ),
@@ -171,7 +171,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         ),
         Experiment(
             "image-diffusion",
-            "SDE against probability flow of an image model, beside exact scores",
+            "SDE against probability flow of an image model, with exact scores as controls",
             "EOT section 6.3, figure 2, table 3, M.6",
             errata=(30, 31),
             needs=("jax", "optax"),
@@ -187,12 +187,12 @@ EXPERIMENTS: dict[str, Experiment] = {
 
 
 def names() -> list[str]:
-    """Of all experiments."""
+    """The names of all experiments."""
     return list(EXPERIMENTS)
 
 
 def get(name: str) -> Experiment:
-    """The experiment of that name; an :class:`ExperimentError` names the nearest otherwise."""
+    """The experiment of this name; raises an :class:`ExperimentError` that suggests the nearest otherwise."""
     if name not in EXPERIMENTS:
         raise unknown("experiment", name, EXPERIMENTS)
     return EXPERIMENTS[name]

@@ -1,4 +1,4 @@
-"""What the ISB poster says, beside what its two experiments gave."""
+"""The ISB poster's statements, compared with the results of its two experiments."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ._results import Claim, number
 
 
 def heat(metrics: dict[str, Any]) -> list[Claim]:
-    """Of the heat flow: the main claim, its limit, the accumulation of errors, the printed objective."""
+    """Claims about the heat flow: the main one, its limit, how errors accumulate, the printed objective."""
     printed = metrics["schemes"]["cost as printed"]
     others = [
         f"{name.split(', ')[1]}: {_slope(found['w2_sup'])}"
@@ -28,9 +28,9 @@ def heat(metrics: dict[str, Any]) -> list[Claim]:
         _uniform(metrics, "The curve tends to the heat flow, uniformly in [0, T]", "background"),
         _accumulation(metrics),
         Claim(
-            "The general scheme takes other surrogates ρ^(−θ) too",
+            "The general scheme also works with other surrogates ρ^(−θ)",
             "iterative scheme",
-            "any θ with a finite integral",
+            "any θ for which the integral is finite",
             f"slopes of the largest W2 error, {'; '.join(others) or 'none run'}; θ = −1: "
             f"{_slope(metrics['schemes'][metrics['poster']]['w2_sup'])}",
             "not tested" if not others else "holds" if min(slopes) > 0 else "does not hold",
@@ -39,7 +39,7 @@ def heat(metrics: dict[str, Any]) -> list[Claim]:
             "The bridge minimises ∫|x − y|² dπ + ε KL(π | ρ ⊗ ρ)",
             "setting",
             "no ½ on the cost",
-            f"with that cost the flow runs at half its speed: W2 error {_ends(printed)}, slope "
+            f"with this cost the flow runs at half the speed: W2 error {_ends(printed)}, slope "
             f"{_slope(printed['w2_sup'])} (erratum 6)",
             "does not hold" if (printed["w2_sup"]["high"] or 1.0) < 0.5 else "holds",
         ),
@@ -48,7 +48,7 @@ def heat(metrics: dict[str, Any]) -> list[Claim]:
 
 
 def ornstein_uhlenbeck(metrics: dict[str, Any]) -> list[Claim]:
-    """Of the Ornstein-Uhlenbeck process: theorems 1 and 2, uniform convergence, particles."""
+    """Claims about the Ornstein-Uhlenbeck process: theorems 1 and 2, uniform convergence, particles."""
     first, step = metrics["theorem_1"], metrics["one_step"]["euler"]
     return [
         _figure(metrics, "Ornstein–Uhlenbeck flow"),
@@ -63,10 +63,10 @@ def ornstein_uhlenbeck(metrics: dict[str, Any]) -> list[Claim]:
             "W2 of a bridge step and an Euler step is below K ε C(ε)",
             "theorem 2",
             "exponent 3, with theorem 1's C = O(ε²)",
-            f"exponent {_slope(step)}: only with √C (erratum 6)",
+            f"exponent {_slope(step)}: the bound holds only with √C (erratum 6)",
             "does not hold" if step["high"] < 2.5 else "holds",
         ),
-        _one_step(metrics, "and is o(ε)", "theorem 2"),
+        _one_step(metrics, "W2 of a bridge step and an Euler step is o(ε)", "theorem 2"),
         _uniform(
             metrics,
             "The scheme converges to the gradient flow of KL to a log-concave law, uniformly in [0, T]",
@@ -132,7 +132,7 @@ def _uniform(metrics: dict[str, Any], statement: str, where: str) -> Claim:
 
 
 def _accumulation(metrics: dict[str, Any]) -> Claim:
-    """Errors of steps, added up, beside the error of the flow."""
+    """Compares the error of the flow with the sum of the errors of its steps."""
     steps = metrics["one_step"]["exact"]["errors"]
     whole = metrics["schemes"][metrics["poster"]]["errors"]
     ratios = {
@@ -144,15 +144,15 @@ def _accumulation(metrics: dict[str, Any]) -> Claim:
     return Claim(
         "Errors of the steps do not accumulate by more than 1/ε",
         "uniform convergence",
-        "at most T/ε of them",
-        f"largest error of the flow over T/ε times that of its first step: {number(min(ratios.values()))} to "
-        f"{number(worst)}",
+        "at most T/ε times the error of a step",
+        f"largest error of the flow, divided by T/ε times that of its first step: "
+        f"{number(min(ratios.values()))} to {number(worst)}",
         "holds" if worst < 2 else "does not hold",
     )
 
 
 def _particles(metrics: dict[str, Any]) -> Claim:
-    """Whether the bridge of N particles does what that of the law does."""
+    """Whether the bridge of N particles moves them as the bridge of the law would."""
     parts, falls, off = [], [], []
     for g in metrics["particles"]:
         name = f"{g['scheme']}, ε = {g['epsilon']:g}"
@@ -169,12 +169,14 @@ def _particles(metrics: dict[str, Any]) -> Claim:
         elif g["start"] == "quantiles":
             falls.append(False)
             parts.append(f"{name}: does not reach the end for every N")
-    wrong = f". Of N = {metrics['particles'][0]['n'][-1]} draws in all, " if off else ""
+    wrong = (
+        f". Total W2 error of N = {metrics['particles'][0]['n'][-1]} random draws: " if off else ""
+    )
     return Claim(
-        "The limit of infinitely many particles is what attention does to n of them",
+        "What attention does to n particles tends to the flow as n → ∞",
         "background",
         "n → ∞ first, then ε → 0",
-        "W2 that the bridge of N particles (quantiles, no draws) is off by: "
+        "W2 error that comes from using the bridge of N particles (quantiles, no random draws): "
         + "; ".join(parts)
         + wrong
         + "; ".join(off),

@@ -1,8 +1,8 @@
-"""What the two flows of the ISB poster share: errors against the exact law, slopes, particles (ISB-5).
+"""Measures the errors of the two flows of the ISB poster against the exact law (ISB-5).
 
-On the line the maps of all schemes are increasing, so that on a weighted grid every distance to the
-exact law is the distance of two maps: nothing is drawn, errors down to 1e-7 are seen. Particles drawn at
-random have errors of their own, which are taken apart in :func:`particle_errors`.
+On the line the maps of all schemes are increasing. On a weighted grid every distance to the exact law is
+therefore the distance of two maps. Nothing is drawn at random, so errors down to 1e-7 can be measured.
+Particles drawn at random add sampling errors; :func:`particle_errors` separates the two.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ if TYPE_CHECKING:
 Array = npt.NDArray[np.float64]
 MEASURES = ("w1", "w2", "density")
 Scheme = Callable[[Array, Array | None, float, int], tuple[Array, "BridgeFlow | None"]]
-"""(x, weights, epsilon, steps) -> states (steps + 1, N), and the flow that made them"""
+"""(x, weights, epsilon, steps) -> states (steps + 1, N), and the flow that computed them (if it is one)"""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A law, its exact flow, and the schemes that are to follow it."""
+    """A law, its exact flow, and the schemes that approximate it."""
 
     law: Mixture
     exact: Callable[[float], Mixture]
     schemes: dict[str, Scheme]
-    """on a weighted grid; the first is the poster's"""
+    """schemes on a weighted grid; the first is the poster's"""
     particle_schemes: dict[str, Scheme]
-    """on clouds of equal weights"""
+    """schemes on particles of equal weights"""
     one_step: Callable[[Sequence[float], str], Array]
-    """W2 of one step of the poster's scheme to Euler's or to the exact one, at every epsilon"""
+    """W2 from one step of the poster's scheme to an Euler step and to the exact one, at every epsilon"""
 
     @property
     def poster(self) -> str:
@@ -49,18 +49,18 @@ class Problem:
 
 
 def check(config: Config) -> None:
-    """Refuses settings from which no flow or no slope can be had."""
+    """Refuses settings from which no flow or no slope can be computed."""
     positive(config, "epsilon", "epsilons", "T", "times", "particle_epsilons")
     positive(config, "grid", "grid_width", "n_seeds", "n_paths")
     positive(config, "n_particles", "particle_numbers", least=1)
     for key, least in (("epsilons", 3), ("particle_numbers", 3)):
         if len(set(config[key])) < least:
-            raise ExperimentError(f"{key}: wanted at least {least} different ones for a slope")
+            raise ExperimentError(f"{key}: wanted at least {least} different values for a slope")
     for epsilon in [config["epsilon"], *config["epsilons"], *config["particle_epsilons"]]:
         steps = config["T"] / epsilon
         if abs(steps - round(steps)) > 1e-9 * steps:
             raise ExperimentError(
-                f"epsilons: wanted them to divide T = {config['T']:g}, so that all end at one time, "
+                f"epsilons: wanted divisors of T = {config['T']:g}, so that all flows end at the same time, "
                 f"got {epsilon:g}"
             )
     if max(config["times"]) > config["T"]:
@@ -68,7 +68,7 @@ def check(config: Config) -> None:
 
 
 class FlowEnded(ArithmeticError):
-    """A scheme that does not reach the end; the message is the flow's."""
+    """A scheme did not reach the final time; the message says why the flow ended."""
 
 
 def states_of(flow: BridgeFlow) -> tuple[Array, BridgeFlow]:
@@ -82,12 +82,12 @@ def states_of(flow: BridgeFlow) -> tuple[Array, BridgeFlow]:
 
 
 def map_errors(law: Mixture, x: Array, w: Array, state: Array, exact: Mixture) -> dict[str, float]:
-    """W1, W2 and the L1 distance of the densities, from the places that a scheme moved a grid to.
+    """W1, W2 and the L1 distance of the densities, from the points to which a scheme has moved a grid.
 
     With E the exact map and S = E + D the scheme's, :math:`\\int|\\rho_S - \\rho_E| =
-    \\int\\rho_0\\,|1 - \\rho_E(S)S'/\\rho_E(E)E'|`: only D, which is small and smooth, is differentiated
-    numerically. Points that together carry less than 1e-10 of the mass are left out: the ends of a support,
-    where half of every neighbourhood is missing, move anyhow.
+    \\int\\rho_0\\,|1 - \\rho_E(S)S'/\\rho_E(E)E'|`. Only D, which is small and smooth, is differentiated
+    numerically. The outermost points, which together carry less than 1e-10 of the mass, are left out: there
+    half of every neighbourhood is missing, so a bridge moves them arbitrarily.
     """
     seen = w > 1e-14
     x, w, state = x[seen], w[seen], state[seen]
@@ -104,7 +104,7 @@ def map_errors(law: Mixture, x: Array, w: Array, state: Array, exact: Mixture) -
 
 
 def scheme_errors(p: Problem, name: str, epsilon: float, config: Config) -> dict[str, Any]:
-    """The errors of one scheme on the grid: largest over all steps, at the end, and over time."""
+    """The errors of one scheme on the grid: the largest of all, that at the end, and those over time."""
     x, w = p.law.grid(config["grid"], config["grid_width"])
     steps = round(config["T"] / epsilon)
     try:
@@ -126,8 +126,8 @@ def scheme_errors(p: Problem, name: str, epsilon: float, config: Config) -> dict
 def slope(sizes: Sequence[float], errors: Sequence[float]) -> dict[str, Any]:
     """The exponent of a power law with its 95 % interval (Student's t of the fit's residuals).
 
-    The errors are not random where nothing is drawn: the interval then tells how straight the line is. All
-    is None when an error is missing.
+    Where nothing is drawn, the errors are not random: the interval then tells how straight the line is. If an
+    error is missing, every entry of the result is None.
 
     >>> found = slope([0.1, 0.2, 0.4], [0.03, 0.12, 0.48])
     >>> round(found["slope"], 6), round(found["high"] - found["low"], 6)
@@ -154,11 +154,12 @@ def slope(sizes: Sequence[float], errors: Sequence[float]) -> dict[str, Any]:
 def particle_errors(
     p: Problem, name: str, epsilon: float, n: int, seed: int | None, config: Config
 ) -> dict[str, Any]:
-    """Where the W2 error of n particles comes from: draws (``seed``), or quantiles (None).
+    """Splits the W2 error of n particles into its parts. ``seed`` draws them; with None they are quantiles.
 
-    ``sampling``: of the same particles moved by the exact map, which any scheme would have. ``scheme``:
-    between those and the particles that the scheme moved; what is left of it on a grid is the error of
-    the step, the rest comes from the bridge of n particles instead of the law.
+    ``sampling`` is the error of the same particles when the exact map moves them: every scheme has this one.
+    ``scheme`` is the distance between those and the particles that the scheme moved. The part of it that
+    also appears on a grid is the error of the step. The rest arises because the bridge is that of n
+    particles and not that of the law.
     """
     last = p.exact(config["T"])
     fresh = math.nan
@@ -198,7 +199,7 @@ def particle_errors(
 
 
 def snapshots(p: Problem, config: Config, run: Run) -> dict[str, Any]:
-    """densities.csv, cloud.csv and paths.csv at the poster's epsilon."""
+    """Writes densities.csv, cloud.csv and paths.csv at the poster's epsilon."""
     epsilon, T = config["epsilon"], config["T"]
     steps = round(T / epsilon)
     x, w = p.law.grid(config["grid"], config["grid_width"])
@@ -211,7 +212,7 @@ def snapshots(p: Problem, config: Config, run: Run) -> dict[str, Any]:
         k = round(t / epsilon)
         law = p.exact(k * epsilon)
         at = exact_states[k]
-        # The density of the moved grid: the mass of each cell over its width.
+        # The density of the moved grid is the mass of each cell divided by its width.
         places, now = x[w > 1e-9, 0], at[w > 1e-9]
         densities += columns(
             t=[t] * len(now),
@@ -244,7 +245,7 @@ def snapshots(p: Problem, config: Config, run: Run) -> dict[str, Any]:
 
 
 def study(p: Problem, config: Config, run: Run) -> dict[str, Any]:
-    """All tables but those of one flow alone; returns the metrics."""
+    """Writes all tables that both flows have, and returns the metrics."""
     metrics: dict[str, Any] = {"poster": p.poster, "T": config["T"]}
     metrics["figure"] = run.stage("figure", lambda: snapshots(p, config, run))
     metrics["schemes"] = _schemes(p, config, run)
@@ -254,7 +255,7 @@ def study(p: Problem, config: Config, run: Run) -> dict[str, Any]:
 
 
 def _schemes(p: Problem, config: Config, run: Run) -> dict[str, Any]:
-    """errors.csv, over_time.csv, and the slopes of every scheme."""
+    """Writes errors.csv and over_time.csv, and computes the slopes of every scheme."""
     rows, over_time, out = [], [], {}
     work = [(name, e) for name in p.schemes for e in config["epsilons"]]
     for name, e in run.progress(work, "schemes"):
@@ -298,7 +299,7 @@ def _one_step(p: Problem, config: Config, run: Run) -> dict[str, Any]:
 
 
 def _particles(p: Problem, config: Config, run: Run) -> list[dict[str, Any]]:
-    """particles.csv; means over the draws and slopes in n."""
+    """Writes particles.csv; returns means over the draws, and slopes in n."""
     rows: list[dict[str, Any]] = []
     work = [
         (name, e, n, seed)

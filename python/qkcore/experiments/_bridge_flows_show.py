@@ -15,14 +15,14 @@ COLOURS = (figures.BLUE, figures.RED, figures.GREEN, figures.ORANGE, "#CC79A7")
 MARKS = "osD^v"
 MEASURES = {"w1": "W1", "w2": "W2", "density": "L1 of densities"}
 STATES = {
-    "total_w2": "in all",
+    "total_w2": "total",
     "scheme_w2": "added by the scheme",
     "sampling_w2": "moved exactly",
 }
 
 
 def plot(folder: Path) -> list[Path]:
-    """flow.png, errors.png and particles.png, from the CSV files."""
+    """Draws flow.png, errors.png and particles.png from the CSV files."""
     metrics = read_json(folder / "metrics.json")
     return [
         figures.save(_flow(folder, metrics), folder / "flow.png"),
@@ -167,7 +167,7 @@ def _particles(folder: Path, metrics: dict[str, Any]) -> Any:
 
 
 def _on_a_grid(metrics: dict[str, Any], scheme: str) -> str:
-    """The scheme on the grid that this one is on particles."""
+    """The name of the scheme on the grid that corresponds to this one on particles."""
     return scheme if scheme in metrics["schemes"] else str(metrics["poster"])
 
 
@@ -194,7 +194,7 @@ def _against_n(ax: Any, rows: Table, scheme: str, epsilon: float) -> None:
 
 
 def tables(folder: Path) -> list[Listing]:
-    """Errors, slopes and particles."""
+    """Tables of errors, slopes and particles."""
     metrics = read_json(folder / "metrics.json")
     errors, particles = Table.read(folder / "errors.csv"), metrics["particles"]
     first = Listing(
@@ -229,10 +229,10 @@ def tables(folder: Path) -> list[Listing]:
                 for name, found in metrics["one_step"].items()
             ),
         ),
-        "the errors are not random: an interval tells how straight the line is",
+        "the errors are not random: an interval shows how straight the line is",
     )
     third = Listing(
-        "Particles: W2 at the end and its parts, means over the draws",
+        "Particles: W2 error at the end and its parts, means over the draws",
         ("scheme", "start", "ε", "N", *STATES.values(), "fresh draws", "self weight"),
         tuple(
             (
@@ -245,8 +245,8 @@ def tables(folder: Path) -> list[Listing]:
             for g in particles
             for k, n in enumerate(g["n"])
         ),
-        "moved exactly: the same particles carried by the exact map; added by the scheme: from those to "
-        "where the scheme has them",
+        "moved exactly: error of the same particles when the exact map moves them; added by the scheme: "
+        "distance between those and the particles that the scheme moved",
     )
     return [first, second, third]
 

@@ -1,4 +1,4 @@
-"""Figures 1, 2, 4 to 7 of TPDE in our own style, and what the paper says about them."""
+"""Figures 1, 2 and 4 to 7 of TPDE, and the paper's statements about them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TITLES = {
 
 
 def plot(folder: Path) -> list[Path]:
-    """A figure for each of the paper's, from trajectories.csv, paths.csv and metrics.json."""
+    """Draws one figure for each figure of the paper, from trajectories.csv, paths.csv and metrics.json."""
     ends, paths = Table.read(folder / "trajectories.csv"), Table.read(folder / "paths.csv")
     panels = read_json(folder / "metrics.json")["panels"]
     drawn = []
@@ -90,7 +90,7 @@ def _cone(axes: Any, name: str, panel: dict[str, Any], ends: Table, paths: Table
     ring = np.linspace(0, 2 * np.pi, 121)
     axes.plot(top * np.cos(ring), top * np.sin(ring), top, color="0.5", linewidth=0.8)
     for _, curve in _curves(paths):
-        # Curves that leave the picture are cut where they do.
+        # Curves are cut where they leave the picture.
         inside = curve[: max(2, int(np.argmax(curve[:, 2] > 1.5)) or len(curve))]
         axes.plot(*inside.T, color=_colour(inside[0, 1]), linewidth=0.8, alpha=0.8)
     there = (ends["status"] == "converged") & (ends["z"] < 1.5)
@@ -98,7 +98,7 @@ def _cone(axes: Any, name: str, panel: dict[str, Any], ends: Table, paths: Table
         at = [ends[c][there] for c in "xyz"]
         axes.scatter(*at, color=figures.RED, s=6, depthshade=False)
     axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(0, top), xlabel="a − b", ylabel="2c", zlabel="a + b")
-    # No ticks where two axes meet: their numbers would be on top of each other.
+    # There are no ticks where two axes meet, because their numbers would overlap.
     axes.set(xticks=[-1, 0, 1], yticks=[-0.5, 0, 0.5], zticks=[0, 0.5, 1])
     axes.tick_params(labelsize=7, pad=-3)
     axes.tick_params(axis="z", pad=0)
@@ -167,7 +167,7 @@ def _legend(made: Any, panels: list[dict[str, Any]]) -> None:
 
 
 def tables(folder: Path) -> list[Listing]:
-    """Panels with their counts, and the random fields."""
+    """Tables of the panels with their counts, and of the random fields."""
     metrics = read_json(folder / "metrics.json")
     rows = [
         (
@@ -183,7 +183,7 @@ def tables(folder: Path) -> list[Listing]:
         for name, p in metrics["panels"].items()
     ]
     first = Listing(
-        "Trajectories by panel: all of them",
+        "All trajectories, by panel",
         (
             "panel",
             "field",
@@ -214,7 +214,7 @@ def tables(folder: Path) -> list[Listing]:
 
 
 def claims(metrics: dict[str, Any]) -> list[Claim]:
-    """What section 4.5 and C.2 say, beside the counts."""
+    """The statements of section 4.5 and C.2, compared with the counts."""
     panels = metrics["panels"]
     out = [
         Claim(
@@ -305,8 +305,8 @@ def _sinkhorn(metrics: dict[str, Any], panels: dict[str, Any]) -> list[Claim]:
     return [
         Claim(
             "A + Aᵀ ≺ 0: under Sinkhorn attention trajectories do not all converge to 0",
-            "section 4.5, item 1; figure 7 (a), whose caption says the opposite",
-            "text: not the case; caption: very similar to softmax",
+            "section 4.5, item 1; the caption of figure 7 (a) says the opposite",
+            "text: they do not; caption: very similar to softmax",
             f"7a: {in_words(p['status'])}, largest trace {number(max(p['trace'], default=None), 2)}; "
             f"V = GGᵀ, random: {in_words(draws['status'])}",
             "does not hold" if to_zero else "holds",
@@ -451,7 +451,7 @@ def _similar(metrics: dict[str, Any], panels: dict[str, Any]) -> list[Claim]:
         ),
         (
             ("2d 6c",),
-            "Multi-head attention is very similar to softmax where both fates occur",
+            "Multi-head attention is very similar to softmax where only some trajectories converge",
             "figure 6",
         ),
     ):

@@ -32,11 +32,11 @@ def shipped_text(name: str) -> str:
 
 
 MOST_CHARACTERS = 32 * 1024
-"""of a file of settings; the largest shipped one has a sixth of it"""
+"""limit for a file of settings; the largest shipped file has a sixth of it"""
 MOST_PARTS = 5000
-"""keys, values and brackets; the largest shipped one has a tenth of it"""
+"""limit for keys, values and brackets together; the largest shipped file has a tenth of it"""
 MOST_LEVELS = 20
-"""of nested lists and mappings; the shipped ones have three"""
+"""limit for nested lists and mappings; the shipped files have three levels"""
 
 
 LONG_NUMBER = re.compile(r"[-+]?(0x)?[0-9a-fA-F_:]{100,}")
@@ -56,7 +56,7 @@ def _mapping(text: str, where: str) -> Config:
     except yaml.YAMLError as error:
         raise ExperimentError(f"{where}: not valid YAML: {short(error, 300)}") from error
     except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
-        # PyYAML lets these through, for instance for "!!int x" and for days that do not exist.
+        # PyYAML raises other errors too, for instance for "!!int x" and for days that do not exist.
         raise ExperimentError(f"{where}: not valid YAML: {short(error, 300)}") from error
     if value is None:
         return {}
@@ -66,7 +66,7 @@ def _mapping(text: str, where: str) -> Config:
 
 
 def _refuse_bombs(events: Iterable[Any], where: str) -> None:
-    """Refuses what would take long to read: aliases, which multiply, deep nesting, very long numbers."""
+    """Refuses what would take long to read: aliases (their contents multiply), deep nesting, long numbers."""
     level = 0
     for count, event in enumerate(events):
         kind = type(event).__name__
@@ -97,7 +97,7 @@ def short(value: object, most: int = 80) -> str:
     ('[1, 2]', 'xxxxxxx…')
     """
     if isinstance(value, int) and abs(value) >= 2**63:
-        return f"a number of {value.bit_length()} bits"  # Python refuses to print the longest
+        return f"a number of {value.bit_length()} bits"  # Python refuses to print very long numbers
     text = " ".join(str(value).split())
     return text if len(text) <= most else text[: most - 1] + "…"
 
@@ -110,7 +110,7 @@ def resolve(
     overrides: Iterable[str] = (),
     seed: int | None = None,
 ) -> Config:
-    """The settings of a run. Later ones win: shipped, quick, file, overrides, seed.
+    """The settings of a run: the shipped ones, changed by quick, file, overrides and seed, in this order.
 
     >>> resolve("trefoil", quick=True, overrides=["n=100"])["n"]
     100
@@ -140,7 +140,7 @@ def resolve(
 
 def _read(file: Path) -> Config:
     try:
-        with file.open("rb") as opened:  # not all of it: it may have no end
+        with file.open("rb") as opened:  # not the whole file: a device may have no end
             text = opened.read(4 * MOST_CHARACTERS + 4).decode()
     except UnicodeDecodeError as error:
         raise ExperimentError(f"{file}: cannot be read: it is not text in UTF-8") from error
@@ -158,7 +158,7 @@ def _update(config: Config, values: Mapping[str, Any], defaults: Config, where: 
 
 
 def _like(value: Any, default: Any, where: str) -> Any:
-    """The value as the type of the shipped one; a whole number will do for a real one."""
+    """The value, converted to the type of the shipped one; where that is real, a whole number is accepted."""
     if isinstance(default, float) and isinstance(value, str):
         try:  # YAML 1.1 reads 1e-3 as text
             value = float(value)
@@ -184,7 +184,7 @@ def _like(value: Any, default: Any, where: str) -> Any:
 
 
 def _like_part(value: Any, key: str, default: Config, where: str) -> Any:
-    """An entry of a mapping; which ones it must have is for the experiment to say."""
+    """An entry of a mapping. Which entries a mapping must have is checked by the experiment."""
     if key not in default:
         raise ExperimentError(f"{where}: {unknown('key', key, default)}")
     return _like(value, default[key], f"{where}: {key}")
@@ -213,12 +213,12 @@ def dump(config: Config, header: str) -> str:
 
 
 def fingerprint(config: Config) -> str:
-    """Tells settings apart: a checkpoint belongs to those that it was made with."""
+    """A short text that differs between settings, so that checkpoints are used only with their settings."""
     return hashlib.sha256(json.dumps(dict(sorted(config.items()))).encode()).hexdigest()[:16]
 
 
 def positive(config: Config, *keys: str, least: float = 0) -> None:
-    """Refuses numbers that are not above ``least``; experiments call it on their settings."""
+    """Refuses settings that are not above ``least``; experiments call this in ``check``."""
     for key in keys:
         values = config[key] if isinstance(config[key], list) else [config[key]]
         for value in values:

@@ -1,4 +1,4 @@
-"""What the two experiments on Gaussian laws share: matrices, fields, coordinates of the cone, counts."""
+"""Parts shared by the two experiments on Gaussian laws: matrices, fields, coordinates of the cone, counts."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ FIELDS = ("softmax", "l2", "multi-head", "sinkhorn")
 
 
 def generator(published: int, seed: int) -> np.random.RandomState:
-    """The stream of the published code for ``seed`` 0, another one otherwise.
+    """The random stream of the published code if ``seed`` is 0, and another stream otherwise.
 
-    NumPy keeps the streams of RandomState for ever, so that the matrices of the paper can be drawn again.
+    NumPy never changes the streams of RandomState, so the matrices of the paper can be drawn again.
     """
     return np.random.RandomState(published + 1000 * seed)
 
 
 @dataclass(frozen=True)
 class Matrices:
-    """Q, K (k, d) and V (d, d) of a panel, before the scaling that its field asks for."""
+    """Q, K (k, d) and V (d, d) of a panel, before the scaling that its field needs."""
 
     Q: Array
     K: Array
@@ -51,7 +51,7 @@ def _rank_one(seed: int) -> Array:
 
 
 def matrices(name: str, seed: int) -> Matrices:
-    """Those of the published code's panels (``seed`` 0), or of the same laws.
+    """The matrices of the published code's panels (``seed`` 0), or others drawn from the same laws.
 
     >>> m = matrices("rank one", 0)
     >>> bool(np.allclose(m.Q @ m.Q.T, 1)), bool((m.K == -m.Q).all())
@@ -66,7 +66,7 @@ def matrices(name: str, seed: int) -> Matrices:
         q = _rank_one(seed)
         return Matrices(q, -q, identity)
     if name == "rank one twice":
-        # What a second head that is not empty must look like for A to be of rank one.
+        # If the second head is not empty, its row must be parallel to the first, or A is not of rank one.
         q = _rank_one(seed)
         twice = np.vstack([q, 0.7 * q])
         return Matrices(twice, -twice, identity)
@@ -88,7 +88,7 @@ def field(name: str, m: Matrices) -> dict[str, Any]:
     """Arguments of :func:`qkcore.gaussian.flow` for a field of the paper's figures.
 
     Heads are single rows of Q, K and V, with the identity as output matrix: head h has the values
-    :math:`e_h e_h^\\top V`. A row that is missing is an empty head.
+    :math:`e_h e_h^\\top V`. A head whose row is missing is empty.
     """
     d = m.V.shape[-1]
     if name == "multi-head":
@@ -109,7 +109,7 @@ def field(name: str, m: Matrices) -> dict[str, Any]:
 
 
 def to_cone(cov: Array) -> Array:
-    """(a - b, 2c, a + b) of 2 x 2 covariances, section 4.5: the cone is z >= |(x, y)|.
+    """Coordinates (a - b, 2c, a + b) of 2 x 2 covariances (section 4.5): the cone is z >= |(x, y)|.
 
     >>> to_cone(np.array([[2.0, 0.5], [0.5, 1.0]]))
     array([1., 1., 3.])
@@ -133,7 +133,7 @@ def starts(count: int, half_width: float) -> Array:
 
 
 def count(values: Iterable[Any]) -> dict[str, int]:
-    """How often each value occurs, in their order: statuses as listed above, else sorted.
+    """How often each value occurs: statuses in the order of the list above, other values sorted.
 
     >>> count(["blew up", "converged", "blew up"])
     {'converged': 1, 'blew up': 2}
@@ -145,7 +145,7 @@ def count(values: Iterable[Any]) -> dict[str, int]:
 
 
 def in_words(counts: Mapping[str, int]) -> str:
-    """ "3 converged, 1 blew up"."""
+    """The counts as a text such as "3 converged, 1 blew up"."""
     return ", ".join(f"{n} {name}" for name, n in counts.items())
 
 

@@ -1,4 +1,4 @@
-"""What a user of the command line can put right: one line, no traceback."""
+"""Errors that a user of the command line can correct: shown as one line, without a traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class ExperimentError(ValueError):
 
 
 def unknown(what: str, name: str, known: Iterable[str]) -> ExperimentError:
-    """The message for a name that does not exist, with the nearest that do.
+    """The error for a name that does not exist; its message suggests the nearest names that do.
 
     >>> print(unknown("experiment", "trefoi", ["regimes", "trefoil"]))
     unknown experiment 'trefoi'; did you mean trefoil? (known: regimes, trefoil)
@@ -23,7 +23,7 @@ def unknown(what: str, name: str, known: Iterable[str]) -> ExperimentError:
 
 
 def missing(needed_for: str, extra: str, *packages: str) -> ExperimentError:
-    """The message for packages that an extra would have installed.
+    """The error for missing packages; its message names the extra that installs them.
 
     >>> print(missing("trefoil", "experiments", "matplotlib", "PyYAML"))
     trefoil needs matplotlib and PyYAML, which are not installed: pip install 'qkcore[experiments]'

@@ -1,4 +1,4 @@
-"""One style for all figures: labelled axes, colours that colour-blind readers can tell apart."""
+"""One style for all figures, with colours that colour-blind readers can tell apart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CYCLIC = "twilight"
 
 
 def figure(width: float, height: float) -> Figure:
-    """An empty figure of that many inches; no window, no global state."""
+    """An empty figure of this size in inches, without a window or matplotlib's global state."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
@@ -29,7 +29,7 @@ def figure(width: float, height: float) -> Figure:
 
 
 def tidy(axes: Any, x: str, y: str, title: str = "") -> None:
-    """Labels, a light grid, no box."""
+    """Sets the labels, draws a light grid and removes the box."""
     axes.set_xlabel(x)
     axes.set_ylabel(y)
     if title:
@@ -40,7 +40,7 @@ def tidy(axes: Any, x: str, y: str, title: str = "") -> None:
 
 
 def ticks_at(axes: Any, values: Any, *, y: bool = False) -> None:
-    """Ticks of a logarithmic axis at these values, written plainly; none in between."""
+    """Puts the ticks of a logarithmic axis at these values only, written as plain numbers."""
     axis = axes.yaxis if y else axes.xaxis
     shown = sorted({float(v) for v in values})
     axis.set_ticks(shown, [f"{v:g}" for v in shown])
@@ -48,7 +48,7 @@ def ticks_at(axes: Any, values: Any, *, y: bool = False) -> None:
 
 
 def plain_log(axes: Any) -> None:
-    """A logarithmic y axis of few decades: 1, 2, 5 written plainly; of many: powers alone."""
+    """Labels a logarithmic y axis: plain 1, 2, 5 if it has few decades, otherwise powers of ten only."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     low, high = axes.get_ylim()
@@ -60,13 +60,13 @@ def plain_log(axes: Any) -> None:
 
 
 def headroom(axes: Any, share: float) -> None:
-    """Room for a legend above the curves of a logarithmic axis: that share of its height."""
+    """Leaves this share of the height of a logarithmic axis free above the curves, for a legend."""
     low, high = axes.get_ylim()
     axes.set_ylim(low, high * (high / low) ** (share / (1 - share)))
 
 
 def save(made: Figure, path: Path) -> Path:
-    """As PNG, in one move."""
+    """Writes the figure as PNG, through a temporary file that is then renamed."""
     content = io.BytesIO()
     made.savefig(content, format="png", dpi=150, metadata={"Software": None})
     write_bytes(path, content.getvalue())

@@ -1,4 +1,4 @@
-"""Files that are either there and whole, or not there: written beside their place, then moved."""
+"""Writes files completely or not at all: each is written under a temporary name and then renamed."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ import numpy.typing as npt
 from ._errors import ExperimentError
 
 TEMPORARY = ".qkcore-writing-"
-"""how the names of files begin that are being written; a process that was killed leaves one behind"""
+"""how the names of files that are being written begin; a process that is killed may leave one behind"""
 
 LARGEST = 256 * 2**20
-"""bytes of the largest file of results that is read"""
+"""files of results with more bytes than this are not read"""
 
 _recorder: ContextVar[Callable[[Path, bytes], None] | None] = ContextVar("recorder", default=None)
 
@@ -41,7 +41,7 @@ def recording(record: Callable[[Path, bytes], None]) -> Iterator[None]:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replaces the file in one move; an interruption leaves the old one."""
+    """Replaces the file in one step; after an interruption the old file is still there."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=TEMPORARY, dir=path.parent)
@@ -54,7 +54,7 @@ def write_bytes(path: Path, content: bytes) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)  # mkstemp's files are for their owner alone
+        os.chmod(name, 0o644)  # only the owner may read what mkstemp makes
         os.replace(name, path)
     except BaseException as error:
         Path(name).unlink(missing_ok=True)
@@ -71,22 +71,22 @@ def unwritable(path: Path, error: OSError) -> ExperimentError:
 
 
 def write_text(path: Path, text: str) -> None:
-    """UTF-8."""
+    """Writes text in UTF-8."""
     write_bytes(path, text.encode())
 
 
 def write_json(path: Path, value: object) -> None:
-    """Strict JSON: what is not a number (NaN, infinities) becomes null."""
+    """Writes strict JSON: NaN and infinities become null."""
     text = json.dumps(_plain(value), indent=2, allow_nan=False, ensure_ascii=False)
     write_text(path, text + "\n")
 
 
 def read_bytes(path: Path) -> bytes:
-    """The content of a file of results; an ExperimentError when it cannot be read.
+    """The content of a file of results; raises an ExperimentError if it cannot be read.
 
-    Symbolic links are refused: what is shown of a folder of results must be in it. So is everything
-    else that is not a regular file (opening a pipe would wait for ever), and what is larger than any
-    results are.
+    Symbolic links are refused, because what is shown of a folder of results must be inside that folder.
+    Everything else that is not a regular file is refused too (opening a pipe would wait for ever), and so are
+    files that are larger than any results.
     """
     try:
         with open_regular(path) as file:
@@ -107,7 +107,7 @@ def read_bytes(path: Path) -> bytes:
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Opens a file to read it; an OSError for links, folders, pipes and devices."""
+    """Opens a file for reading; raises an OSError for links, folders, pipes and devices."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     mode = os.fstat(handle).st_mode
     if not stat.S_ISREG(mode):
@@ -118,7 +118,7 @@ def open_regular(path: Path) -> BinaryIO:
 
 
 def unreadable(path: Path, error: Exception) -> ExperimentError:
-    """The message for a file or folder that cannot be read."""
+    """The error for a file or folder that cannot be read."""
     reason = getattr(error, "strerror", None) or str(error)
     return ExperimentError(f"{path}: cannot be read: {reason}")
 
@@ -132,7 +132,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> Any:
-    """The file's value; an ExperimentError when it is missing or broken."""
+    """The file's value; raises an ExperimentError if the file is missing or broken."""
     try:
         return json.loads(read_text(path))
     except ExperimentError:
@@ -144,7 +144,7 @@ def read_json(path: Path) -> Any:
 
 
 def read_mapping(path: Path) -> dict[str, Any]:
-    """A JSON file that holds an object, as metrics.json and manifest.json do."""
+    """Reads a JSON file that holds an object, such as metrics.json and manifest.json."""
     value = read_json(path)
     if not isinstance(value, dict):
         raise ExperimentError(
@@ -168,7 +168,7 @@ def _plain(value: object) -> object:
 
 
 def write_csv(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
-    """A header and one line for each row; floats with all their digits."""
+    """Writes a header and one line for each row; floats are written with all their digits."""
     rows = list(rows)
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -199,8 +199,8 @@ def columns(**arrays: Sequence[Any] | npt.NDArray[Any]) -> list[dict[str, Any]]:
 class Table:
     """A CSV file read back: text and numbers by column.
 
-    ``table["x"]`` is an array of floats when every cell is a number, of text otherwise;
-    ``table.where(kind="amap")`` the rows whose cells are those texts.
+    ``table["x"]`` is an array of floats if every cell is a number, and of text otherwise;
+    ``table.where(kind="amap")`` has the rows where column ``kind`` contains "amap".
     """
 
     def __init__(self, rows: list[dict[str, str]]) -> None:
@@ -208,7 +208,7 @@ class Table:
 
     @classmethod
     def read(cls, path: Path) -> Table:
-        """Of a file; an ExperimentError when it is missing or is no table."""
+        """Reads a file; raises an ExperimentError if it is missing or is not a table."""
         try:
             rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
         except csv.Error as error:
@@ -216,7 +216,7 @@ class Table:
         for number, row in enumerate(rows, 1):
             if None in row or None in row.values():
                 raise ExperimentError(
-                    f"{path}: cannot be read: row {number} has not as many cells as the header"
+                    f"{path}: cannot be read: row {number} does not have as many cells as the header"
                 )
         return cls(rows)
 
@@ -231,5 +231,5 @@ class Table:
             return np.array(cells)
 
     def where(self, **wanted: str) -> Table:
-        """The rows with these texts."""
+        """The rows that have these texts in these columns."""
         return Table([r for r in self.rows if all(r[k] == v for k, v in wanted.items())])

@@ -1,10 +1,10 @@
-"""The folders of a run: which files in them are ours, and how new results take the place of old ones.
+"""The folders of a run: which of their files belong to qkcore, and how new results replace old ones.
 
 A run works in ``DIR/NAME.unfinished``. When it is done, that folder and ``DIR/NAME`` change places in
-one step, so that ``DIR/NAME`` holds either the old results or the new ones, whole. Ours are the files
-that a manifest lists, as long as their content is the one that was written; nothing else is ever removed.
-What a user has put into ``DIR/NAME``, or changed there, stays there, under another name when the new
-results need its name.
+one step, so ``DIR/NAME`` always holds either all of the old results or all of the new ones. "Our" files are
+those that a manifest lists, as long as their content is still what was written; nothing else is ever removed.
+Files that a user has put into ``DIR/NAME`` or changed there stay there. If the new results need the name
+of such a file, it is renamed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def mark_of(content: bytes) -> Mark:
 
 
 def mark_at(path: Path) -> Mark | None:
-    """Of a regular file; None for everything else, symbolic links among it."""
+    """The mark of a regular file; None for everything else, including symbolic links."""
     try:
         file = open_regular(path)
     except OSError:
@@ -53,7 +53,7 @@ def mark_at(path: Path) -> Mark | None:
 
 
 class Known:
-    """The files in a folder that qkcore wrote there, with every content that it gave them."""
+    """The files that qkcore wrote into a folder, with the marks of every content that it gave them."""
 
     def __init__(self, folder: Path, marks: Mapping[str, Iterable[Mark]] | None = None) -> None:
         self.folder = folder
@@ -61,12 +61,12 @@ class Known:
 
     @classmethod
     def listed(cls, folder: Path, manifest: Mapping[str, Any]) -> Known:
-        """Those that the manifest lists."""
+        """The files that the manifest lists."""
         files = manifest["files"]
         return cls(folder, {k: [(m["bytes"], m["sha256"])] for k, m in files.items()})
 
     def ours(self, name: str) -> bool:
-        """Whether the file is there, and is as it was written."""
+        """Whether the file is there and has not changed since it was written."""
         path = self.folder / name
         return (
             bool(self.marks.get(name))
@@ -79,18 +79,18 @@ class Known:
         return [n for n in sorted(self.marks) if not os.path.lexists(self.folder / n)]
 
     def changed(self) -> list[str]:
-        """Names of the listed files that are there, but not as they were written."""
+        """Names of the listed files that are there but have changed since they were written."""
         there = (n for n in sorted(self.marks) if os.path.lexists(self.folder / n))
         return [n for n in there if not self.ours(n)]
 
 
 class Working(Known):
-    """The folder that a run works in. A ledger says what was written there, also after a kill."""
+    """The folder that a run works in. A ledger lists the files written, so they are known after a kill."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.fresh: set[str] = set()
-        """names of what was written since, not by an earlier process"""
+        """names of the files that this process has written, in contrast to earlier ones"""
         self.kept: list[str] = []
 
     def load(self, manifest: Mapping[str, Any] | None) -> None:
@@ -103,14 +103,14 @@ class Working(Known):
         for line in read_text(path).splitlines():
             with contextlib.suppress(
                 ValueError, TypeError, LookupError
-            ):  # a line cut off by a kill
+            ):  # a line that a kill has cut off
                 entry = json.loads(line)
                 name, mark = str(entry["file"]), (int(entry["bytes"]), str(entry["sha256"]))
                 if _manifest.inside(name):
                     self.marks.setdefault(name, []).append(mark)
 
     def record(self, path: Path, content: bytes) -> None:
-        """Notes a file before it is written; a user's file of that name is put aside."""
+        """Notes a file in the ledger before it is written; a user's file of that name is put aside."""
         if path.parent not in (self.folder, self.folder / CHECKPOINTS) or path.name == MANIFEST:
             return
         name = str(path.relative_to(self.folder))
@@ -124,10 +124,10 @@ class Working(Known):
         path = self.folder / name
         aside = free_name(path)
         os.rename(path, aside)
-        self.kept.append(f"{name} was not of this run; it is kept as {aside.name}")
+        self.kept.append(f"{name} was not written by this run; it is kept as {aside.name}")
 
     def note(self, name: str, mark: Mark) -> None:
-        """One line of the ledger."""
+        """Adds one line to the ledger."""
         self.marks.setdefault(name, []).append(mark)
         line = json.dumps({"file": name, "bytes": mark[0], "sha256": mark[1]}) + "\n"
         try:
@@ -137,14 +137,14 @@ class Working(Known):
             raise unwritable(self.folder, error) from error
 
     def clean(self) -> None:
-        """Removes files that a killed process was writing."""
+        """Removes incomplete files that a killed process has left."""
         for folder in (self.folder, self.folder / CHECKPOINTS):
             if folder.is_dir() and not folder.is_symlink():
                 for path in folder.glob(f"{TEMPORARY}*"):
                     path.unlink()
 
     def checkpoints(self) -> list[str]:
-        """Names of the checkpoints that are there and are ours."""
+        """Names of the checkpoints that are there and unchanged."""
         names = sorted(n for n in self.marks if n.startswith(f"{CHECKPOINTS}/"))
         return [n for n in names if self.ours(n)]
 
@@ -158,12 +158,12 @@ class Working(Known):
         (self.folder / LEDGER).unlink(missing_ok=True)
 
     def forget(self) -> None:
-        """Makes it an empty folder for a new run: the manifest goes last, as it says what is ours."""
+        """Empties the folder for a new run. The manifest is removed last, as it says which files are ours."""
         self.discard()
         (self.folder / MANIFEST).unlink(missing_ok=True)
 
     def adopt(self, other: Known) -> None:
-        """Takes over the checkpoints of finished results, as links: neither run changes them in place."""
+        """Takes over the checkpoints of finished results as hard links; no run changes them in place."""
         for name in sorted(n for n in other.marks if n.startswith(f"{CHECKPOINTS}/")):
             source, target = other.folder / name, self.folder / name
             if not other.ours(name) or os.path.lexists(target):
@@ -185,17 +185,17 @@ class Working(Known):
 
 
 class Place:
-    """``DIR/NAME`` with the folders beside it that a run needs."""
+    """``DIR/NAME`` and the folders next to it that a run needs."""
 
     def __init__(self, folder: Path, experiment: str) -> None:
         self.folder, self.experiment = folder, experiment
         self.working = folder.parent / f"{folder.name}.unfinished"
         self.replaced = folder.parent / f"{folder.name}.replaced"
         self.kept: list[str] = []
-        """what was put under another name, a sentence each"""
+        """one sentence for each file that was renamed"""
 
     def check(self) -> None:
-        """Refuses what is not a folder. Links are not followed: what is behind them is not replaced."""
+        """Refuses paths that are not folders. Links are refused: what they lead to must not be replaced."""
         for path in (self.folder, self.working, self.replaced, self.working / CHECKPOINTS):
             if path.is_symlink():
                 raise ExperimentError(
@@ -207,23 +207,24 @@ class Place:
                     f"cannot write {path}: it is a file; choose another folder with --out DIR"
                 )
             if path.is_dir():
-                entries(path)  # refuses a folder that may not be read: nothing would be known of it
+                # Raises if the folder may not be read, since its files would be unknown.
+                entries(path)
 
     def manifest(self, folder: Path) -> dict[str, Any] | None:
-        """Of a folder; None when it has none, an ExperimentError when that is not ours."""
+        """The manifest of a folder, None if it has none; an ExperimentError if qkcore did not write it."""
         if not os.path.lexists(folder / MANIFEST):
             return None
         return _manifest.read(folder, self.experiment)
 
     def identity(self, folder: Path) -> str | None:
-        """Which run the files of a folder are of: the manifest of the next one says which it replaces."""
+        """Identifies the run that wrote the files of a folder: a manifest names the run that it replaces."""
         if not os.path.lexists(folder / MANIFEST):
             return None
         manifest = self._readable(folder)
         return "unreadable" if manifest is None else str(manifest.get("id"))
 
     def recover(self) -> None:
-        """Ends the exchange of two folders that a killed process had begun."""
+        """Completes the exchange of two folders that a killed process had begun."""
         try:
             if self.replaced.is_dir():
                 if not self.folder.is_dir():
@@ -242,18 +243,18 @@ class Place:
             ):
                 self.exchange()
             elif old is not None and old.get("replaces") == self.identity(self.working):
-                os.rename(self.working, self.replaced)  # the exchange itself was done
+                os.rename(self.working, self.replaced)  # the folders had already changed places
                 self._dissolve(self.replaced)
         except OSError as error:
             raise unwritable(self.folder, error) from error
 
     def exchange(self) -> None:
-        """New results in the place of the old ones, in one step; a user's files are brought along."""
+        """Puts the new results in the place of the old ones in one step, and keeps the files of the user."""
         try:
             manifest = _manifest.read(self.working, self.experiment)
             files = Working(self.working)
             files.load(None)
-            files.discard(but=manifest["files"])  # checkpoints, which have done their work
+            files.discard(but=manifest["files"])  # checkpoints, which are no longer needed
             if not os.path.lexists(self.folder):
                 os.rename(self.working, self.folder)
                 return
@@ -272,7 +273,7 @@ class Place:
         return None
 
     def _dissolve(self, old: Path) -> None:
-        """Removes our files of a folder and moves the others to the results."""
+        """Removes our files from a folder and moves all others to the results."""
         manifest = self._readable(old)
         known = Known(old) if manifest is None else Known.listed(old, manifest)
         for inner in (CHECKPOINTS, ""):
@@ -287,10 +288,10 @@ class Place:
                 if entry.name.startswith(TEMPORARY) or known.ours(name):
                     os.unlink(entry.path)
                 elif manifest is not None and name == MANIFEST:
-                    continue  # last: without it nothing would be known of the rest
+                    continue  # removed last: it says which of the other files are ours
                 else:
                     others.append(name)
-            # Those that need another name come last: by then it is known which names are taken.
+            # Files that need another name are moved last, when it is known which names are taken.
             for name in sorted(others, key=lambda n: os.path.lexists(self.folder / n)):
                 self._bring(old, name, changed=name in known.marks)
         if manifest is not None:
@@ -302,7 +303,9 @@ class Place:
         target.parent.mkdir(exist_ok=True)
         if os.path.lexists(target):
             target = free_name(target)
-            why = "was changed since the run that wrote it" if changed else "was not of a run"
+            why = (
+                "was changed since the run that wrote it" if changed else "was not written by a run"
+            )
             self.kept.append(f"{name} {why}; it is kept as {target.relative_to(self.folder)}")
         os.rename(source, target)
 
@@ -315,7 +318,7 @@ def _remove_if_empty(folder: Path) -> bool:
 
 
 def free_name(path: Path) -> Path:
-    """A name beside it that is not taken: ranks.kept.csv, ranks.kept-2.csv, …"""
+    """A similar name that is not taken: ranks.kept.csv, ranks.kept-2.csv, …"""
     number = 1
     while True:
         found = path.with_name(
@@ -327,7 +330,7 @@ def free_name(path: Path) -> Path:
 
 
 def _swap(one: Path, other: Path) -> bool:
-    """Lets two folders change places in one step; False where the system or the file system cannot."""
+    """Exchanges two folders in one step; returns False if the system or the file system cannot do that."""
     exchange, here = 2, -100  # RENAME_EXCHANGE, AT_FDCWD
     function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if function is None:
@@ -342,10 +345,10 @@ def _swap(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def reading(folder: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
-    """Turns the errors that changed files of results lead to into one line.
+    """Turns errors that are due to changed files of results into one-line messages.
 
-    Errors over files that are as this version of qkcore wrote them are mistakes of ours, and keep
-    their traceback.
+    If the files are unchanged and written by this version of qkcore, the error is a bug in qkcore, and keeps
+    its traceback.
     """
     try:
         yield
@@ -371,7 +374,7 @@ def reading(folder: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
 
 
 def entries(folder: Path) -> list[str]:
-    """Names in a folder, sorted; an ExperimentError when it cannot be read."""
+    """The sorted names in a folder; raises an ExperimentError if it cannot be read."""
     try:
         return sorted(os.listdir(folder))
     except OSError as error:

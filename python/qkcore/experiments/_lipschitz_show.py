@@ -25,7 +25,7 @@ PARTS = {
 
 
 def plot(folder: Path) -> list[Path]:
-    """contraction.png and data.png, from the CSV files."""
+    """Draws contraction.png and data.png from the CSV files."""
     return [
         figures.save(_contraction(folder), folder / "contraction.png"),
         figures.save(_data(folder), folder / "data.png"),
@@ -137,7 +137,7 @@ def _data(folder: Path) -> Any:
 
 
 def tables(folder: Path) -> list[Listing]:
-    """Sets, data, Gaussian potential, neighbourhoods, depth."""
+    """Tables of sets, data, the Gaussian potential, neighbourhoods and depth."""
     sets, data = Table.read(folder / "sets.csv"), Table.read(folder / "data.csv")
     metrics = read_json(folder / "metrics.json")
 
@@ -153,7 +153,7 @@ def tables(folder: Path) -> list[Listing]:
             for r in sets.rows
             if r["part"] in PARTS
         ),
-        "printed for the measure and for τ(A): not a bound (erratum 10)",
+        "the printed factors for the measure and for τ(A) are not bounds (erratum 10)",
     )
     second = Listing(
         "At data: norms of the Jacobian, and corollary 24 (first draw)",
@@ -188,28 +188,32 @@ def tables(folder: Path) -> list[Listing]:
 
 
 def claims(metrics: dict[str, Any]) -> list[Claim]:
-    """What sections 5 and 6 say, beside the constants."""
+    """The statements of sections 5 and 6, compared with the measured constants."""
     parts = metrics["parts"]
 
     def printed(part: str, statement: str, where: str, formula: str) -> Claim:
         f = parts[part]
         if f["printed_violated"]:
             text = (
-                f"fails in {f['printed_violated']} of {f['cells']} sets, measured up to "
-                f"{number(f['largest_measured_over_printed'])} times as much (erratum 10); ours holds in "
-                f"all, {number(f['least_bound_over_measured'])} to "
+                f"fails in {f['printed_violated']} of {f['cells']} sets: measured up to "
+                f"{number(f['largest_measured_over_printed'])} times the bound (erratum 10); the "
+                f"corrected bound holds in all, {number(f['least_bound_over_measured'])} to "
                 f"{number(f['largest_bound_over_measured'])} times what was measured"
             )
             return Claim(statement, where, formula, text, "does not hold")
         text = (
-            f"holds in all {f['cells']} sets; measured at most "
-            f"{number(f['largest_measured_over_printed'])} of it; ours is "
+            f"holds in all {f['cells']} sets: the measured constant is at most "
+            f"{number(f['largest_measured_over_printed'])} of the bound; the corrected bound is "
             f"{number(f['least_bound_over_measured'])} to {number(f['largest_bound_over_measured'])} "
             "times what was measured"
         )
         if not f["printed_is_proved"]:
             return Claim(
-                statement, where, formula, text + "; no bound all the same", "holds in part"
+                statement,
+                where,
+                formula,
+                text + "; but in general it is not a bound",
+                "holds in part",
             )
         return Claim(statement, where, formula, text, "holds")
 
@@ -227,9 +231,9 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
             "One query's output is Lipschitz in the Euclidean norm",
             "corollary 24",
             "d^{3/2} ‖ℓ‖ 2‖G‖_{Lip,∞} diam/ε(G)",
-            f"holds at all {data['problems']} clouds, by a factor of "
-            f"{number(data['least_printed_over_measured'])} or more; the sharp reading by "
-            f"{number(data['least_bound_over_measured'])} or more",
+            f"holds for all {data['problems']} clouds: the bound is at least "
+            f"{number(data['least_printed_over_measured'])} times the measured constant, its sharp "
+            f"reading at least {number(data['least_bound_over_measured'])} times",
             "does not hold" if data["printed_violated"] else "holds",
         ),
         _neighbours(metrics["neighbours"]),
@@ -248,7 +252,7 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
         )
     )
     bad = {d: f for d, f in metrics["cube"].items() if f["measured"] > f["printed"]}
-    where = f"; the cube breaks it from d = {min(map(int, bad))} on" if bad else ""
+    where = f"; the cube violates it for d ≥ {min(map(int, bad))}" if bad else ""
     last = max(metrics["cube"], key=int)
     out.append(
         Claim(
@@ -267,11 +271,11 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
 def _neighbours(found: dict[str, Any]) -> Claim:
     fails, cases = found["printed_violated"], found["cases"]
     return Claim(
-        "An output moves at most so far when its neighbourhood is replaced",
+        "When its neighbourhood is replaced, an output moves at most by the bound",
         "proposition 25",
         "d τ(L) 2‖G(x,·)‖_Lip diam/ε(G) W₁",
         f"exceeded in {fails} of {cases} cases, up to {number(found['largest_measured_over_printed'])} times "
-        f"(erratum 10); ours in {found['bound_violated']}",
+        f"(erratum 10); the corrected bound in {found['bound_violated']}",
         "does not hold" if fails else "holds in part",
     )
 
@@ -281,7 +285,7 @@ def _depth(found: dict[str, Any]) -> Claim:
     good = all(
         f["status"] == "converged" and f["from_fixed_point"] < 1e-6 for f in applies.values()
     )
-    # A rate of 1 is that of many fixed points: the inputs decide which one is reached.
+    # A rate of 1 means that there are many fixed points, and the inputs decide which of them is reached.
     beyond = [
         c
         for c, f in found.items()
@@ -289,11 +293,11 @@ def _depth(found: dict[str, Any]) -> Claim:
     ]
     rates = max((f["contraction"] for f in applies.values()), default=float("nan"))
     return Claim(
-        "With τ < 1 weight-shared depth has one fixed point, the same for all inputs",
+        "If τ < 1, weight-shared depth has one fixed point, the same for all inputs",
         "theorem 26, remark 27",
         "one fixed point",
         f"applies at c = {', '.join(applies)}: all converge to the Dirac measure at x = ℓ(x), contracting "
-        f"by {number(rates)} or less per layer; converges without it too at c = "
+        f"by {number(rates)} or less per layer; also converges where the theorem does not apply, at c = "
         f"{', '.join(beyond) or '–'}",
         "holds" if good and applies else "does not hold" if applies else "not tested",
     )

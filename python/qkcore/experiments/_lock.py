@@ -1,10 +1,10 @@
-"""One process at a time writes into a folder of results.
+"""Lets only one process at a time write into a folder of results.
 
-The lock is ``flock`` on the file ``DIR/.NAME.lock``, so that the system releases it when the process
-ends, however it ends. The file says in plain text who holds it. On a network file system ``flock`` always
-excludes other processes of the same machine, but those of other machines only where the file system
-passes locks on (NFS does since Linux 2.6.12, when its lock service runs). Where the file system has no
-locks at all the run is refused.
+The lock is ``flock`` on the file ``DIR/.NAME.lock``, so the system releases it whenever the process ends,
+even if it is killed. The file says in plain text who holds the lock. On a network file system ``flock``
+always excludes other processes of the same machine, but processes of other machines only if the file system
+passes locks on (NFS does since Linux 2.6.12, if its lock service runs). If the file system has no locks at
+all, the run is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ._manifest import now
 
 @contextmanager
 def locked(folder: Path, command: str | None) -> Iterator[None]:
-    """Holds the lock of a folder; an :class:`ExperimentError` at once when another process holds it."""
+    """Holds the lock of a folder; raises an :class:`ExperimentError` at once if another process holds it."""
     path = folder.parent / f".{folder.name}.lock"
     handle = _acquire(path, folder)
     try:
@@ -41,7 +41,8 @@ def locked(folder: Path, command: str | None) -> Iterator[None]:
         os.pwrite(handle, (json.dumps(holder, ensure_ascii=False) + "\n").encode(), 0)
         yield
     finally:
-        # Removed while it is held: whoever opened it meanwhile sees that it is gone, and opens a new one.
+        # The file is removed while the lock is held: a process that has opened it meanwhile notices that it
+        # is gone, and opens a new one.
         try:
             path.unlink(missing_ok=True)
         finally:
@@ -71,7 +72,7 @@ def _acquire(path: Path, folder: Path) -> int:
                 f"{folder}: the file system has no locks ({error.strerror}); "
                 "choose a folder on a local disk with --out DIR"
             ) from error
-        os.close(handle)  # its last holder has removed the file since it was opened
+        os.close(handle)  # the last holder removed the file after it was opened here
 
 
 def _is_at(handle: int, path: Path) -> bool:
@@ -83,7 +84,7 @@ def _is_at(handle: int, path: Path) -> bool:
 
 
 def _who(handle: int) -> str:
-    """What the lock file says of its holder; nothing when the holder has not written it yet."""
+    """What the lock file says about its holder; empty if the holder has not written it yet."""
     try:
         holder: Any = json.loads(os.pread(handle, 65536, 0))
         return (

@@ -1,4 +1,4 @@
-"""What a run was made with: versions, processor, threads, commit, time (EOT-17)."""
+"""Records the circumstances of a run: versions, processor, threads, commit, time (EOT-17)."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PACKAGES = ("numpy", "scipy", "matplotlib", "PyYAML", "tqdm", "jax", "jaxlib", "
 
 
 def now() -> str:
-    """The time, UTC, to the second."""
+    """The present time in UTC, to the second."""
     return datetime.now(timezone.utc).isoformat(timespec="seconds")
 
 
 def versions() -> dict[str, str | None]:
-    """Of Python, qkcore and what experiments use; None for what is not installed."""
+    """Versions of Python, qkcore and the packages that experiments use; None if one is not installed."""
     found: dict[str, str | None] = {"python": platform.python_version(), "qkcore": qk.__version__}
     for name in PACKAGES:
         try:
@@ -36,7 +36,7 @@ def versions() -> dict[str, str | None]:
 
 
 def commit() -> str | None:
-    """The commit of the source tree that qkcore runs from, "-dirty" when edited; None when installed."""
+    """The commit of the source tree that qkcore runs from, with "-dirty" if edited; None if installed."""
     root = Path(__file__).resolve().parents[3]
     if not (root / ".git").exists() or not (root / "pyproject.toml").exists():
         return None
@@ -89,9 +89,10 @@ FIELDS: dict[str, tuple[type, ...]] = {
 
 
 def read(folder: Path, name: str) -> dict[str, Any]:
-    """The manifest of a run of the experiment; an ExperimentError when it is none.
+    """The manifest of a run of the experiment; raises an ExperimentError if the file is not one.
 
-    Names of files that lead out of the folder are refused: what a manifest lists is read, and replaced.
+    Names of files outside the folder are refused, because the files that a manifest lists are read and
+    replaced.
     """
     path = folder / "manifest.json"
     found = read_mapping(path)
@@ -99,7 +100,7 @@ def read(folder: Path, name: str) -> dict[str, Any]:
     def refuse(wanted: str) -> ExperimentError:
         return ExperimentError(
             f"{path}: not a manifest that this version of qkcore wrote for {name} ({wanted}); run it again "
-            "with --force, which keeps every file that it does not know, or elsewhere with --out DIR"
+            "with --force, which keeps every file that no run wrote, or elsewhere with --out DIR"
         )
 
     for key, types in FIELDS.items():
@@ -108,7 +109,7 @@ def read(folder: Path, name: str) -> dict[str, Any]:
         if not isinstance(found[key], types):
             raise refuse(f"{key!r} is {type(found[key]).__name__}")
     if found["experiment"] != name:
-        raise refuse(f"it is of {found['experiment']!r}")
+        raise refuse(f"it belongs to {found['experiment']!r}")
     for file, mark in found["files"].items():
         if not inside(file):
             raise refuse(f"it lists {file!r}, which is not in the folder")
@@ -117,12 +118,12 @@ def read(folder: Path, name: str) -> dict[str, Any]:
             and isinstance(mark.get("bytes"), int)
             and isinstance(mark.get("sha256"), str)
         ):
-            raise refuse(f"it has no size and sha256 of {file!r}")
+            raise refuse(f"it has no size and sha256 for {file!r}")
     return found
 
 
 def inside(name: str) -> bool:
-    """Whether it is the name of a file in the folder of a run, or in its folder of checkpoints.
+    """Whether the name is that of a file in the folder of a run or in its folder of checkpoints.
 
     >>> [inside(n) for n in ("a.csv", "checkpoint/a.json", "../a.csv", "/a.csv", "b/a.csv", "..")]
     [True, True, False, False, False, False]

@@ -1,4 +1,4 @@
-"""Figures and tables of the particles, and what the paper says about them."""
+"""Figures and tables of the particles, and the paper's statements about them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ._covariances import in_words
 from ._files import Table
 from ._results import Claim, Listing, number
 
-# Okabe and Ito's eight, and a dash for each, so that no pair hangs on colour alone.
+# Okabe and Ito's eight colours, each with its own dashes, so that colour is never the only difference.
 LOOKS: dict[str, tuple[str, Any]] = {
     "softmax": ("#0072B2", "-"),
     "l2": ("#E69F00", "-"),
@@ -40,7 +40,7 @@ UNBOUNDED = ("linear", "linear centred", "exp", "relu")
 
 
 def plot(folder: Path) -> list[Path]:
-    """clusters.png, radius.png, energy.png, points.png from series.csv and points.csv."""
+    """Draws clusters.png, radius.png, energy.png and points.png from series.csv and points.csv."""
     series, points = Table.read(folder / "series.csv"), Table.read(folder / "points.csv")
     runs = Table.read(folder / "runs.csv")
     ended = {(r["scene"], r["kind"], r["variant"]): r["status"] for r in runs.rows}
@@ -132,7 +132,7 @@ def _panel(
         axes.yaxis.set_minor_locator(NullLocator())
         axes.set_ylim(bottom=0.9)
     if measure == "radius":
-        # Not left to the bound, which leaves the picture by a hundred decades.
+        # The limits are not left to the bound, which is a hundred decades above the picture.
         least = min(float(r["radius"]) for r in table.rows if r["radius"])
         axes.set_ylim(least / 2, 1e4 if scene == "spread" else 20)
     figures.tidy(axes, "time t", labels[measure], f"{SCENES[scene]}; {VARIANTS[variant]}")
@@ -151,7 +151,7 @@ def _points(folder: Path, points: Table, ended: dict[Any, str]) -> Path:
                 axes.set_visible(False)
                 continue
             start, end = here.where(when="start"), here.where(when="end")
-            # What spreads is drawn beside its own radius.
+            # Points that spread are drawn relative to their radius.
             size = (
                 max(float(np.hypot(end["x"], end["y"]).max()), 1e-300) if scene == "spread" else 1.0
             )
@@ -172,7 +172,7 @@ def _points(folder: Path, points: Table, ended: dict[Any, str]) -> Path:
 
 
 def tables(folder: Path) -> list[Listing]:
-    """A line for each run."""
+    """Tables with a line for each run."""
     out = []
     runs = Table.read(folder / "runs.csv")
     for scene, title in SCENES.items():
@@ -221,7 +221,7 @@ def _n(cell: str) -> str:
 
 
 def claims(metrics: dict[str, Any]) -> list[Claim]:
-    """What sections 1, 3 and 5 say, beside the runs."""
+    """The statements of sections 1, 3 and 5, compared with the runs."""
     runs = [
         {"scene": scene, "kind": kind, "variant": variant, **r}
         for scene in SCENES
@@ -251,7 +251,7 @@ def _radius(runs: list[dict[str, Any]]) -> list[Claim]:
             "Softmax, L2, Sinkhorn and sigmoid particles stay within R(t) = R(0) e^{t‖V‖}",
             "theorem 3.1",
         ),
-        (("causal", "positions"), "So do masked ones", "theorem 3.4"),
+        (("causal", "positions"), "Masked particles stay within R(t) too", "theorem 3.4"),
     ):
         here = [r for r in runs if r["radius_over_bound"] is not None and r["variant"] in variants]
         if not here:
@@ -286,7 +286,7 @@ def _no_bound(runs: list[dict[str, Any]]) -> list[Claim]:
     first = ", ".join(f"{_name(k)} from t = {t:.3g}" for k, t in times.items())
     return [
         Claim(
-            "Exp, linear and ReLU attention are not covered: no guarantee that the support stays compact",
+            "Exp, linear and ReLU attention are not covered: their support need not stay compact",
             "section 3.1",
             "open",
             f"V = A: {len(blew)} of {len(here)} runs blew up in finite time ({first or 'none'})",
@@ -323,7 +323,7 @@ def _energies(runs: list[dict[str, Any]]) -> list[Claim]:
                 statement,
                 where,
                 "monotone (rises for V = A)",
-                f"{len(here)} runs, largest step the wrong way {worst:.1e} of the whole change",
+                f"{len(here)} runs, largest step in the wrong direction {worst:.1e} of the whole change",
                 "holds" if worst == 0 else "does not hold",
             )
         )
@@ -342,7 +342,7 @@ def _clusters(runs: list[dict[str, Any]]) -> list[Claim]:
         ]
         out.append(
             Claim(
-                "Tokens gather as Gaussian laws do: V = −A brings them to one point",
+                "Tokens gather like Gaussian laws: V = −A brings them to one point",
                 "sections 1, 4.1",
                 "clustering, shown for Gaussian laws",
                 f"one cluster at the end of {len(one)} of {len(collapse)} runs"
@@ -361,7 +361,7 @@ def _clusters(runs: list[dict[str, Any]]) -> list[Claim]:
         out.append(
             Claim(
                 "On the sphere, softmax tokens end in one cluster",
-                "section 1, on [27]",
+                "section 1, citing [27]",
                 "one, t → ∞",
                 f"clusters at t = {max(r['t_end'] for r in sphere):g}, one head: {', '.join(cells)}",
                 "not tested"

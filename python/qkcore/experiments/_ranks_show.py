@@ -1,4 +1,4 @@
-"""Figures 3 and 8 of TPDE in our own style: no case is missing from a histogram."""
+"""Figures 3 and 8 of TPDE, drawn so that no case is missing from a histogram."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ WHO = {
     "ours": (figures.BLUE, "Dormand–Prince, every case"),
     "published": (figures.ORANGE, "published procedure"),
 }
-# Fates without a rank, as the figures name them.
+# Names in the figures for outcomes that have no rank.
 OTHERS = {
     "not settled": "not\nsettled",
     "diverged": "di-\nverged",
@@ -33,7 +33,7 @@ OTHERS = {
 
 
 def plot(folder: Path) -> list[Path]:
-    """figure3.png and figure8.png from histogram.csv."""
+    """Draws figure3.png and figure8.png from histogram.csv."""
     table = Table.read(folder / "histogram.csv")
     kinds = [k for k in FIGURES if len(table.where(kind=k))]
     return [_histograms(folder, kind, table.where(kind=kind)) for kind in kinds]
@@ -86,7 +86,7 @@ def _one(axes: Any, table: Table, d: int, title: str) -> None:
 
 
 def tables(folder: Path) -> list[Listing]:
-    """One line for each field, V and dimension."""
+    """Tables with one line for each field, V and dimension."""
     metrics = read_json(folder / "metrics.json")
     rows, theirs = [], []
     for kind, values, d, m in _each(metrics):
@@ -118,7 +118,7 @@ def tables(folder: Path) -> list[Listing]:
     head = ("field", "V", "d", "cases")
     out = [
         Listing(
-            "Limits, every case",
+            "Limits of all cases",
             (*head, "status", "rank: cases", "⌊d/2⌋", "above ⌊d/2⌋", "above ⌈d/2⌉"),
             tuple(rows),
         )
@@ -133,7 +133,7 @@ def tables(folder: Path) -> list[Listing]:
                     "in the histogram",
                     "left out by rank",
                     "projected",
-                    "rank as ours",
+                    "same rank as here",
                     "rank lower",
                 ),
                 tuple(theirs),
@@ -156,12 +156,12 @@ def _each(metrics: dict[str, Any]) -> list[tuple[str, str, str, dict[str, Any]]]
 
 
 def claims(metrics: dict[str, Any]) -> list[Claim]:
-    """What figures 3 and 8 say, beside the counts."""
+    """The statements of figures 3 and 8, compared with the counts."""
     out = [
         Claim(
             "Every case is accounted for",
             "figures 3, 8",
-            "not said; the published code leaves out what does not stop and ranks above ⌈d/2⌉",
+            "not stated; the published code leaves out runs that do not stop and ranks above ⌈d/2⌉",
             f"{metrics['accounted_for']} of {metrics['cases']} cases have a rank or a status",
             "holds" if metrics["accounted_for"] == metrics["cases"] else "does not hold",
         )
@@ -255,10 +255,10 @@ def _published(kind: str, found: dict[str, Any], figure: str) -> list[Claim]:
             f"{NAMES[kind]}: the published Euler steps give the ranks of the flow",
             f"{figure}, V = I and V = GᵀG",
             "implied",
-            f"{total['shown']} of {n} cases in the histogram, {total['left_out_by_rank']} left out for their "
-            f"rank; a step left the cone and was projected in {total['projected']}; rank as by "
-            f"Dormand–Prince in {total['same_rank']}, lower in {total['lower_rank']} "
-            f"of {total['both_converged']}",
+            f"{total['shown']} of {n} cases in the histogram, {total['left_out_by_rank']} left out for "
+            f"their rank; in {total['projected']} cases a step left the cone and was projected; of "
+            f"{total['both_converged']} cases, {total['same_rank']} have the rank found by "
+            f"Dormand–Prince and {total['lower_rank']} a lower one",
             "holds" if share > 0.98 else "holds in part" if share > 0.5 else "does not hold",
         )
     ]

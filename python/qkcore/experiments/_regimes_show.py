@@ -11,12 +11,12 @@ from . import _figures as figures
 from ._files import Table
 from ._results import Claim, Listing, number
 
-# What is exactly 0 is drawn at this height: a logarithmic axis has none.
+# Values that are exactly 0 are drawn at this height, because a logarithmic axis has no 0.
 FLOOR = 1e-33
 
 
 def plot(folder: Path) -> list[Path]:
-    """regimes.png from tilts.csv, asymmetry.csv and duality.csv."""
+    """Draws regimes.png from tilts.csv, asymmetry.csv and duality.csv."""
     tilts, asymmetry = Table.read(folder / "tilts.csv"), Table.read(folder / "asymmetry.csv")
     duality = Table.read(folder / "duality.csv")
     made = figures.figure(12.5, 4.2)
@@ -41,7 +41,7 @@ def plot(folder: Path) -> list[Path]:
         left,
         "spread of log h (0: h constant)",
         "largest current / largest flow",
-        "erratum 1: no current, whatever h",
+        "erratum 1: no current for any h",
     )
     a = asymmetry["asymmetry"]
     for name, colour, mark in (("attention", figures.RED, "o"), ("bridge", figures.GREEN, "s")):
@@ -71,7 +71,7 @@ def plot(folder: Path) -> list[Path]:
 
 
 def tables(folder: Path) -> list[Listing]:
-    """Cases, and the duality."""
+    """Tables of the cases and of the duality."""
     cases, duality = Table.read(folder / "cases.csv"), Table.read(folder / "duality.csv")
     header = ("case", "section", "paper", "measured", "stationarity", "current / flow")
     rows = [
@@ -90,7 +90,7 @@ def tables(folder: Path) -> list[Listing]:
 
 
 def claims(metrics: dict[str, Any]) -> list[Claim]:
-    """What sections 4.1, 4.3 and C.6 say, beside the figures."""
+    """The statements of sections 4.1, 4.3 and C.6, compared with what was measured."""
     cases, first = metrics["cases"], metrics["erratum_1"]
     out = [
         Claim(
@@ -106,7 +106,7 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
     for name, statement in (
         ("diffusion map P+", "The diffusion map is in equilibrium at π"),
         ("attention A+, W asymmetric", "Attention with an asymmetric W has steady currents"),
-        ("attention A+, W symmetric", "Attention has steady currents with W symmetric too, as K⁺ is not"),
+        ("attention A+, W symmetric", "Attention has steady currents even if W is symmetric, as K⁺ is not"),
         ("bridge, directed K, mu = nu = pi+", "The stationary bridge over the directed kernel is a NESS"),
         ("bridge, symmetric K, mu != nu", "Different marginals make a bridge non-stationary"),
     ):  # fmt: skip
@@ -145,8 +145,8 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
             "Sign and cycle structure of the magnetic current mirror attention's current",
             "C.6",
             "mirrored",
-            f"{100 * signs:.4g} % of the signs agree; but net outflow is {outflow[0]:.2g} of what passes "
-            f"through a state, where attention's is {outflow[1]:.1e}: signs, not cycles (erratum 20)",
+            f"{100 * signs:.4g} % of the signs agree; but the net outflow of a state is {outflow[0]:.2g} of "
+            f"what passes through it ({outflow[1]:.1e} for attention): cycles do not agree (erratum 20)",
             "holds in part",
         ),
     ]

@@ -1,4 +1,4 @@
-"""One HTML page of everything in a folder: figures, tables, the document beside us, errata."""
+"""Writes one HTML page about all runs in a folder: figures, tables, statements with verdicts, errata."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._folders import MANIFEST, Known, Place, entries, reading
 from ._results import VERDICTS, Claim, Listing
 from ._run import folder_of
 
-# Runs of letters that are no part of a number: the e of 1e-3 is.
+# Words: runs of letters that are not part of a number, as the e of 1e-3 is.
 WORDS = re.compile(r"[^\W\d_]+")
 
 STYLE = """
@@ -54,7 +54,7 @@ class Found:
     label: str
     """NAME or NAME-quick"""
     newer: str = ""
-    """what is to be said of an unfinished run beside it"""
+    """a sentence about a later run that is not finished; empty if there is none"""
 
     @property
     def finished(self) -> bool:
@@ -62,11 +62,11 @@ class Found:
 
     @property
     def measured(self) -> bool:
-        """Whether there are numbers to show: an unfinished run may have none."""
+        """Whether there are numbers to show; an unfinished run may have none."""
         return self.finished or (self.folder / "metrics.json").exists()
 
     def claims(self) -> list[Claim]:
-        """Statements with verdicts."""
+        """The document's statements with verdicts."""
         if not self.measured:
             return []
         metrics = read_mapping(self.folder / "metrics.json")
@@ -78,7 +78,7 @@ class Found:
             return self.experiment.tables(self.folder) if self.measured else []
 
     def figures(self) -> tuple[list[str], list[str]]:
-        """Names of the pictures that the run drew, and of those that it did not, which are not shown."""
+        """Names of the pictures that the run drew, and of other pictures in the folder (not shown)."""
         there = [n for n in entries(self.folder) if n.endswith(".png")]
         if not self.finished:
             return [], there
@@ -87,12 +87,12 @@ class Found:
 
 
 def write_report(folder: Path, output: Path | None = None) -> Path:
-    """Writes the page (DIR/report.html unless told otherwise) and returns where it is."""
+    """Writes the page (to DIR/report.html by default) and returns its path."""
     if not folder.is_dir():
         raise ExperimentError(
             f"{folder}: no such folder; run an experiment with --out {folder} first"
         )
-    entries(folder)  # refuses a folder that cannot be read
+    entries(folder)  # raises if the folder cannot be read
     found = [
         f for e in EXPERIMENTS.values() for quick in (False, True) for f in _find(e, folder, quick)
     ]
@@ -107,7 +107,7 @@ def write_report(folder: Path, output: Path | None = None) -> Path:
 
 
 def _find(e: Experiment, out: Path, quick: bool) -> list[Found]:
-    """The finished run and what is known of an unfinished one; the unfinished one where there is no other."""
+    """The finished run, with a note if a later one is not finished; or the only run, if unfinished."""
     place = Place(folder_of(e.name, out, quick), e.name)
     manifests = []
     for folder in (place.folder, place.working):
@@ -117,7 +117,7 @@ def _find(e: Experiment, out: Path, quick: bool) -> list[Found]:
                 "make a report of the folder that it leads to, or put that folder itself there"
             )
         if folder.is_dir():
-            entries(folder)  # refuses a folder that may not be read
+            entries(folder)  # raises if the folder may not be read
         manifests.append(
             _manifest.read(folder, e.name) if os.path.lexists(folder / MANIFEST) else None
         )
@@ -133,7 +133,7 @@ def _find(e: Experiment, out: Path, quick: bool) -> list[Found]:
 
 
 def contents(found: list[Found]) -> str:
-    """What is on the page, and how many statements of the documents hold."""
+    """The table of contents, with the number of statements for each verdict."""
     rows = []
     for f in found:
         claims = f.claims()
@@ -151,41 +151,41 @@ def contents(found: list[Found]) -> str:
     return (
         '<div class="scroll"><table><tr><th class="text">experiment</th>'
         f'<th class="text">reproduces</th>{head}</tr>\n' + "\n".join(rows) + "</table></div>"
-        '<p class="note">How many statements of the documents hold, according to what was measured; '
-        "each is below, beside its measurement.</p>"
+        '<p class="note">The numbers count the statements of the documents, by the verdict of the '
+        "measurements. Every statement is listed below with what was measured.</p>"
     )
 
 
 def page(sections: list[str]) -> str:
-    """The whole document; nothing is fetched from anywhere."""
+    """The whole HTML document; it loads nothing from elsewhere."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>qkcore: experiments</title>\n<style>{STYLE}</style></head>\n<body>\n"
-        "<h1>qkcore: experiments beside the documents</h1>\n"
-        + "\n".join(sections)
-        + "</body></html>\n"
+        "<h1>qkcore: results of the experiments</h1>\n" + "\n".join(sections) + "</body></html>\n"
     )
 
 
 def section(f: Found) -> str:
-    """One experiment: what was asked, what came out."""
+    """The part of the page about one run."""
     e, manifest = f.experiment, f.manifest
     quick = " (quick run)" if manifest["quick"] else ""
     parts = [f'<section id="{f.label}"><h2>{escape(e.name)}: {escape(e.title)}{quick}</h2>']
     parts.append(f"<p>Reproduces {escape(e.reproduces)}.</p>")
     if manifest["quick"]:
-        parts.append('<p class="warning">A quick run: not the setting of the document.</p>')
+        parts.append(
+            '<p class="warning">A quick run: its settings are smaller than those of the document.</p>'
+        )
     if not f.finished:
         parts.append(
             f'<p class="warning">This run is not finished ({escape(manifest["status"])}): '
-            "what follows is what there was.</p>"
+            "only the results that it has so far are shown.</p>"
         )
     if f.newer:
         parts.append(f'<p class="note">{escape(f.newer)}</p>')
     if f.finished and (changed := Known.listed(f.folder, manifest).changed()):
         names = escape(", ".join(changed))
-        parts.append(f'<p class="warning">Changed since the run that wrote them: {names}.</p>')
+        parts.append(f'<p class="warning">These files were changed after the run: {names}.</p>')
     drawn, others = f.figures()
     if f.measured:
         parts.append(_claims(f.claims()))
@@ -193,7 +193,9 @@ def section(f: Found) -> str:
         parts += [_table(t) for t in f.tables()]
     if others:
         names = escape(", ".join(others))
-        parts.append(f'<p class="note">Not shown, as this run did not draw them: {names}.</p>')
+        parts.append(
+            f'<p class="note">Pictures that this run did not draw are not shown: {names}.</p>'
+        )
     parts.append(_errata(e))
     with reading(f.folder, manifest):
         parts.append(_made(manifest, f.folder))
@@ -236,7 +238,7 @@ def _table(t: Listing) -> str:
 
 
 def _is_figure(cell: str) -> bool:
-    """Numbers, ranges and shares are set right, words left.
+    """Whether a cell holds numbers only. Numbers, ranges and shares are aligned right, words left.
 
     >>> [_is_figure(c) for c in ("–", "-0.62", "3 of 47", "1e-3 (0.1–2)", "100 converged", "softmax")]
     [True, True, True, True, False, False]
@@ -246,7 +248,7 @@ def _is_figure(cell: str) -> bool:
 
 def _errata(e: Experiment) -> str:
     items = "".join(f"<li value={n}>{escape(ERRATA[n])}</li>\n" for n in e.errata)
-    return f"<h3>Errata that it bears on</h3><ol>{items}</ol>" if items else ""
+    return f"<h3>Errata that this experiment shows</h3><ol>{items}</ol>" if items else ""
 
 
 def _made(manifest: dict[str, Any], folder: Path) -> str:

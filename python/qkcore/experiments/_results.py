@@ -1,4 +1,4 @@
-"""What an experiment tells its reader: claims with verdicts, tables."""
+"""What an experiment reports: claims with verdicts, and tables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ VERDICTS = ("holds", "holds in part", "does not hold", "not tested")
 
 @dataclass(frozen=True)
 class Claim:
-    """One statement of a document beside what was measured."""
+    """One statement of a document, with what was measured and a verdict."""
 
     statement: str
     where: str
@@ -24,7 +24,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class Listing:
-    """A table for a reader: cells are text."""
+    """A table to be read by people; all cells are text."""
 
     title: str
     header: tuple[str, ...]
@@ -32,7 +32,7 @@ class Listing:
     note: str = ""
 
     def text(self) -> str:
-        """Aligned for a terminal.
+        """The table as aligned text for a terminal.
 
         >>> print(Listing("Ranks", ("r", "error"), (("8", "0.1"), ("11", "0.047"))).text())
         Ranks
@@ -49,7 +49,7 @@ class Listing:
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A figure for a table; a dash for what is not a number.
+    """A number as text for a table; a dash for None and NaN.
 
     >>> number(0.0154869), number(None)
     ('0.0155', '–')

@@ -1,4 +1,4 @@
-"""One run of an experiment: its folder, checkpoints, manifest (EOT-17)."""
+"""Runs an experiment, with its folder, checkpoints and manifest (EOT-17)."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ T = TypeVar("T")
 
 
 class Run:
-    """What ``compute`` is given: where to write, what an earlier, interrupted run left, progress."""
+    """What ``compute`` receives: where to write, the checkpoints of an interrupted run, and progress bars."""
 
     def __init__(self, files: _folders.Working, progress: bool = False) -> None:
         self.folder = files.folder
         self.show = progress
         self.reused = 0
-        """how many stages came from checkpoints"""
+        """how many stages were read from checkpoints"""
         self._files = files
         self._earlier = set(files.checkpoints())
 
@@ -40,23 +40,23 @@ class Run:
         return track(items, name, None if self.show else False, total)
 
     def stage(self, key: str, work: Callable[[], Any]) -> Any:
-        """The work's result, a JSON value; read, not computed, when an earlier run got so far."""
+        """The result of ``work``, a JSON value, read from a checkpoint if an earlier run computed it."""
         name = f"{_folders.CHECKPOINTS}/{key}.json"
         if self._files.ours(name):
             self.reused += name in self._earlier
         else:
             _files.write_json(self.folder / name, work())
-        return _files.read_json(self.folder / name)  # the same value, whether computed or read
+        return _files.read_json(self.folder / name)  # the same value, computed or read
 
     def save_arrays(self, key: str, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Named arrays as a checkpoint."""
+        """Saves named arrays as a checkpoint."""
         content = io.BytesIO()
         np.savez(content, **arrays)  # type: ignore[arg-type]  # the stub takes them for allow_pickle
         path = self.folder / _folders.CHECKPOINTS / f"{key}.npz"
         _files.write_bytes(path, content.getvalue())
 
     def load_arrays(self, key: str) -> dict[str, npt.NDArray[Any]] | None:
-        """What :meth:`save_arrays` saved; None when it did not."""
+        """The arrays that :meth:`save_arrays` saved, or None if there are none."""
         name = f"{_folders.CHECKPOINTS}/{key}.npz"
         if not self._files.ours(name):
             return None
@@ -65,11 +65,11 @@ class Run:
             return dict(arrays)
 
     def write_csv(self, name: str, rows: Iterable[Mapping[str, object]]) -> None:
-        """A CSV file in the folder."""
+        """Writes a CSV file into the folder."""
         _files.write_csv(self.folder / f"{name}.csv", rows)
 
     def write_metrics(self, metrics: Mapping[str, object]) -> None:
-        """metrics.json."""
+        """Writes metrics.json."""
         _files.write_json(self.folder / "metrics.json", metrics)
 
 
@@ -85,13 +85,13 @@ class Outcome:
     wall_time: float
     resumed: bool
     already_there: bool = False
-    """a run with these settings was finished before, and nothing was computed"""
+    """true if a run with these settings was finished before, so that nothing was computed"""
     kept: tuple[str, ...] = ()
-    """files of a user that new results would have replaced, and what they are called now"""
+    """a sentence for each file of a user that was renamed because the new results needed its name"""
 
 
 def folder_of(name: str, out: str | Path, quick: bool) -> Path:
-    """Where the results of a run are: quick ones have a folder of their own.
+    """The folder with the results of a run; quick runs have separate folders.
 
     >>> str(folder_of("trefoil", "results", quick=True))
     'results/trefoil-quick'
@@ -111,15 +111,15 @@ def run(
     progress: bool = False,
     command: str | None = None,
 ) -> Outcome:
-    """Runs an experiment into ``out``/``name``: what ``qkcore run`` does (EOT-17).
+    """Runs an experiment and writes its results into ``out``/``name``, as ``qkcore run`` does (EOT-17).
 
-    Quick runs go to ``out``/``name``-quick. ``overrides`` are "key=value" texts. The run works in a folder
-    beside its results (``name``.unfinished), which takes their place when it is finished: until then old
-    results stay as they are. A run that was interrupted goes on from its last checkpoint when the same
-    settings are asked for again. A finished one is not repeated, and its results are not replaced by those
-    of other settings, unless ``force`` is true. Files that no run wrote, or that were changed since, are
-    never removed. Wrong names, settings and folders are :class:`ExperimentError`, and so is a folder that
-    another process is writing into.
+    Quick runs go to ``out``/``name``-quick. ``overrides`` are "key=value" texts. The run works in a separate
+    folder (``name``.unfinished), which replaces the old results when the run is finished; until then they
+    stay as they are. An interrupted run continues from its last checkpoint when it is started again with the
+    same settings. A finished run is not repeated, and its results are not replaced by those of other
+    settings, unless ``force`` is true. Files that no run wrote, or that were changed afterwards, are never
+    removed. An :class:`ExperimentError` is raised for wrong names, settings and folders, and for a folder
+    that another process is writing into.
 
     >>> import tempfile
     >>> from qkcore import experiments
@@ -150,7 +150,7 @@ def run(
 def _finished(
     place: _folders.Place, settings: dict[str, Any], extends: tuple[str, ...], force: bool
 ) -> Outcome | None:
-    """The results that are there, when they are those that were asked for; None when there is work to do."""
+    """The results of an earlier run with the same settings, or None if something has to be computed."""
     if force:
         return None
     manifest = place.manifest(place.folder)
@@ -158,7 +158,7 @@ def _finished(
         return None
     differ = differences(manifest, settings)
     if differ and set(differ) <= set(extends):
-        return None  # more steps, more seeds: from the checkpoints that it kept
+        return None  # more steps or seeds: the run continues from the checkpoints
     again = "--force replaces them, --out DIR writes elsewhere"
     if differ:
         raise ExperimentError(
@@ -185,9 +185,9 @@ def _finished(
 def differences(
     manifest: Mapping[str, Any], settings: dict[str, Any]
 ) -> dict[str, tuple[Any, Any]]:
-    """Settings, and qkcore's version, where those of another run differ: (there, asked for)."""
+    """The settings (and version of qkcore) that differ from another run's: (its value, the value wanted)."""
     there = {**manifest["settings"], "version of qkcore": manifest["versions"].get("qkcore")}
-    # As JSON has them: the settings of the manifest went through it.
+    # The settings in the manifest went through JSON, so these must too before they can be compared.
     asked = {**json.loads(json.dumps(settings)), "version of qkcore": qk.__version__}
     return {
         key: (there.get(key), asked.get(key))
@@ -197,7 +197,7 @@ def differences(
 
 
 def told(differ: Mapping[str, tuple[Any, Any]]) -> str:
-    """For a message: at most four of them.
+    """The differences as text for a message, at most four of them.
 
     >>> told({"seed": (0, 1)})
     'seed is 0 there, 1 was asked for'
@@ -213,7 +213,7 @@ def told(differ: Mapping[str, tuple[Any, Any]]) -> str:
 def _prepare(
     place: _folders.Place, settings: dict[str, Any], extends: tuple[str, ...], force: bool
 ) -> _folders.Working:
-    """The folder to work in: with the checkpoints of an earlier run of these settings, or empty."""
+    """The folder to work in, either empty or with the checkpoints of an earlier run with these settings."""
     files = _folders.Working(place.working)
     manifest = None
     try:
@@ -229,7 +229,7 @@ def _prepare(
         if manifest is not None and files.checkpoints() and not force:
             raise ExperimentError(
                 f"{place.working}: holds an unfinished run with other settings ({told(differ)}); the command "
-                "of that run goes on with it, --force discards it, --out DIR writes elsewhere"
+                "of that run continues it, --force discards it, --out DIR writes elsewhere"
             )
         files.forget()
         manifest = None
@@ -302,7 +302,7 @@ def _compute(
     except BaseException as error:
         finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
         raise
-    # From here on the run is finished, and an interruption leaves it to the next one to exchange the folders.
+    # The run is now finished. If it is interrupted here, the next run exchanges the folders.
     elapsed = finish("finished", files=written, replaces=place.identity(place.folder))
     place.exchange()
     return Outcome(

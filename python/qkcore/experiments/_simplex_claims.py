@@ -1,4 +1,4 @@
-"""What the document says of locking, depth, exit and schedules, beside the figures of `simplex-flow`."""
+"""The document's statements on locking, depth, exit and schedules, compared with what was measured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ._results import Claim, number
 
 
 def claims(metrics: dict[str, Any]) -> list[Claim]:
-    """Remark 2.2, theorems 3.1 and 3.9, eq 23, L.2, K, H.1."""
+    """Claims on remark 2.2, theorems 3.1 and 3.9, eq 23, L.2, K and H.1."""
     return [
         *_locking(metrics["locking"], metrics["temperature"]),
         _perturbations(metrics["perturbations"]),

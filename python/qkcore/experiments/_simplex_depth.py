@@ -1,4 +1,4 @@
-"""Depth as time: theorem 3.1 over L, jumps, early exit and schedules of the experiment `simplex-flow`."""
+"""The parts of the experiment `simplex-flow` on depth: theorem 3.1, jumps, early exit and schedules."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Found = tuple[list[dict[str, Any]], dict[str, Any]]
 
 
 class Drift:
-    """b(p, t) = A p + c sin(2πt), whose constants are known: so is every part of the bound."""
+    """The drift b(p, t) = A p + c sin(2πt). Its constants are known, and so is every part of the bound."""
 
     def __init__(self, config: Config, size: float = 1.0) -> None:
         draw = np.random.default_rng([config["seed"], 3])
@@ -31,8 +31,8 @@ class Drift:
         self.A = a * draw.uniform(-1, 1, size=(V, V))
         self.c = c * draw.uniform(-1, 1, size=(rows, V))
         self.z = draw.normal(size=(rows, V))
-        # Sup norms up to constants: half of max - min. p - q sums to 0, so that ranges over j of A_ij
-        # count, halved once for the norm of p - q and once for the range over i.
+        # Vectors are measured up to constants, by half of max - min. Since p - q sums to 0, the norm of A is
+        # given by differences of its rows, halved once for the norm of p - q and once for the range over i.
         spread = np.abs(self.A[:, None, :] - self.A[None, :, :])
         self.constants = depth.Constants(
             L_b=float(0.5 * spread.max()),
@@ -45,7 +45,7 @@ class Drift:
         return value
 
     def layers(self, L: int, *, linear: bool = False) -> tuple[Array, Array]:
-        """(logits, probabilities) of L steps of size 1/L: softmax layers, or p ← p + JΔz."""
+        """(logits, probabilities) after each of L steps of size 1/L, by softmax layers or by p ← p + JΔz."""
         z, p = self.z.copy(), qk.simplex.from_logits(self.z)
         logits, states = [z], [p]
         for k in range(L):
@@ -58,7 +58,7 @@ class Drift:
 
 
 def theorem_3_1(config: Config) -> Found:
-    """Stacks of L layers beside the PF-ODE: the error, the bound with its parts, the budgets."""
+    """Compares stacks of L layers with the PF-ODE: the error, the bound with its parts, the budgets."""
     b = Drift(config)
     rows = []
     for L in config["depths"]:
@@ -100,7 +100,7 @@ def theorem_3_1(config: Config) -> Found:
 
 
 def start(config: Config) -> Found:
-    """Theorem 3.1's last term: the same drift from another start, growth beside e^Γ − 1 and e^Γ."""
+    """Theorem 3.1's last term: how an error of the start grows, compared with e^Γ − 1 and e^Γ."""
     draw = np.random.default_rng([config["seed"], 4])
     rows = []
     for size in config["start_drifts"]:
@@ -136,7 +136,7 @@ def start(config: Config) -> Found:
 
 
 def jumps(config: Config) -> Found:
-    """Algorithm 1 and K.2: a smooth stack with one jump, found and cut out."""
+    """Algorithm 1 and K.2: finds the one jump of an otherwise smooth stack and cuts there."""
     L = config["jump_layers"]
     b = Drift(config)
     smooth, _ = b.layers(L)
@@ -174,9 +174,9 @@ def jumps(config: Config) -> Found:
 
 
 def _stack(config: Config) -> tuple[Array, Array]:
-    """Logits (L + 1, rows, V): one entry of each row rises, at its own rate from 0 on; all are jittered.
+    """Logits (L + 1, rows, V): one entry of each row rises, at a random rate from 0 upwards; all get noise.
 
-    Steps shrink with depth. The second result (L,) bounds every step: half of max − min.
+    Steps shrink with depth. The second result (L,) bounds half of max − min of every step.
     """
     draw = np.random.default_rng([config["seed"], 5])
     L, n, V = config["exit_layers"], config["exit_rows"], config["exit_tokens"]
@@ -193,7 +193,7 @@ def _stack(config: Config) -> tuple[Array, Array]:
 
 
 def early_exit(config: Config) -> Found:
-    """Layers saved and mass lost: certified, extrapolated, and by H.1's norm of the mobility."""
+    """Layers saved and mass lost by three rules: certified, extrapolated, and H.1's norm of the mobility."""
     z, most = _stack(config)
     L = config["exit_layers"]
     p = [qk.simplex.from_logits(layer) for layer in z]
@@ -246,7 +246,7 @@ def early_exit(config: Config) -> Found:
 
 
 def schedule(config: Config) -> Found:
-    """Entropy and mobility of ever larger logits, at τ = 1 and with the entropy held by feedback."""
+    """Entropy and mobility of growing logits, at τ = 1 and with a τ that holds the entropy by feedback."""
     draw = np.random.default_rng([config["seed"], 6])
     z = draw.normal(size=(config["n_rows"], config["tokens"]))
     target = float(np.mean(qk.simplex.entropy(qk.simplex.from_logits(z))))

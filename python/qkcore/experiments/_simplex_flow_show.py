@@ -13,7 +13,7 @@ from ._results import Listing, number
 
 COLOURS = (figures.BLUE, figures.GREEN, figures.ORANGE, figures.RED, figures.GREY)
 MARKS = "osD^v"
-LEAST = 1e-12  # tails fall below any number; what is shown ends here
+LEAST = 1e-12  # tails tend to 0; smaller ones are not shown
 POLICIES = {
     "certified": (figures.BLUE, "o"),
     "extrapolated": (figures.GREEN, "s"),
@@ -22,7 +22,7 @@ POLICIES = {
 
 
 def plot(folder: Path) -> list[Path]:
-    """locking.png and depth.png, from the CSV files."""
+    """Draws locking.png and depth.png from the CSV files."""
     return [
         figures.save(_locking(folder), folder / "locking.png"),
         figures.save(_depth(folder), folder / "depth.png"),
@@ -157,7 +157,7 @@ def _depth(folder: Path) -> Any:
 
 
 def tables(folder: Path) -> list[Listing]:
-    """Depth, eq 23, early exit."""
+    """Tables on depth, eq 23 and early exit."""
     depth, left = Table.read(folder / "depth.csv"), Table.read(folder / "early_exit.csv")
     jumps, start = Table.read(folder / "jumps.csv"), Table.read(folder / "start.csv")
 

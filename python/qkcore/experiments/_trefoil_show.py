@@ -1,4 +1,4 @@
-"""Figure 1, the table of D.1, and what the document says about them."""
+"""Figure 1, the table of D.1, and the document's statements about them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLOURS = {
     "dmap_matched": figures.GREEN,
     "amap_matched": figures.ORANGE,
 }
-# Side by side in the plots against the rank, so that no mark hides another.
+# Horizontal offsets in the plots against the rank, so that no mark hides another.
 _SHIFTS = {"dmap": -0.24, "amap": -0.08, "dmap_matched": 0.08, "amap_matched": 0.24}
 
 
@@ -34,7 +34,7 @@ def _label(name: str, metrics: dict[str, Any]) -> str:
 
 
 def plot(folder: Path) -> list[Path]:
-    """figure1.png from curves.csv, latent_maps.csv and ranks.csv."""
+    """Draws figure1.png from curves.csv, latent_maps.csv and ranks.csv."""
     curves, maps = Table.read(folder / "curves.csv"), Table.read(folder / "latent_maps.csv")
     ranks = Table.read(folder / "ranks.csv")
     metrics = read_json(folder / "metrics.json")
@@ -64,7 +64,7 @@ def plot(folder: Path) -> list[Path]:
 
 
 def _maps(axes: Any, curves: Table, maps: Table, metrics: dict[str, Any]) -> None:
-    """The latent maps, with the source's mass below: where there is none the map moves nothing."""
+    """The latent maps, with the source's mass below: where it is 0, the map moves nothing."""
     t, source = curves["t"], curves["source"]
     mass = 0.12 * source / source.max()
     axes.fill_between(t, 0, mass, color="0.85", linewidth=0, label="mass of the source")
@@ -94,7 +94,7 @@ def _against_rank(
         there = np.isfinite(low)
         cut, whole = rows["cuts_pair"] == 1, rows["status"] == "converged"
         axes.vlines(at[there], low[there], high[there], color=colour, linewidth=4, alpha=0.35)
-        for end in (low, high):  # seen also where the two are next to each other
+        for end in (low, high):  # visible even if the two are close to each other
             axes.plot(at[there & cut], end[there & cut], "_", color=colour, markersize=7)
         for kept, face in ((there & ~cut & whole, colour), (there & ~cut & ~whole, "white")):
             axes.plot(at[kept], low[kept], "o", color=colour, mfc=face, markersize=5)
@@ -120,7 +120,7 @@ def _against_rank(
 
 
 def tables(folder: Path) -> list[Listing]:
-    """The table of D.1, one line for each kernel and rank; the controls in a table of their own."""
+    """The table of D.1, one line for each kernel and rank, and a second table for the controls."""
     metrics = read_json(folder / "metrics.json")
     header = (
         "kernel",
@@ -132,8 +132,8 @@ def tables(folder: Path) -> list[Listing]:
         "status",
     )
     note = (
-        "* cuts a pair of equal singular values: the range over all choices (erratum 11); "
-        "–: the truncated kernel has no coupling"
+        "*: this rank cuts a pair of equal singular values, so ranges over all choices are given "
+        "(erratum 11); –: the truncated kernel has no coupling"
     )
     full = Listing(
         "Exact bridges",
@@ -176,7 +176,7 @@ def _cell(found: dict[str, Any], measure: str) -> str:
 
 
 def claims(metrics: dict[str, Any]) -> list[Claim]:
-    """What section 5 and D.1 say, beside the figures."""
+    """The statements of section 5 and D.1, compared with what was measured."""
     full = {name: metrics[name]["full"] for name in ("dmap", "amap")}
     worst = max(max(f["row_err"], f["col_err"]) for f in full.values())
     maps = metrics["maps"]
@@ -210,7 +210,7 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
 
 
 def _ends(metrics: dict[str, Any], name: str, rank: str, measure: str) -> tuple[float, float]:
-    """The measure's range over all choices; infinite where there is no coupling for some."""
+    """The measure's range over all choices; the upper end is infinite if some choice has no coupling."""
     found = metrics[name]["ranks"][rank]
     low, high = found["range"][measure] if found["range"] else (found[measure],) * 2
     if low is None:
@@ -228,7 +228,7 @@ def _is_smaller(metrics: dict[str, Any], a: str, b: str, rank: str, measure: str
 
 
 def _smaller_errors(metrics: dict[str, Any]) -> list[Claim]:
-    """D.1's comparison at one beta, and the same at one width."""
+    """D.1's comparison at equal beta, and the same comparison at equal width."""
     ranks = [r for r in _COMPARED if r in metrics["amap"]["ranks"]]
     out = []
     for measure, label in zip(MEASURES, _LABELS, strict=True):
@@ -257,14 +257,15 @@ def _smaller_errors(metrics: dict[str, Any]) -> list[Claim]:
 
 
 def _survival(metrics: dict[str, Any]) -> Claim:
-    """The document's conclusion, judged between kernels of one width."""
+    """The document's conclusion, judged by comparing kernels of equal width."""
     cells, smaller = [], []
     for a, b in (("amap", "dmap_matched"), ("amap_matched", "dmap")):
         ranks = [r for r in _COMPARED if r in metrics[a]["ranks"]]
         wins = [_is_smaller(metrics, a, b, r, m) for r in ranks for m in MEASURES[1:]]
         smaller += wins
         cells.append(
-            f"{_label(a, metrics)} beats {_label(b, metrics)} in {sum(wins)} of {len(wins)} errors"
+            f"{_label(a, metrics)} has smaller errors than {_label(b, metrics)} in {sum(wins)} of "
+            f"{len(wins)} cases"
         )
     verdict = "holds" if all(smaller) else "holds in part" if any(smaller) else "does not hold"
     return Claim(
@@ -305,7 +306,7 @@ def _below_a_thousandth(metrics: dict[str, Any]) -> list[Claim]:
         return []
     low, high = _ends(metrics, "amap", "12", "latent_rmse")
     always = [int(r) for r in ranks if _ends(metrics, "amap", r, "latent_rmse")[1] < 1e-3]
-    first = f"; below it for every choice from r = {min(always)}" if always else ""
+    first = f"; below 1e-3 for every choice if r ≥ {min(always)}" if always else ""
     return [
         Claim(
             "AMAP's barycentric RMSE is below 1e-3 at r ≈ 12",
@@ -326,6 +327,6 @@ def _higher_ranks(metrics: dict[str, Any]) -> Claim:
         "D.1",
         "slightly higher ranks",
         f"at {len(negative)} of {len(asked)} ranks ({first[0]} to {first[-1]}) the truncated kernel has "
-        "negative entries for every choice, so that no coupling belongs to it",
+        "negative entries for every choice, so that it has no coupling",
         "does not hold" if len(negative) == len(asked) else "holds in part",
     )

@@ -1,7 +1,8 @@
 """Covariances under attention as curves in the cone of 2 x 2 covariances (TPDE-5, figures 1, 2, 4 to 7).
 
-Every trajectory is computed twice: by the paper's Euler steps, up to its stopping rule, for the pictures; and
-by Dormand-Prince up to a later time, for what becomes of it. None is left out of the counts.
+Every trajectory is computed twice. The pictures show the paper's Euler steps, up to the paper's stopping
+rule. Dormand-Prince, up to a later time, decides where the trajectory ends. The counts include every
+trajectory.
 """
 
 from __future__ import annotations
@@ -47,16 +48,16 @@ PANEL: dict[str, Any] = {
     "steps": 50000,
     "horizon": 1e3,
 }
-# States looked at in each stretch of Euler steps; a stretch is as long as all before it.
+# The stopping rule looks at so many states in each stretch of Euler steps; stretches double in length.
 SEEN = 40
-# Points of a curve in paths.csv.
+# Number of points of a curve in paths.csv.
 POINTS = 48
-# A negative eigenvalue of more than this fraction of the trace: the step was too long for the cone.
+# If an eigenvalue is below minus this fraction of the trace, a step was too long and left the cone.
 OUTSIDE = 1e-9
 
 
 def check(config: Config) -> None:
-    """Refuses settings that make no panel."""
+    """Refuses settings with which some panel cannot be computed."""
     positive(config, "random_fields", "random_horizon", "dopri_steps", "most_steps", "drawn")
     positive(config, "most_starts", least=1)
     names = []
@@ -67,7 +68,7 @@ def check(config: Config) -> None:
         known(f"matrices in {where}:", [panel["matrices"]], MATRICES)
         if not len(starts(min(panel["starts"], config["most_starts"]), panel["half_width"])):
             raise ExperimentError(
-                f"{where}: wanted starts inside the cone, got none; lower half_width"
+                f"{where}: wanted at least one start inside the cone, got none; lower half_width"
             )
         names.append(panel["figure"])
     if len(set(names)) < len(names):
@@ -75,7 +76,7 @@ def check(config: Config) -> None:
 
 
 def compute(config: Config, run: Run) -> None:
-    """trajectories.csv, paths.csv, random_fields.csv."""
+    """Writes trajectories.csv, paths.csv and random_fields.csv."""
     rows: list[dict[str, Any]] = []
     paths: list[dict[str, Any]] = []
     panels: dict[str, Any] = {}
@@ -163,7 +164,7 @@ def _panel(panel: dict[str, Any], config: Config) -> dict[str, Any]:
 
 
 class EulerPaths:
-    """States and times of every trajectory up to the paper's stopping rule, and how it stopped."""
+    """States and times of every trajectory up to the paper's stopping rule, and why it stopped."""
 
     def __init__(self, cov: Array) -> None:
         self.states: list[list[Array]] = [[c] for c in cov]
@@ -174,11 +175,12 @@ class EulerPaths:
 def euler_paths(
     arguments: dict[str, Any], cov: Array, panel: dict[str, Any], most_steps: int
 ) -> EulerPaths:
-    """Euler steps until the rate is below ``settle``, the trace above ``limit``, or no steps are left.
+    """Takes Euler steps until the rate is below ``settle``, the trace above ``limit``, or no steps are left.
 
-    The rule is applied to the states kept: each of the first steps, every second of the next, and so on,
-    so that a curve that slows down like 1/t needs few of them. The published code sets negative eigenvalues
-    to 1e-14; here a trajectory ends, "left the cone", where one is beyond rounding.
+    The rule is applied only to the states that are kept: each of the first steps, every second of the next,
+    and so on, because a curve that slows down like 1/t needs few of them. Where an eigenvalue becomes
+    negative by more than rounding, the published code sets it to 1e-14; here the trajectory ends as "left the
+    cone".
     """
     out = EulerPaths(cov)
     budget, step = min(panel["steps"], most_steps), float(panel["step"])
@@ -205,7 +207,7 @@ def euler_paths(
             "above the limit": trace > panel["limit"],
             "converged": np.linalg.norm(rate, axis=(-2, -1)) < panel["settle"],
         }
-        # A trajectory that flow() had to stop keeps its last finite state, which is above the limit.
+        # If flow() had to stop a trajectory, its last finite state is kept, and that is above the limit.
         stops = np.any(list(marks.values()), axis=0) | (times[:, None] > sol.t_end + 1e-9 * step)
         for column, k in enumerate(active):
             hit = np.flatnonzero(stops[:, column])
@@ -222,14 +224,14 @@ def euler_paths(
 
 
 def _drawn(panel: dict[str, Any], euler: EulerPaths, config: Config) -> list[dict[str, Any]]:
-    """Some curves, each thinned to points that are evenly apart."""
+    """Some of the curves, each reduced to points at equal distances."""
     n = len(euler.states)
     some = np.random.default_rng(config["seed"]).permutation(n)[: config["drawn"]]
     rows = []
     for k in sorted(int(k) for k in some):
         points = to_cone(np.array(euler.states[k]))
         at = np.array(euler.times[k])
-        # Slices of trace 1 are drawn where curves diverge: there the rescaled curve counts.
+        # Where curves diverge, they are drawn rescaled to trace 1; distances are measured on that drawing.
         shape = points / points[:, 2:] if panel["figure"][0] in "26" else points
         length = np.concatenate([[0], np.cumsum(np.linalg.norm(np.diff(shape, axis=0), axis=1))])
         marks = np.linspace(0, length[-1], POINTS)
@@ -278,7 +280,7 @@ def _summary(
         "blow_up_time": [float(v) for v in _ends(np.asarray(sol.blow_up_time)[blew])],
         "symmetric_part": [float(v) for v in np.linalg.eigvalsh(A + A.T)],
         "trace": [float(v) for v in _ends(trace)],
-        # Of the converged: 0, 1, 2 or 3 directions that their limits span.
+        # The dimension (0 to 3) of the space that the limits of converged trajectories span.
         "span": _span(limits),
         "span_values": [float(v) for v in _singular(limits)],
         "off_kernel": _largest(
@@ -298,7 +300,7 @@ def _largest(values: Array) -> float | None:
 
 
 def _singular(limits: Array) -> Array:
-    """Singular values of the limits as points of the cone, the root mean square of their coordinates."""
+    """Singular values of the limits as points of the cone, divided by the root of their number."""
     if not len(limits):
         return np.zeros(0)
     values: Array = np.linalg.svd(to_cone(limits), compute_uv=False) / np.sqrt(len(limits))
@@ -306,12 +308,12 @@ def _singular(limits: Array) -> Array:
 
 
 def _span(limits: Array, tolerance: float = 0.02) -> int | None:
-    """The dimension of the space that limits lie in; starts have trace 1."""
+    """The dimension of the space in which the limits lie; the tolerance is relative to starts of trace 1."""
     return int((_singular(limits) > tolerance).sum()) if len(limits) else None
 
 
 def _isotropy(limits: Array, A: Array) -> Array:
-    """|u'(A + A')u| for unit u along the largest axis of each limit: 0 on lemma 4.7's lines."""
+    """|u'(A + A')u| for the unit vector u along the largest axis of each limit; 0 on lemma 4.7's lines."""
     if not len(limits):
         return np.zeros(0)
     u = np.linalg.eigh(limits)[1][..., -1]
@@ -319,12 +321,12 @@ def _isotropy(limits: Array, A: Array) -> Array:
     return out
 
 
-# Panels of the same starts and matrices whose limits the paper calls similar.
+# Panels with the same starts and matrices, whose limits the paper calls similar.
 PAIRS = {"1a": ("4b", "4c", "7a"), "1b": ("5b",), "1d": ("5c",), "2d": ("6b", "6c"), "2a": ("7b",)}
 
 
 def _similarity(rows: list[dict[str, Any]], panels: dict[str, Any]) -> dict[str, Any]:
-    """How far limits under other fields are from those under softmax, start by start."""
+    """The distance of limits under other fields from those under softmax, for each start."""
     by_panel: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         by_panel.setdefault(row["panel"], []).append(row)
@@ -353,7 +355,7 @@ def _similarity(rows: list[dict[str, Any]], panels: dict[str, Any]) -> dict[str,
 
 
 def _random(name: str, values: str, config: Config) -> dict[str, Any]:
-    """Section 4.5, item 1: A + A' negative definite, V random; one start and one field each."""
+    """Section 4.5, item 1: A + A' negative definite and V random; every case draws a field and a start."""
     draw = np.random.default_rng([config["seed"], 7])
     n = config["random_fields"]
     Q, G, S = draw.standard_normal((3, n, 2, 2))

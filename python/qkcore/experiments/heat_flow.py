@@ -1,8 +1,8 @@
 """The poster's first experiment: heat flow from ½N(−2,1) + ½N(2,1) by iterated bridges (ISB-5).
 
-The exact law is a normal mixture at every time. Errors against it, in W1, W2 and L1 of the densities,
-are measured over a range of epsilon for the poster's step, for other surrogates of the same flow and
-for the objective as printed (erratum 6); then with particles, whose own errors are taken apart.
+The exact law is a normal mixture at every time. Errors against it (W1, W2 and the L1 distance of densities)
+are measured over a range of epsilon, for the poster's step, for other surrogates of the same flow and
+for the objective as printed (erratum 6). Then they are measured with particles, and split into parts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Array = npt.NDArray[np.float64]
 
 
 def check(config: Config) -> None:
-    """Refuses settings that make no flow."""
+    """Refuses settings with which the flow cannot be computed."""
     flows.check(config)
     positive(config, "variances", "weights")
     sizes = {len(config[k]) for k in ("weights", "means", "variances")}
@@ -68,7 +68,7 @@ def problem(config: Config) -> flows.Problem:
 
 
 def compute(config: Config, run: Run) -> None:
-    """Snapshots, errors against epsilon, particles."""
+    """Computes snapshots, errors against epsilon, and particles."""
     run.write_metrics(flows.study(problem(config), config, run))
 
 
@@ -78,12 +78,12 @@ def bridge(x: Array, w: Array | None, epsilon: float, n: int) -> tuple[Array, Br
 
 
 def _printed(x: Array, w: Array | None, epsilon: float, n: int) -> tuple[Array, BridgeFlow]:
-    """The objective as printed: without the ½ in the cost the kernel is that of epsilon / 2."""
+    """A step by the objective as printed: without the ½ in the cost the kernel is that of epsilon / 2."""
     return flows.states_of(qk.isb.heat_flow(x, epsilon / 2, n, weights=w))
 
 
 def _surrogate(law: Mixture, theta: float) -> flows.Scheme:
-    """The same velocity from another surrogate, ρ^(−θ); densities are carried along."""
+    """A scheme with the same velocity from another surrogate, ρ^(−θ); it carries densities along."""
 
     def scheme(x: Array, w: Array | None, epsilon: float, n: int) -> tuple[Array, BridgeFlow]:
         found = qk.isb.kl_flow(

@@ -1,8 +1,8 @@
-"""Bounds on how much attention can stretch, beside constants that were measured (MTA-3).
+"""Bounds on how much attention can stretch, compared with measured constants (MTA-3).
 
-Contraction coefficients on balls over d and radius (19 to 23), Jacobians at data over n (24), the
-Gaussian potential on all of space (28 to 30), other neighbourhoods (25), weight-shared depth (26). Each
-printed bound that does not hold is shown to fail (erratum 10) beside one that does.
+The experiment covers contraction coefficients on balls against d and radius (19 to 23), Jacobians at data
+against n (24), the Gaussian potential on all of space (28 to 30), other neighbourhoods (25) and weight-shared
+depth (26). Each printed bound that does not hold is shown to fail (erratum 10), next to one that holds.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PARTS = ("query", "measure", "softmatch", "lookup", "attention")
 
 
 def check(config: Config) -> None:
-    """Refuses settings that make no sets or no measures."""
+    """Refuses settings with which the sets or measures cannot be made."""
     positive(config, "dims", "radii", "samples", "data_dims", "data_radii", "n_seeds", "cube_dims")
     positive(
         config,
@@ -48,7 +48,7 @@ def check(config: Config) -> None:
 
 
 def compute(config: Config, run: Run) -> None:
-    """One table for each group of statements."""
+    """Writes one table for each group of statements."""
     work: dict[str, Any] = {}
     for d in config["dims"]:
         for r in config["radii"]:
@@ -68,7 +68,7 @@ def compute(config: Config, run: Run) -> None:
         rows = run.stage(key, one)
         found.setdefault(key.split("-")[0], []).extend(rows)
     for name, rows in found.items():
-        # What JSON has as null is infinite here: a bound that overflowed, and is true.
+        # A null in JSON stands for infinity here: the bound has overflowed, and is still true.
         run.write_csv(name, [{k: math.inf if v is None else v for k, v in r.items()} for r in rows])
     run.write_metrics(summary(found))
 
@@ -87,7 +87,7 @@ def _readings(bound: Bound) -> dict[str, Any]:
 
 
 def on_a_ball(config: Config, d: int, radius: float) -> list[dict[str, Any]]:
-    """Propositions 19 to 23 on the ball of that radius, scaled dot product, ℓ the identity."""
+    """Propositions 19 to 23 on the ball of this radius, for scaled dot products and the identity as ℓ."""
     kernel = measure.AttentionKernel(measure.DotPotential.scaled(d))
     report = measure.contraction(
         kernel,
@@ -126,7 +126,7 @@ def at_data(config: Config, d: int, n: int) -> list[dict[str, Any]]:
 
 
 def cloud(config: Config, d: int, n: int, radius: float, seed: int) -> Array:
-    """n points, uniform in the ball."""
+    """n uniform random points in the ball."""
     draw = np.random.default_rng([config["seed"], seed, d, n])
     z = draw.normal(size=(n, d))
     z *= draw.random((n, 1)) ** (1 / d) / np.linalg.norm(z, axis=1, keepdims=True)
@@ -135,7 +135,7 @@ def cloud(config: Config, d: int, n: int, radius: float, seed: int) -> Array:
 
 
 def gaussian(config: Config, d: int, n: int) -> list[dict[str, Any]]:
-    """Theorem 29: normal clouds, one particle or all of them moved a little."""
+    """Theorem 29: moves one particle, or all particles, of normal clouds a little."""
     kernel = measure.AttentionKernel(measure.GaussianPotential())
     out = []
     for seed in range(config["n_seeds"]):
@@ -151,7 +151,7 @@ def gaussian(config: Config, d: int, n: int) -> list[dict[str, Any]]:
 
 
 def far_points(config: Config) -> list[dict[str, Any]]:
-    """Proposition 28: 0, 0.7 and N − 2 far points; the second moves. Factors of the distance."""
+    """Proposition 28: points at 0 and 0.7, and N − 2 far ones; effects of moving the second, per distance."""
     out = []
     for n in config["far_numbers"]:
         X = np.concatenate([[0.0, 0.7], 50 + np.arange(n - 2.0)])[:, None]
@@ -171,7 +171,7 @@ def far_points(config: Config) -> list[dict[str, Any]]:
 
 
 def cube(config: Config) -> list[dict[str, Any]]:
-    """Theorem 29 at its worst: 2^d particles at (±s, …, ±s), the one at the centre moves; best s."""
+    """The worst case of theorem 29: 2^d particles at (±s, …, ±s) and a moving one at the centre; best s."""
     out = []
     for d in config["cube_dims"]:
         sides = np.linspace(0.3, 0.9, 601)
@@ -192,21 +192,21 @@ def cube(config: Config) -> list[dict[str, Any]]:
 
 
 def cube_factor(d: int, s: float) -> float:
-    """How much all corners of the cube move, in l1, when the particle at its centre moves by one.
+    """How far all corners of the cube together move, in l1, if the particle at the centre moves by one.
 
-    All corners are alike, so that sums over the cube are d-th powers: with :math:`t = e^{-s^2}` a corner
-    gives :math:`p = t^d / ((1 + t^4)^d + t^d)` of its attention to the centre.
+    All corners are alike, and sums over the cube are d-th powers. With :math:`t = e^{-s^2}` a corner gives
+    the share :math:`p = t^d / ((1 + t^4)^d + t^d)` of its attention to the centre.
     """
     t = math.exp(-s * s)
     whole = (1 + t**4) ** d
     p = t**d / (whole + t**d)
-    mean = (1 - t**4) / (1 + t**4) * whole / (whole + t**d)  # a corner's output, in units of itself
+    mean = (1 - t**4) / (1 + t**4) * whole / (whole + t**d)  # a corner's output, in units of s
     pull = 2 * p * s * s * mean
     return 2.0**d * (abs(p - pull) + (d - 1) * pull)
 
 
 def depth(config: Config) -> list[dict[str, Any]]:
-    """Theorem 26: a block with ℓ(x) = c x + b in a ball that it maps into itself, repeated."""
+    """Theorem 26: repeats a block with ℓ(x) = c x + b in a ball that the block maps into itself."""
     d, r = 2, config["depth_radius"]
     X = cloud(config, d, 12, r, 0)
     out = []
@@ -214,7 +214,7 @@ def depth(config: Config) -> list[dict[str, Any]]:
         b = np.array([(1 - c) * r / 2, 0.0])
         lookup = measure.LinearLookup(c * np.eye(d), b)
         block = measure.AttentionKernel(measure.DotPotential(), lookup)
-        # A tolerance that plain iteration reaches even at a rate of 0.99.
+        # Plain iteration reaches this tolerance even at a rate of 0.99.
         found = measure.fixed_point(
             block, X, domain=Ball(r, dim=d), method="picard", tol=1e-9, max_iter=3000
         )
@@ -236,7 +236,7 @@ def depth(config: Config) -> list[dict[str, Any]]:
 
 
 def neighbours(config: Config) -> list[dict[str, Any]]:
-    """Proposition 25: one word's output when only m of its 64 neighbours are seen."""
+    """Proposition 25: how far one word's output moves if it sees only m of its 64 neighbours."""
     d = 2
     kernel = measure.AttentionKernel(measure.DotPotential.scaled(d))
     out = []
@@ -250,7 +250,7 @@ def neighbours(config: Config) -> list[dict[str, Any]]:
 
 
 def summary(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
-    """metrics.json: the worst cases of every table."""
+    """The content of metrics.json: the worst cases of every table."""
     sets, data, clouds = found["sets"], found["data"], found["gaussian"]
     parts: dict[str, Any] = {}
     for part in PARTS:
@@ -298,7 +298,7 @@ def summary(found: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
 
 
 def _over(a: float | None, b: float | None) -> float:
-    """a / b, where None is infinite."""
+    """a / b, where None stands for infinity."""
     if b is None or b == math.inf:
         return 0.0
     return math.inf if a is None or b == 0 else a / b

@@ -1,8 +1,8 @@
 """The poster's second experiment: the Ornstein-Uhlenbeck process from N(0, 4) by iterated bridges (ISB-5).
 
-The law stays normal, and so do those of all schemes: everything has a closed form, theorem 1's relative
-entropies included. The poster's step needs a surrogate, (ρ/ν)^(−θ), and so a density; `split` takes the
-bridge of the particles for the score of ρ and that of ν as it is.
+The laws of the process and of all schemes stay normal, so everything has a closed form, including theorem 1's
+relative entropies. The poster's step needs a surrogate, (ρ/ν)^(−θ), and therefore a density. The scheme
+`split` needs none: it takes the score of ρ from the bridge of the particles, and the score of ν is given.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ Array = npt.NDArray[np.float64]
 
 
 def check(config: Config) -> None:
-    """Refuses settings that make no flow."""
+    """Refuses settings with which the flow cannot be computed."""
     flows.check(config)
     positive(config, "variance", "target_variance", "support_half_width")
     positive(config, "support_points", least=2)
     sign = 1 / config["target_variance"] - 1 / config["variance"]
     if sign == 0:
-        raise ExperimentError("variance: wanted another one than target_variance: nothing moves")
+        raise ExperimentError(
+            "variance: wanted a value other than target_variance; with equal ones nothing moves"
+        )
     for theta in config["thetas"]:
         if not theta * sign > 0:
             raise ExperimentError(
@@ -75,7 +77,7 @@ def problem(config: Config) -> flows.Problem:
 
 
 def compute(config: Config, run: Run) -> None:
-    """Snapshots, errors against epsilon, particles, and theorem 1."""
+    """Computes snapshots, errors against epsilon, particles, and theorem 1."""
     p = problem(config)
     metrics = flows.study(p, config, run)
     metrics["closed_form"] = _closed_form(p, config, metrics)
@@ -84,7 +86,7 @@ def compute(config: Config, run: Run) -> None:
 
 
 def _closed_form(p: flows.Problem, config: Config, metrics: dict[str, Any]) -> dict[str, float]:
-    """The poster's scheme on the grid beside the recursion of its variances, largest difference."""
+    """The largest difference between the poster's scheme on the grid and the recursion of its variances."""
     worst = 0.0
     for key in metrics["schemes"][p.poster]["errors"]:
         epsilon = float(key)
@@ -101,7 +103,7 @@ def _closed_form(p: flows.Problem, config: Config, metrics: dict[str, Any]) -> d
 
 
 def _theorem_1(config: Config, run: Run) -> dict[str, Any]:
-    """Relative entropies of bridge and Langevin's pair, both ways, over epsilon."""
+    """Relative entropies between the bridge and the Langevin coupling, in both orders, against epsilon."""
     epsilons = config["epsilons"]
     gaps = [qk.isb.gaussian_entropy_gap(config["variance"], e) for e in epsilons]
     leading = [(e / (2 * config["variance"])) ** 4 / 72 for e in epsilons]
@@ -110,7 +112,7 @@ def _theorem_1(config: Config, run: Run) -> dict[str, Any]:
 
 
 def _surrogate(law: Mixture, target: float, theta: float | None) -> flows.Scheme:
-    """The poster's step on the points themselves, densities carried along."""
+    """The poster's step, with the points themselves as support; it carries densities along."""
 
     def scheme(x: Array, w: Array | None, epsilon: float, n: int) -> tuple[Array, BridgeFlow]:
         found = qk.isb.ornstein_uhlenbeck(
@@ -129,7 +131,7 @@ def _surrogate(law: Mixture, target: float, theta: float | None) -> flows.Scheme
 
 
 def _particles(target: float, method: str, **options: Any) -> flows.Scheme:
-    """A scheme that knows the points only; "surrogate" estimates their density."""
+    """A scheme that knows only the points; "surrogate" estimates their density."""
 
     def scheme(
         x: Array, w: Array | None, epsilon: float, n: int
@@ -138,14 +140,14 @@ def _particles(target: float, method: str, **options: Any) -> flows.Scheme:
             x, epsilon, n, variance=target, weights=w, method=method, **options
         )
         states, flow = flows.states_of(found)
-        # On a support of its own the bridge is not the particles', nor is its self weight.
+        # With a separate support the bridge, and so its self weight, is not that of the particles.
         return states, None if "support" in options else flow
 
     return scheme
 
 
 def _euler(law: Mixture, target: float) -> flows.Scheme:
-    """Explicit Euler: N(0, s²) is scaled by 1 + ε/2 (1/s² − 1/v) in every step."""
+    """Explicit Euler steps: each scales N(0, s²) by 1 + ε/2 (1/s² − 1/v)."""
 
     def scheme(x: Array, w: Array | None, epsilon: float, n: int) -> tuple[Array, None]:
         factors, s2 = [1.0], law.variance
@@ -154,7 +156,9 @@ def _euler(law: Mixture, target: float) -> flows.Scheme:
             factors.append(factors[-1] * factor)
             s2 *= factor * factor
         if not all(math.isfinite(f) for f in factors):
-            raise ArithmeticError(f"explicit Euler at epsilon {epsilon:g}: left the range")
+            raise ArithmeticError(
+                f"explicit Euler at epsilon {epsilon:g}: the variance left the range of a float"
+            )
         return np.array(factors)[:, None] * x[:, 0], None
 
     return scheme

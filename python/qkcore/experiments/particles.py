@@ -1,7 +1,7 @@
 """Particles under every kind of attention: clusters, radius, energy, and how each run ended (TPDE-1, TPDE-2).
 
-The paper has no figure of particles; its theorems 3.1 and 3.4 (radius), sections 5.2 and 5.4 (energies) and
-the clustering that it speaks of are measured here for all fields, masked and with several heads.
+The paper has no figure of particles. Here its theorems 3.1 and 3.4 (radius), its sections 5.2 and 5.4
+(energies) and the clustering that it mentions are tested for all fields, also with masks and several heads.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ KINDS = ("softmax", "l2", "linear", "linear centred", "sinkhorn", "exp", "relu",
 VARIANTS = ("plain", "causal", "positions", "heads")
 SCENES = ("collapse", "spread", "sphere")
 BOUNDED = ("softmax", "l2", "sinkhorn", "sigmoid")
-# Energies whose steepest descent the flow with V = -A is, whatever the number of heads.
+# For these fields the flow with V = -A is the steepest descent of an energy, for any number of heads.
 POTENTIALS = ("linear", "exp", "relu", "sigmoid")
-# L1 error of the marginals in Sinkhorn's energy, whose own error is of second order in it.
+# L1 error of the marginals when Sinkhorn's energy is computed; the energy's error is of second order in it.
 BRIDGE = 1e-8
-# Later the bound, exp(t), is beyond what a double holds, and says nothing.
+# At later times the bound, exp(t), is larger than what a double can hold.
 BOUND_TIME = 300.0
-# A step against the law that is smaller than this share of the energy's whole change is rounding.
+# A change in the wrong direction counts as rounding if it is smaller than this share of the whole change.
 ROUNDING = 1e-6
 
 
 def check(config: Config) -> None:
-    """Refuses settings that make no flow."""
+    """Refuses settings with which the flow cannot be computed."""
     positive(config, "n", "n_masked_sinkhorn", "n_times", least=1)
     positive(config, "radius", "beta_sphere", "t_collapse", "t_spread", "t_sphere", "epsilon")
     positive(config, "threshold", "first_time", "blow_up_radius", "rtol", "atol", "max_steps")
@@ -58,20 +58,20 @@ def check(config: Config) -> None:
 
 @dataclass(frozen=True)
 class Setup:
-    """A field and its start."""
+    """A field and the points from which the flow starts."""
 
     field: qk.AttentionField
     X0: Array
     A: Array
     """(heads, d, d), symmetric"""
     sign: float
-    """of V along A"""
+    """sign of V relative to A"""
     law: bool
-    """whether the energy must move one way: up for V along A, down against it"""
+    """whether the energy must be monotone: rising if V = A, falling if V = -A"""
 
 
 def setup(scene: str, kind: str, variant: str, config: Config) -> Setup:
-    """What a run is made of; points and positions depend on the seed alone."""
+    """The field and the start of a run; points and positions depend only on the seed."""
     draw = np.random.default_rng(config["seed"])
     masked = variant in ("causal", "positions")
     n = config["n_masked_sinkhorn"] if masked and kind == "sinkhorn" else config["n"]
@@ -90,7 +90,7 @@ def setup(scene: str, kind: str, variant: str, config: Config) -> Setup:
     options: dict[str, Any] = {
         "Q": beta * A.reshape(-1, 2),
         "K": np.tile(np.eye(2), (heads, 1)),
-        "V": sign * A / heads,  # norms of the heads sum to 1
+        "V": sign * A / heads,  # so that the norms of the heads sum to 1
         "heads": heads,
         "sphere": scene == "sphere",
         "mask": {"causal": "causal", "positions": positions}.get(variant),
@@ -100,7 +100,7 @@ def setup(scene: str, kind: str, variant: str, config: Config) -> Setup:
     if kind == "linear centred":
         options["centred"] = True
     if kind in ("l2", "sinkhorn"):
-        # Scores are distances there: Q must not be longer than K, or points are not nearest to themselves.
+        # Scores are distances in these fields: Q must equal K, or points are not nearest to themselves.
         root = np.stack([_root(beta * a) for a in A]).reshape(-1, 2)
         options |= {"Q": root, "K": root}
     field = qk.AttentionField(kind.split()[0], **options)
@@ -109,7 +109,7 @@ def setup(scene: str, kind: str, variant: str, config: Config) -> Setup:
 
 
 def _heads() -> Array:
-    """Two symmetric positive matrices of norm 1 with axes 60 degrees apart."""
+    """Two symmetric positive matrices of norm 1 whose axes are 60 degrees apart."""
     c, s = math.cos(math.pi / 3), math.sin(math.pi / 3)
     turn = np.array([[c, -s], [s, c]])
     first = np.diag([1.0, 0.25])
@@ -123,11 +123,12 @@ def _root(A: Array) -> Array:
 
 
 def energy(s: Setup, kind: str, X: Array) -> float | None:
-    r"""What the flow of this kind descends when V = -A; None where there is no such thing.
+    r"""The energy that the flow of this kind descends if V = -A; None if there is no such energy.
 
-    :math:`\frac12\sum_h\iint\Phi(A_hx\cdot y)`, :math:`\Phi' =` the weight of :math:`y` (exp, relu, sigmoid,
-    linear), its logarithm for exp and softmax (section 5.4), :math:`\mathcal F_\varepsilon` for sinkhorn
-    (5.11).
+    For exp, relu, sigmoid and linear it is :math:`\frac12\sum_h\iint\Phi(A_hx\cdot y)`, where :math:`\Phi'`
+    is the weight of :math:`y`; for exp and softmax the logarithm is returned (section 5.4). For sinkhorn it
+    is
+    :math:`\mathcal F_\varepsilon` (5.11).
     """
     if kind in ("l2", "linear centred") or (kind == "sinkhorn" and len(s.A) > 1):
         return None
@@ -146,7 +147,7 @@ def energy(s: Setup, kind: str, X: Array) -> float | None:
 
 
 def compute(config: Config, run: Run) -> None:
-    """runs.csv, series.csv, points.csv."""
+    """Writes runs.csv, series.csv and points.csv."""
     wanted = [
         (scene, kind, variant)
         for scene in config["scenes"]
@@ -172,7 +173,7 @@ def compute(config: Config, run: Run) -> None:
 
 
 def one_run(scene: str, kind: str, variant: str, config: Config) -> dict[str, Any]:
-    """A flow from its start to the end of the scene, or as far as it goes."""
+    """Computes a flow to the end time of the scene, or until it blows up or fails."""
     s = setup(scene, kind, variant, config)
     end = config[f"t_{scene}"]
     times = np.concatenate([[0.0], np.geomspace(config["first_time"], end, config["n_times"] - 1)])
@@ -242,7 +243,7 @@ def _state(s: Setup, kind: str, t: float, X: Array, scene: str, config: Config) 
 
 
 def _against(s: Setup, energies: list[float]) -> float:
-    """The largest step against the law, as a share of the whole change; 0 when below rounding."""
+    """The energy's largest step in the wrong direction, as a share of its whole change; 0 if rounding."""
     steps = s.sign * np.diff(energies)
     change = abs(energies[-1] - energies[0])
     worst = float(max(0.0, -steps.min(initial=0.0)))

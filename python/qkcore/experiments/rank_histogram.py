@@ -1,7 +1,8 @@
 """Ranks of the limits of Gaussian laws under attention, d = 3, 4, 5 (TPDE-5, figures 3 and 8).
 
-Each case is integrated by Dormand-Prince and judged; none is left out. Beside it the published procedure is
-followed on the same matrices, with what it leaves out: cases that do not stop, and ranks above ceil(d/2).
+Each case is integrated by Dormand-Prince and judged; none is left out. For comparison the published procedure
+is applied to the same matrices, and the cases that it leaves out are counted: those that do not stop, and
+ranks above ceil(d/2).
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ PROCEDURE: dict[str, Any] = {
     "settle": 1e-4,
     "steps": 60000,
 }
-# What negative eigenvalues are set to by the published code.
+# The value to which the published code sets negative eigenvalues.
 LIFTED = 1e-14
 
 
 def check(config: Config) -> None:
-    """Refuses settings that make no histogram."""
+    """Refuses settings with which no histogram can be made."""
     positive(config, "n", "horizon", "dopri_steps", "rank_tolerance")
     positive(config, "trace_limit", "rank_threshold", "most_steps")
     positive(config, "dimensions", least=1)
@@ -69,7 +70,7 @@ def _procedure(config: Config, kind: str, values: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Cases:
-    """Q, K (n, k, d), V, starts (n, d, d) of one dimension; Q holds the factor 1 / sqrt(d) of A."""
+    """Q, K (n, k, d), V and starts (n, d, d) of one dimension; Q includes the factor 1 / sqrt(d) of A."""
 
     Q: Array
     K: Array
@@ -78,7 +79,7 @@ class Cases:
 
 
 def cases(kind: str, values: str, dimension: int, config: Config) -> Cases:
-    """The published draws: Q by one stream over all dimensions, V by another, starts anew for each."""
+    """The published draws: one stream gives Q for all dimensions, another V; each dimension draws starts."""
     n, seed = config["n"], config["seed"]
     queries, matrices = generator(40, seed), generator(26 if kind == "softmax" else 27, seed)
     for d in config["dimensions"]:
@@ -96,7 +97,7 @@ def cases(kind: str, values: str, dimension: int, config: Config) -> Cases:
 
 
 def compute(config: Config, run: Run) -> None:
-    """cases.csv, one line for each; histogram.csv, how many of each fate and rank."""
+    """Writes cases.csv, with a line for each case, and histogram.csv, which counts outcomes and ranks."""
     wanted = [
         (k, v, d) for k in config["kinds"] for v in config["values"] for d in config["dimensions"]
     ]
@@ -164,17 +165,17 @@ def _cases(kind: str, values: str, d: int, config: Config) -> list[dict[str, Any
 
 @dataclass
 class ProjectedEuler:
-    """What the published procedure makes of every case."""
+    """The outcome of the published procedure for every case."""
 
     status: list[str]
     rank: npt.NDArray[np.int64]
     steps: npt.NDArray[np.int64]
     projections: npt.NDArray[np.int64]
-    """steps after which a negative eigenvalue was lifted"""
+    """number of steps after which a negative eigenvalue was raised"""
 
 
 def projected_euler(kind: str, c: Cases, d: int, values: str, config: Config) -> ProjectedEuler:
-    """Euler steps on all cases at once, negative eigenvalues lifted to 1e-14 after each."""
+    """Euler steps on all cases at once; negative eigenvalues are raised to 1e-14 after each step."""
     p = _procedure(config, kind, values)
     tau = p["step"][config["dimensions"].index(d)]
     n = len(c.start)
@@ -223,7 +224,7 @@ def _lifted(cov: Array) -> tuple[Array, npt.NDArray[np.bool_]]:
 
 
 def _summary(rows: list[dict[str, Any]], d: int) -> dict[str, Any]:
-    """Fates: the rank of the limit where there is one, the status elsewhere."""
+    """Counts outcomes: the rank of the limit if there is one, and the status otherwise."""
     limits = [r for r in rows if r["status"] == "converged"]
     ours = {
         "status": count(r["status"] for r in rows),

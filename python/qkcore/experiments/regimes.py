@@ -1,7 +1,7 @@
 """EQ, NESS or NE: operators and bridges over symmetric and asymmetric kernels (DAC-7, DAC-8, DAC-11).
 
-Erratum 1 is shown by measuring: bridges over a symmetric kernel with equal marginals carry no current,
-however far h is from constant. Currents of attention are then put on the diffusion map as phases (C.6).
+Measurements show erratum 1: bridges over a symmetric kernel with equal marginals carry no current, however
+far h is from constant. The currents of attention are then put on the diffusion map as phases (C.6).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Array = npt.NDArray[np.floating[Any]]
 
 
 def check(config: Config) -> None:
-    """Refuses settings that make no chain."""
+    """Refuses settings with which no chain can be made."""
     positive(config, "n", "dimension", least=1)
     positive(config, "beta", "tolerance", "phases", "n_seeds")
     for key in ("tilts", "asymmetries"):
@@ -36,13 +36,13 @@ def check(config: Config) -> None:
 
 
 class Setting:
-    """Random points, a symmetric and an antisymmetric part of W of one size, two laws."""
+    """Random points, a symmetric and an antisymmetric part of W of equal norm, and two laws."""
 
     def __init__(self, config: Config, seed: int) -> None:
         draw = np.random.default_rng(seed)
         n, d = config["n"], config["dimension"]
         self.beta, self.tol = config["beta"], config["tolerance"]
-        # A bridge is stationary as far as it meets its marginals: below this a current is none.
+        # A bridge is stationary only up to the error of its marginals, so smaller currents count as none.
         self.none = 100 * self.tol
         self.X = draw.standard_normal((n, d))
         root, free = draw.standard_normal((2, d, d))
@@ -58,7 +58,7 @@ class Setting:
         return out
 
     def law(self, strength: float = 1.0, which: int = 0) -> Array:
-        """A random law whose logarithm has this spread."""
+        """A random law; its logarithm is this number times a fixed random vector, plus a constant."""
         weights = np.exp(strength * self.tilt[which])
         out: Array = weights / weights.sum()
         return out
@@ -72,7 +72,7 @@ class Setting:
         return qk.scores.forward(self.X, W=self.W(asymmetry), beta=self.beta)
 
     def bridge(self, s: qk.Scores, mu: Array, nu: Array) -> qk.SchrodingerBridge:
-        """Solved as far as the tolerance asks."""
+        """The bridge, solved to the tolerance of the settings."""
         b: qk.SchrodingerBridge = qk.bridge(s, mu, nu, tol=self.tol)
         if not b.converged:
             raise ArithmeticError(f"a bridge did not converge: {b.status}, error {b.error:.2g}")
@@ -80,7 +80,7 @@ class Setting:
 
 
 def compute(config: Config, run: Run) -> None:
-    """Four tables: cases, erratum 1 against the tilt, currents against asymmetry, duality."""
+    """Writes four tables: cases, erratum 1 against the tilt, currents against asymmetry, and duality."""
     setting = Setting(config, config["seed"])
     cases = _cases(setting)
     tilts = run.stage("tilts", lambda: _tilts(config))
@@ -127,7 +127,7 @@ def _case(
 
 
 def _cases(s: Setting) -> list[dict[str, Any]]:
-    """Every kind of operator of sections 3 and 4, with the regime that the document gives it."""
+    """Every kind of operator of sections 3 and 4, with the regime that the document states for it."""
     K, directed, one = s.distance(), s.forward(1.0), np.full(len(s.X), 1 / len(s.X))
     rho, other = s.law(which=0), s.law(which=1)
     P, attention = qk.softmax(K), qk.softmax(directed)
@@ -168,7 +168,7 @@ def _cases(s: Setting) -> list[dict[str, Any]]:
 
 
 def _tilts(config: Config) -> list[dict[str, Any]]:
-    """Erratum 1: bridges over a symmetric kernel with equal marginals, ever farther from pi."""
+    """Erratum 1: bridges over a symmetric kernel with equal marginals, farther and farther from pi."""
     out = []
     for k in range(config["n_seeds"]):
         s = Setting(config, config["seed"] + k)
@@ -191,7 +191,7 @@ def _tilts(config: Config) -> list[dict[str, Any]]:
 
 
 def _asymmetry(s: Setting, a: float) -> dict[str, Any]:
-    """Currents of attention and of a bridge over its kernel, W = S + a A."""
+    """Currents of attention with W = S + a A, and of a bridge over its kernel."""
     scores, rho = s.forward(a), s.law()
     found = {
         "attention": qk.softmax(scores).regime(tol=s.none),
@@ -208,7 +208,7 @@ def _asymmetry(s: Setting, a: float) -> dict[str, Any]:
 
 
 def _stationary_bridge(s: Setting) -> dict[str, float]:
-    """C.7: with mu = nu = pi+ the bridge over the directed kernel is attention itself."""
+    """C.7: if mu = nu = pi+, the bridge over the directed kernel is attention itself."""
     A = qk.softmax(s.forward(1.0))
     pi = A.stationary()
     b = s.bridge(s.forward(1.0), pi, pi)
@@ -216,7 +216,7 @@ def _stationary_bridge(s: Setting) -> dict[str, float]:
 
 
 def _duality(s: Setting, sizes: list[float]) -> tuple[list[dict[str, Any]], dict[str, float]]:
-    """C.6: attention's log-flux as phases on the diffusion map; the small-gamma form (83)."""
+    """C.6: attention's log-flux as phases on the diffusion map, and the form (83) for small gamma."""
     A = qk.softmax(s.forward(1.0))
     P = qk.softmax(s.forward(1.0) + s.forward(1.0).T)
     F = magnetic.log_flux(A).to_numpy()
@@ -227,7 +227,7 @@ def _duality(s: Setting, sizes: list[float]) -> tuple[list[dict[str, Any]], dict
         gamma = size / float(np.abs(F).max())
         current = magnetic.from_attention(A, P, gamma=gamma).current()
         linear = gamma * flow * F
-        # Entries of rounding size have no sign to compare.
+        # Entries of the size of rounding errors have no meaningful sign.
         seen = np.abs(J) > 1e-12 * np.abs(J).max()
         rows.append(
             {
@@ -247,5 +247,5 @@ def _duality(s: Setting, sizes: list[float]) -> tuple[list[dict[str, Any]], dict
 
 
 def _divergence(J: Array) -> float:
-    """What leaves a state in net, beside what passes through: 0 for a circulation."""
+    """The net outflow of states, relative to what passes through them; 0 for a circulation."""
     return float(np.abs(J.sum(axis=1)).max() / np.abs(J).sum(axis=1).max())

@@ -1,8 +1,8 @@
-"""Probabilities that flow by their mobility: locking, depth budgets, early exit, schedules (EOT-2, 3, 5, 15).
+"""Probabilities that flow by their mobility: locking, depth budgets, early exit, schedules.
 
-Every bound of the document is put beside what is measured: the mobility's norm and eq 21's speed along
-the flow, eq 23 for perturbed rows (erratum 33), theorem 3.1 over depth (erratum 7g), early exit by
-H.1's norm beside the certified one (erratum 7h), temperature (erratum 7d).
+Every bound of the document (EOT-2, 3, 5, 15) is compared with measurements: the mobility's norm and eq 21's
+speed along the flow, eq 23 for perturbed rows (erratum 33), theorem 3.1 against depth (erratum 7g), early
+exit by H.1's norm and by a certified bound (erratum 7h), and temperature (erratum 7d).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Array = npt.NDArray[np.float64]
 
 
 def check(config: Config) -> None:
-    """Refuses settings that make no flow or no stack."""
+    """Refuses settings with which no flow or no stack of layers can be made."""
     positive(config, "temperatures", "horizon", "gaps", "changes", "drift_push", "exit_rate")
     positive(config, "exit_decay")
     positive(config, "n_rows", "perturbed_rows", "depth_rows", "exit_rows", "tolerances", "depths")
@@ -50,7 +50,7 @@ def check(config: Config) -> None:
 
 
 def compute(config: Config, run: Run) -> None:
-    """Six tables, each a stage."""
+    """Writes six tables; each is a stage with a checkpoint."""
     parts = {
         "locking": locking,
         "temperature": temperature,
@@ -73,7 +73,7 @@ def compute(config: Config, run: Run) -> None:
 
 
 def locking(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Theorem 3.9: rows under bounded drifts, by the PF-ODE beside the closed form softmax((z + tb)/τ)."""
+    """Theorem 3.9: rows under bounded drifts; the PF-ODE and its closed form softmax((z + tb)/τ)."""
     draw = np.random.default_rng([config["seed"], 1])
     shape = (config["n_rows"], config["tokens"])
     z = draw.normal(size=shape)
@@ -136,7 +136,7 @@ def _finite(value: Any) -> float | None:
 
 
 def temperature(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Example 3.10 and L.2: the mobility of two tokens, 2p(1 − p)/τ, against temperature."""
+    """Example 3.10 and L.2: how the mobility of two tokens, 2p(1 − p)/τ, depends on temperature."""
     taus = np.geomspace(0.1, 20, 121)
     rows, found, off = [], {}, 0.0
     for gap in config["gaps"]:
@@ -146,7 +146,7 @@ def temperature(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any]]:
             )
             for t in taus
         ]
-        # p(1 − p) of the logistic function, without 1 − p
+        # p(1 − p) for the logistic function, written so that 1 − p does not cancel
         closed = 0.5 / np.cosh(gap / (2 * taus)) ** 2 / taus
         off = max(off, float(np.abs(np.array(norms) / closed - 1).max()))
         rows += [
@@ -173,13 +173,13 @@ def temperature(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any]]:
 def perturbations(config: Config) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Eq 23: how far rows move when their logits do, at random and in the worst direction.
 
-    Of random changes only those that keep the largest entry count, as the text wants.
+    Random changes count only if they keep the largest entry, which the text assumes.
     """
     draw = np.random.default_rng([config["seed"], 2])
     n, V = config["perturbed_rows"], config["tokens"]
     z = draw.normal(size=(n, V))
     top = np.argmax(z, axis=1)
-    z[np.arange(n), top] += draw.uniform(0, 16, size=n)  # tails from all to 1e-6
+    z[np.arange(n), top] += draw.uniform(0, 16, size=n)  # tails from nearly 1 down to 1e-6
     p = qk.simplex.from_logits(z)
     tail = np.asarray(qk.simplex.Mobility(p).tail)
     edges = np.geomspace(1e-7, 1, 15)

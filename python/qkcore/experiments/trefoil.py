@@ -1,11 +1,11 @@
 """Circle to trefoil: bridges over product-of-experts kernels and their truncations (DAC-12, D.1, figure 1).
 
-Every truncation is compared with the exact bridge by the measures of D.1. The circle's singular values
-come in pairs: a rank that cuts one leaves a free choice (erratum 11), so that its figures are also
-given as ranges over all choices.
+Every truncation is compared with the exact bridge by the measures of D.1. The circle's singular values come
+in equal pairs. A rank that cuts a pair leaves a free choice (erratum 11), so ranges over all choices are
+given too.
 
-At one and the same beta the document's two kernels have different widths: attention at beta is diffusion at
-beta / 2 with a key bias (erratum 41). Each kernel therefore has a control, the other one at matched width.
+At the same beta the document's two kernels have different widths: attention at beta is diffusion at beta / 2
+with a key bias (erratum 41). Each kernel therefore has a control: the other kernel at the same width.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["check", "claims", "compute", "plot", "tables"]
 
 Array = npt.NDArray[np.floating[Any]]
-# Scores and the multiple of the document's beta. The last two are controls: diffusion as wide as the
-# document's attention, and attention as narrow as its diffusion.
+# The function of the scores, and a factor for the document's beta. The last two are controls: diffusion that
+# is as wide as the document's attention, and attention that is as narrow as its diffusion.
 KERNELS = {
     "dmap": (qk.scores.distance, 1.0),
     "amap": (qk.scores.forward, 1.0),
@@ -42,21 +42,22 @@ KERNELS = {
     "amap_matched": (qk.scores.forward, 2.0),
 }
 MEASURES = ("kernel_rel_err", "coupling_rel_err", "latent_rmse", "row_err", "col_err", "min_entry")
-# What a kernel that has no coupling still has.
+# Measures that a kernel has even if it has no coupling.
 OF_KERNELS = ("kernel_rel_err", "min_entry")
-# At these statuses the scalings have a limit that meets the marginals, perhaps with negative entries. At
-# others the last scalings say where the solver stopped, and nothing of the kernel.
+# With these statuses the scalings have a limit that meets the marginals, perhaps with negative entries. With
+# other statuses the last scalings only tell where the solver stopped, and nothing about the kernel.
 WITH_COUPLING = ("converged", "negative entries")
 # The measures whose extremes over the choices in a cut pair are searched for.
 SEARCHED = ("coupling_rel_err", "latent_rmse")
-# Singular values this close, relatively, are a pair: where truncating between them is a free choice.
+# Singular values with a smaller relative difference count as an equal pair, and truncating between them
+# leaves a free choice.
 PAIR = 1e-6
 # The last step of the search over choices, in radians.
 FINEST = 0.01
 
 
 def check(config: Config) -> None:
-    """Refuses settings that make no bridge."""
+    """Refuses settings with which no bridge can be made."""
     positive(config, "n", least=2)
     positive(config, "beta", "width", "tolerance", "exact_tolerance", "ranks", "angles")
     for rank in (*config["ranks"], config["shown_rank"]):
@@ -95,7 +96,7 @@ def bump(t: Array, centre: float, width: float) -> Array:
 
 
 def compute(config: Config, run: Run) -> None:
-    """Bridges over all kernels, exact and truncated."""
+    """Computes the bridges over all kernels, exact and truncated."""
     t, circle, trefoil = curves(config["n"])
     mu = bump(t, config["source_centre"], config["width"])
     nu = bump(t, config["target_centre"], config["width"])
@@ -126,10 +127,11 @@ def compute(config: Config, run: Run) -> None:
 
 
 def _map_figures(t: Array, mu: Array, full: Array, short: Array) -> dict[str, float]:
-    """How flat a latent map is where the source has its mass, and what truncation does to it.
+    """How flat a latent map is where the source has its mass, and how much truncation changes it.
 
-    ``slope`` is that of the regression of t' on t under mu: 1 for the identity, 0 for a plateau.
-    ``change``: the root mean square of what truncation changes, over t; ``change_under_source``: under mu.
+    ``slope`` is the slope of the regression of t' on t under mu: 1 for the identity, 0 for a plateau.
+    ``change`` is the root mean square of the change by truncation over all t; ``change_under_source`` is
+    the same under mu.
     """
     mean, image = float(mu @ t), float(mu @ full)
     slope = float(mu @ ((t - mean) * (full - image)) / (mu @ np.square(t - mean)))
@@ -153,7 +155,7 @@ def _flat(name: str, rank: int, found: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Kernel:
-    """One product-of-experts kernel with its exact bridge."""
+    """One product-of-experts kernel and its exact bridge."""
 
     def __init__(
         self,
@@ -187,7 +189,7 @@ class _Kernel:
         )
 
     def _errors(self, factors: tuple[LowRank, ...]) -> dict[str, Any]:
-        """The measures; of a kernel that has no coupling, those that need none."""
+        """The measures; for a kernel without coupling, only those that need no coupling."""
         b = self._bridge(factors)
         found = asdict(qk.compression_errors(b, self.exact, self.t))
         there = MEASURES if b.status in WITH_COUPLING else OF_KERNELS
@@ -195,10 +197,10 @@ class _Kernel:
         return figures | {"status": b.status, "n_iter": b.n_iter}
 
     def truncated(self, rank: int) -> dict[str, Any]:
-        """The measures at one rank, and their range over the choices that a cut pair leaves.
+        """The measures at one rank, and their range over the choices if a pair is cut.
 
-        Where a pair is cut the figures are those of one choice that every machine makes alike: the direction
-        along which the source has most of its mass.
+        If a pair is cut, the measures are those of one choice that is the same on every machine: the
+        direction along which the source has most of its mass.
         """
         options = [_options(A, rank, self.mu) for A in self.experts]
         circles = [k for k, option in enumerate(options) if option.cut]
@@ -216,7 +218,7 @@ class _Kernel:
         return found
 
     def latent_map(self, rank: int | None = None) -> Array:
-        """t -> t': the barycentric map of the exact bridge, or of its truncation (NaN: it has none)."""
+        """t -> t': the barycentric map of the exact bridge or of a truncation (NaN if it has no coupling)."""
         if rank is None:
             exact: Array = self.exact.project(self.t)
             return exact
@@ -239,11 +241,11 @@ class _Kernel:
 
 
 class _Option(NamedTuple):
-    """The truncations of one expert to one rank: a circle of them where a pair is cut, else one."""
+    """The truncations of one expert to one rank: a circle of them if a pair is cut, otherwise one."""
 
     cut: bool
     factor: LowRank
-    """where a pair is cut, with both directions of it"""
+    """the truncation with both directions of the pair, if one is cut"""
     angle: float
 
     def at(self, angle: float) -> LowRank:
@@ -251,7 +253,7 @@ class _Option(NamedTuple):
 
 
 def _options(A: Any, rank: int, mu: Array) -> _Option:
-    """Angle 0 keeps the direction of the pair along which mu is largest, whatever basis the SVD gives."""
+    """The options at a rank. Angle 0 keeps the pair's direction along which mu is largest, for any basis."""
     factor = qk.low_rank(A, rank)
     if not factor.cut_gap < PAIR:
         return _Option(False, factor, 0.0)
@@ -265,13 +267,13 @@ def _search(
 ) -> list[dict[str, Any]]:
     """The measures over the whole circle of choices (a torus, where two experts cut a pair).
 
-    A grid finds the neighbourhood of each extreme, and a search by halved steps the extreme itself. The
-    errors are smooth there, except where couplings cease to exist: the search then ends beside that edge.
+    A grid finds the neighbourhood of each extreme, and a search with halved steps the extreme itself. The
+    errors are smooth except where couplings cease to exist; the search then ends next to that edge.
     """
     known: dict[tuple[float, ...], dict[str, Any]] = {}
 
     def seen(angles: tuple[float, ...]) -> dict[str, Any]:
-        key = tuple(round(a % math.pi, 9) for a in angles)  # half a turn changes signs alone
+        key = tuple(round(a % math.pi, 9) for a in angles)  # half a turn changes only signs
         if key not in known:
             known[key] = at(key)
         return known[key]
@@ -303,9 +305,9 @@ def _search(
 
 
 def rotated(whole: LowRank, angle: float) -> LowRank:
-    """One direction of the last two of a truncation that keeps both.
+    """Keeps one direction in the plane of the last two of a truncation.
 
-    For equal singular values every direction gives a best approximation of one rank less.
+    If their singular values are equal, every direction gives a best approximation of one rank less.
     """
     left, right = np.asarray(whole.left), np.asarray(whole.right)
     c, s = math.cos(angle), math.sin(angle)
@@ -315,6 +317,6 @@ def rotated(whole: LowRank, angle: float) -> LowRank:
 
 
 def _range(values: list[float | None]) -> list[float | None]:
-    """The least and the largest of those that exist."""
+    """The smallest and the largest of the values that are not None."""
     there = [v for v in values if v is not None and math.isfinite(v)]
     return [min(there), max(there)] if there else [None, None]

@@ -1,10 +1,10 @@
 """Image diffusion, EOT's Track I (EOT-16; section 6.3, figure 2, table 3, M.5, M.6).
 
-A compact score model of the variance-preserving process is trained on real images (MNIST; the paper's
-CIFAR-10 is not to be had in a package, and this stands in for it). Its reverse SDE and its probability
-flow are run from shared seeds and compared. Two exact scores go through the same pipeline: that of the
-Gaussian with the data's mean and covariance, and that of a set of images itself, which is attention over
-them. Where these agree and the model does not, the model is to blame; where these differ too, the steps.
+A compact score model of the variance-preserving process is trained on real images (MNIST, because no package
+has the paper's CIFAR-10). Its reverse SDE and its probability flow are run from shared seeds and compared.
+Two exact scores go through the same pipeline: that of the Gaussian with the data's mean and covariance, and
+that of a finite set of images, which is attention over them. If SDE and flow agree for the exact scores but
+not for the model, the difference is due to the model; if they differ for these too, it is due to the steps.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ __all__ = ["check", "claims", "compute", "plot", "require", "tables"]
 
 
 def check(config: Config) -> None:
-    """Refuses settings that make no experiment."""
+    """Refuses settings with which the experiment cannot be run."""
     _images.check(config["data"])
     positive(
         config,

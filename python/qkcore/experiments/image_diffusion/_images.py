@@ -1,6 +1,6 @@
-"""Real images: scikit-learn's digits, MNIST from a PyPI package, Fashion-MNIST from a Debian package.
+"""Loads real images: scikit-learn's digits, MNIST from a PyPI package, Fashion-MNIST from a Debian package.
 
-Files are checked against their recorded sha256 before a byte of them is used.
+Files are checked against their recorded sha256 before they are used.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ FILES = {"train": "train-images-idx3-ubyte", "test": "t10k-images-idx3-ubyte"}
 SETS = ("digits", "mnist", "fashion-mnist")
 
 MOST_BYTES = 2**26
-"""of an IDX file; the largest that is read has 47 million"""
+"""limit for the bytes of an IDX file; the largest that is read has 47 million"""
 
-# of the IDX files themselves, unpacked
+# sha256 of the unpacked IDX files
 SHA256 = {
     "mnist": {
         "train": "ba891046e6505d7aadcbbe25680a0738ad16aec93bde7f9b65e87a2fc25776db",
@@ -58,7 +58,7 @@ class Images:
 
 
 def check(name: str) -> None:
-    """Refuses unknown sets."""
+    """Refuses the names of unknown sets of images."""
     if name not in SETS:
         raise unknown("data", name, SETS)
 
@@ -108,15 +108,16 @@ def _scaled(values: npt.NDArray[Any], top: float) -> Single:
 
 
 def _digits(n_test: int) -> Images:
-    datasets: Any = importlib.import_module("sklearn.datasets")  # it has no types
+    # scikit-learn has no type annotations.
+    datasets: Any = importlib.import_module("sklearn.datasets")
     values = np.asarray(datasets.load_digits().data)  # (1797, 64), 0 to 16
-    order = np.random.default_rng(0).permutation(len(values))  # as shipped, writers come in runs
+    order = np.random.default_rng(0).permutation(len(values))  # in the file writers come in runs
     images = _scaled(values[order], 16)
     return Images("digits", images[n_test:], images[:n_test], 8)
 
 
 def locate(name: str, folder: str, part: str) -> Path:
-    """The IDX file, plain or gzipped; an ExperimentError with the one command that installs it."""
+    """The IDX file, plain or gzipped; if missing, an ExperimentError with the command that installs it."""
     wanted = FILES[part]
     if folder:
         found = _in_folder(Path(folder), wanted)
@@ -160,9 +161,9 @@ def _in_package(package: str, wanted: str) -> Path | None:
 
 
 def _verified(name: str, path: Path, part: str) -> bytes:
-    """The file's content, unpacked, if it is the one that was recorded."""
+    """The unpacked content of the file; raises an error unless its sha256 is the recorded one."""
     try:
-        # Not all of it: a small compressed file can be gigabytes when it is unpacked.
+        # Reading is limited, because a small compressed file can unpack to gigabytes.
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             content = file.read(MOST_BYTES + 1)
     except (OSError, EOFError, zlib.error) as error:
@@ -177,7 +178,7 @@ def _verified(name: str, path: Path, part: str) -> bytes:
 
 
 def _read_idx(content: bytes) -> npt.NDArray[np.uint8]:
-    """An IDX file of bytes in three dimensions.
+    """Reads an IDX file, which must hold bytes in three dimensions.
 
     >>> _read_idx(bytes([0, 0, 8, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 2, 7, 9])).tolist()
     [[[7, 9]]]

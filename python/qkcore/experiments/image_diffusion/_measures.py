@@ -1,4 +1,4 @@
-"""What is measured of a score: parity over time, weak error against steps, rotational energy (EOT-16)."""
+"""Measures of a score: parity over time, weak error against steps, and rotational energy (EOT-16)."""
 
 from __future__ import annotations
 
@@ -32,8 +32,9 @@ def parity(
 ) -> tuple[list[Row], Row, Moment]:
     """Rows over time, their summary, and the last samples.
 
-    Pooled pixels: TV and KS between the samplers, and of each against the true law at that time, which is
-    known in closed form. Leading principal components: KS of each by :func:`duality.parity`.
+    For pooled pixels these are TV and KS between the samplers, and between each sampler and the true law at
+    that time, which is known in closed form. For leading principal components it is KS, by
+    :func:`duality.parity`.
     """
     bins, kept = config["bins"], config["components"]
     began = time.perf_counter()
@@ -83,8 +84,8 @@ def _summary(rows: list[Row], nulls: list[tuple[Array, Array]]) -> Row:
         value = np.array([r[name] for r in rows])
         chance = np.array([r[f"{name}_chance"] for r in rows])
         worst = int(np.argmax(value))
-        # one answer for all times: the largest distance in units of what chance gives there; the
-        # multipliers are the same at all times, so that their maxima know the correlations
+        # One p-value for all times: the statistic is the largest distance in units of its chance level.
+        # The multipliers are the same at all times, so the maxima include the correlations between times.
         ratio = value / np.maximum(chance, 1e-12)
         null = np.stack([n[k] for n in nulls]) / np.maximum(chance, 1e-12)[:, None]
         drawn = null.max(axis=0)
@@ -117,10 +118,11 @@ def _summary(rows: list[Row], nulls: list[tuple[Array, Array]]) -> Row:
 def exact_parity(
     score: GaussianScore, axes: Axes, vp: VP, scheme: str, refine: int, config: Config
 ) -> Row:
-    """Largest TV and KS of both samplers on the Gaussian by the recursion of the moments.
+    """Largest TV and KS between both samplers for the Gaussian score, by the recursion of the moments.
 
-    No sampling error is left: what remains is due to the steps, and to starting from N(0, I) instead of
-    the law at t = 1, which the flow remembers and the SDE forgets. ``*_true_start`` is without the latter.
+    There is no sampling error. The differences are due to the steps, and to the start from N(0, I) instead of
+    the law at t = 1: the flow keeps this error, while the SDE forgets it. ``*_true_start`` starts from the
+    true law.
     """
     times = grid(config["n_times"] * refine, config["t_end"])
     tables = [steps(vp, times, flow, scheme) for flow in ("sde", "ode")]
@@ -149,7 +151,7 @@ def exact_parity(
 
 
 def observe(x: Single, axes: Axes) -> dict[str, Array]:
-    """One number per image: its mean pixel (black 0, white 1), the mean square of its values."""
+    """Two observables of each image: its mean pixel (black 0, white 1) and the mean square of its values."""
     z = x.astype(np.float64)
     return {
         "brightness": z @ axes.brightness + 0.5,
@@ -160,7 +162,7 @@ def observe(x: Single, axes: Axes) -> dict[str, Array]:
 def weak_error(
     score: Score, axes: Axes, vp: VP, scheme: str, config: Config, bar: Bar | None = None
 ) -> tuple[list[Row], Row]:
-    """Step doubling on one Brownian path: rows by observable and K, slopes with BCa intervals."""
+    """Step doubling on one Brownian path: rows for every observable and K, and slopes with BCa intervals."""
     levels = sorted({k for K in config["weak_steps"] for k in (K, 2 * K)})
     n, d = config["weak_images"], len(axes.mean)
     x = on_one_path(
@@ -208,7 +210,7 @@ def weak_error(
 def _expected(
     score: Score, vp: VP, axes: Axes, scheme: str, K: int, config: Config
 ) -> dict[str, float]:
-    """The expectations without sampling, where they are known: for the Gaussian."""
+    """The expectations without sampling error, for the Gaussian score; they are not known for others."""
     if not isinstance(score, GaussianScore):
         return dict.fromkeys(OBSERVABLES, float("nan"))
     return expectations(score, axes, vp, scheme, K, config["t_end"])
@@ -217,7 +219,7 @@ def _expected(
 def expectations(
     score: GaussianScore, axes: Axes, vp: VP, scheme: str, K: int, t_end: float
 ) -> dict[str, float]:
-    """Of both observables after K steps from N(0, I), by the recursion of the moments."""
+    """Expectations of both observables after K steps from N(0, I), by the recursion of the moments."""
     m, v = score.sampled(steps(vp, grid(K, t_end), "sde", scheme))
     return {
         "brightness": float(m @ axes.brightness) + 0.5,
@@ -226,13 +228,13 @@ def expectations(
 
 
 def _slope(errors: list[float], K: list[int]) -> float:
-    if not np.all(np.array(errors) > 1e-12):  # rounding has no order
+    if not np.all(np.array(errors) > 1e-12):  # errors of the size of rounding have no order
         return float("nan")
     return float(np.polyfit(np.log(K), np.log(errors), 1)[0])
 
 
 def _last_slope(errors: list[float], K: list[int]) -> float:
-    """Between the two largest numbers of steps: nearer to the asymptotic order."""
+    """The slope between the two largest numbers of steps, which is nearest to the asymptotic order."""
     return _slope(errors[-2:], K[-2:])
 
 
@@ -240,18 +242,18 @@ def _last_slope(errors: list[float], K: list[int]) -> float:
 
 
 def middle_times(n: int, t_end: float) -> Array:
-    """Midpoints of n intervals of [t_end, 1]: the mean over them is the integral over time."""
+    """Midpoints of n equal intervals of [t_end, 1]; a mean over them approximates the mean over time."""
     return t_end + (1 - t_end) * (np.arange(n) + 0.5) / n
 
 
 def rotation_at(score: Score, x0: Single, t: float, vp: VP, config: Config) -> Row:
     """Rotational energy of the probability flow in the leading principal components, at one time.
 
-    ``energy`` is what corollary 5.3 prescribes for projected states: everything that no potential of the
-    projected coordinates explains. Part of that is no rotation but scatter: the velocity depends on all
-    coordinates, and so varies among images with the same leading ones. ``scatter`` is what no function of
-    these coordinates explains (least squares over polynomial fields), ``rotation`` the rest: the
-    rotational energy of the fitted mean field. energy = scatter + rotation.
+    ``energy`` is what corollary 5.3 prescribes for projected states: the energy that no potential of the
+    projected coordinates explains. A part of it is not rotation but scatter: the velocity depends on all
+    coordinates, so it varies among images whose leading coordinates are equal. ``scatter`` is the energy that
+    no function of the leading coordinates explains (least squares over polynomial fields), and ``rotation``
+    the rotational energy of the fitted mean field. energy = scatter + rotation.
     """
     d, degree = config["components_rotation"], config["degree"]
     beta = float(vp.beta(t))
@@ -261,7 +263,7 @@ def rotation_at(score: Score, x0: Single, t: float, vp: VP, config: Config) -> R
     slope = score_of(score.denoise(x, t), x, t, vp)
     u = -0.5 * beta * (x + slope)
     X, U = x[:, :d].astype(np.float64), u[:, :d]
-    # the fewest resamples: the interval that is told is over the times, not over the samples
+    # the fewest resamples, because the reported interval is over the times and not over the samples
     options: dict[str, Any] = {"degree": degree, "method": "polynomial", "n_resamples": 10}
     whole = rotation.rotational_energy(X, U, beta, **options)
     mean_field = _fitted(X, U, degree - 1)
@@ -280,7 +282,7 @@ def rotation_at(score: Score, x0: Single, t: float, vp: VP, config: Config) -> R
 
 
 def _fitted(X: Array, U: Array, degree: int) -> Array:
-    """The polynomial field of that degree nearest to U, at the points."""
+    """The least-squares fit to U by polynomial fields of this degree, at the points."""
     from itertools import combinations_with_replacement
 
     y = (X - X.mean(axis=0)) / X.std(axis=0)
@@ -294,7 +296,7 @@ def _fitted(X: Array, U: Array, degree: int) -> Array:
 
 
 def over_times(rows: list[Row], config: Config) -> Row:
-    """Means over the times with BCa intervals, shares of the kinetic energy."""
+    """Means over the times with BCa intervals, and shares of the kinetic energy."""
     out: Row = {}
     kinetic = float(np.mean([r["kinetic"] for r in rows]))
     for name in ("energy", "scatter", "rotation"):

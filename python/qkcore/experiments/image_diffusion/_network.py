@@ -6,15 +6,15 @@ In the coordinates of the principal axes, with :math:`\\lambda_i` their variance
     y = \\frac{x - \\alpha m}{\\sqrt{\\alpha^2\\lambda + \\sigma^2}}, \\qquad
     r_i^2 = \\frac{\\lambda_i\\sigma^2}{\\alpha^2\\lambda_i + \\sigma^2}.
 
-y has variance 1 at every time, and r is how much the Gaussian leaves open, so that F is of size 1
-everywhere; F starts at 0, the exact Gaussian score, and learns what the images are beyond it. c are the
-pixels' distances from black and from white in units of the noise, tanh((pixel ± alpha) / 2 sigma): the
-background is black to the last digit, and no smooth function of y sees noise that small. Only matrix
-products, which a CPU does at its peak rate, convolutions it does not. The loss is the usual one, the
-squared error of the predicted noise, t uniform.
+y has variance 1 at every time, and r is the deviation that the Gaussian law leaves, so F has size 1 at all
+times. F starts at 0, which gives the exact Gaussian score, and learns how the images differ from it. The
+inputs c are the pixels' distances from black and from white in units of the noise, tanh((pixel ± alpha) /
+2 sigma): the background is exactly black, and no smooth function of y can see noise that is so small. The
+network consists of matrix products only, since a CPU computes these, but not convolutions, at its peak rate.
+The loss is the usual one, the squared error of the predicted noise with uniform t.
 
-Whole loops are compiled; random numbers are derived from the step, so that a run that was interrupted
-and resumed is the same run.
+Whole loops are compiled. Random numbers depend only on the seed and the step, so a run that is interrupted
+and resumed gives the same result.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Array = npt.NDArray[np.float64]
 Single = npt.NDArray[np.float32]
 
 WAVES = 8  # frequencies of the time's embedding
-ROWS = 1000  # images in one compiled call: what a core's cache likes
+ROWS = 1000  # images in one compiled call, few enough for a core's cache
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What the network is and how it is trained; part of what is compiled."""
+    """The network's size and how it is trained; a constant of the compiled program."""
 
     width: int
     blocks: int
@@ -64,7 +64,7 @@ class Law(NamedTuple):
 
 
 class State(NamedTuple):
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     weights: Tree
     optimizer: Tree
@@ -72,7 +72,7 @@ class State(NamedTuple):
 
 
 def law_of(axes: Axes) -> Law:
-    """In single precision."""
+    """The Gaussian with these axes and variances, in single precision."""
     return Law(_single(axes.mean), _single(axes.variance), _single(axes.axes))
 
 
@@ -81,7 +81,7 @@ def _single(values: npt.ArrayLike) -> jax.Array:
 
 
 def initial_weights(seed: int, d: int, recipe: Recipe) -> Tree:
-    """Variance 1 / inputs; what leads to the output, and the second layer of every block, at 0."""
+    """Random weights of variance 1 / inputs; 0 in the output layer and in the second layer of every block."""
     draw = np.random.default_rng([seed, 0])
     width = recipe.width
 
@@ -106,7 +106,7 @@ def initial_weights(seed: int, d: int, recipe: Recipe) -> Tree:
 
 
 def count(weights: Tree) -> int:
-    """Parameters."""
+    """The number of parameters."""
     return sum(int(np.size(x)) for x in jax.tree.leaves(weights))
 
 
@@ -134,7 +134,7 @@ def network(w: Tree, y: jax.Array, c: jax.Array, log_ratio: jax.Array) -> jax.Ar
 
 
 def denoise(w: Tree, x: jax.Array, log_alpha: jax.Array, law: Law) -> jax.Array:
-    """D (n, d) of x (n, d); log_alpha (n,) or (1,) tells the time."""
+    """D (n, d) of x (n, d); the time is given by log_alpha (n,) or (1,)."""
     a = jnp.exp(log_alpha)[:, None]
     v = -jnp.expm1(2 * log_alpha)[:, None]
     total = a * a * law.variance + v
@@ -154,7 +154,7 @@ def _log_alpha(t: jax.Array, recipe: Recipe) -> jax.Array:
 
 
 def loss(w: Tree, x0: jax.Array, key: jax.Array, law: Law, recipe: Recipe) -> jax.Array:
-    """Mean squared error of the predicted noise; times stratified over the batch."""
+    """Mean squared error of the predicted noise; the times are stratified over the batch."""
     when, how = jax.random.split(key)
     n = x0.shape[0]
     place = (jnp.arange(n) + jax.random.uniform(when, (n,))) / n
@@ -175,7 +175,7 @@ def _optimizer(recipe: Recipe) -> Any:
 
 
 def _key(seed: jax.Array | int, purpose: int) -> jax.Array:
-    # XLA's own generator: several times faster than threefry on a CPU, where it would cost as much as a layer
+    # XLA's own generator: on a CPU threefry is several times slower, and would cost as much as a layer
     return jax.random.fold_in(jax.random.key(seed, impl="rbg"), purpose)
 
 
@@ -200,7 +200,7 @@ def _advance(
         value, slope = jax.value_and_grad(loss)(w, x0, rest, law, recipe)
         update, memory = optimizer.update(slope, memory, w)
         w = optax.apply_updates(w, update)
-        rate = jnp.minimum(recipe.ema, (1 + i) / (10 + i))  # short memory at first
+        rate = jnp.minimum(recipe.ema, (1 + i) / (10 + i))  # the memory is short at first
         average = jax.tree.map(lambda m, v: rate * m + (1 - rate) * v, average, w)
         return State(w, memory, average), total + value
 
@@ -242,23 +242,23 @@ class Trainer:
         return State(w, _optimizer(self.recipe).init(w), w)
 
     def advance(self, state: State, seed: int, first: int, stop: int) -> tuple[State, float]:
-        """Steps first .. stop-1; the new state and the mean loss over them."""
+        """Trains for the steps first .. stop-1; returns the new state and the mean loss over them."""
         state, value = _advance(
             state, seed, first, stop, self._images, self.law, recipe=self.recipe
         )
         return state, float(value)
 
     def validate(self, weights: Tree, images: Single, seed: int) -> float:
-        """The loss on other images, the same noise every time."""
+        """The loss on other images, with the same noise in every call."""
         found = _loss(weights, _single(images), _key(seed, 3), self.law, recipe=self.recipe)
         return float(found)
 
     def pack(self, tree: Tree) -> dict[str, npt.NDArray[Any]]:
-        """As named arrays, for a file."""
+        """The tree as named arrays, for a file."""
         return {f"a{i}": np.asarray(x) for i, x in enumerate(jax.tree.leaves(tree))}
 
     def unpack(self, arrays: dict[str, npt.NDArray[Any]], like: Tree) -> Any:
-        """From :meth:`pack`'s arrays."""
+        """The tree from :meth:`pack`'s arrays."""
         structure: Any = jax.tree.structure(like)
         leaves = [jnp.asarray(arrays[f"a{i}"]) for i in range(structure.num_leaves)]
         return jax.tree.unflatten(structure, leaves)
@@ -276,7 +276,7 @@ class NetworkScore:
         return _single(np.reshape(self.vp.log_alpha(t), 1))
 
     def denoise(self, x: Single, t: float) -> Single:
-        """In blocks of one size, the last one filled up: one compiled program."""
+        """D in blocks of equal size (the last is filled up), so that one compiled program serves all."""
         rows = min(ROWS, len(x))
         time = self._time(t)
         found = []
@@ -287,9 +287,9 @@ class NetworkScore:
         return np.concatenate([np.asarray(v) for v in found])[: len(x)]
 
     def asymmetry(self, x: Single, t: float, seed: int) -> float:
-        """Share of the antisymmetric part in the Jacobian of D (squared Frobenius norm): 0 for a score.
+        """Antisymmetric share of the Jacobian of D (in squared Frobenius norm); 0 for an exact score.
 
-        A gradient has a symmetric Jacobian. Estimated by one random direction per sample.
+        A gradient has a symmetric Jacobian. The share is estimated with one random direction per sample.
         """
         v = np.random.default_rng([seed, 4]).standard_normal(x.shape, dtype=np.float32)
         turning, stretching = _asymmetry(self.weights, x, v, self._time(t), self.law)
@@ -298,10 +298,10 @@ class NetworkScore:
 
 
 def gaussian_loss(axes: Axes, recipe: Recipe, n: int = 20000) -> float:
-    """The loss of the Gaussian score on data with these variances: mean of alpha^2 r^2 / sigma^2."""
+    """The loss of the Gaussian score on data with these variances: the mean of alpha^2 r^2 / sigma^2."""
     t = recipe.t_end + (1 - recipe.t_end) * (np.arange(n) + 0.5) / n
     a2 = np.exp(2 * VP(recipe.beta_min, recipe.beta_max).log_alpha(t))
-    # most axes of most images have few variances: sums over them in blocks of times
+    # The sums over the axes are computed for blocks of times, which bounds the memory.
     total = 0.0
     for part in np.array_split(a2, 50):
         signal = part[:, None] * axes.variance

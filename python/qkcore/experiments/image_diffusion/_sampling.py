@@ -17,17 +17,17 @@ Bar = Callable[[Iterable[int], str, int], Iterable[int]]
 
 
 def start(seed: int, n: int, d: int) -> Single:
-    """Initial noise; row i is the seed that the samplers of image i share."""
+    """Initial noise; both samplers of image i start from row i."""
     return np.random.default_rng([seed, 1]).standard_normal((n, d), dtype=np.float32)
 
 
 def fresh(seed: int, step: int, shape: tuple[int, ...]) -> Single:
-    """The noise of one step: a function of the step alone, whatever was drawn before."""
+    """The noise of one step. It depends only on the seed and the step, and not on earlier draws."""
     return np.random.default_rng([seed, 2, step]).standard_normal(shape, dtype=np.float32)
 
 
 def advance(x: Single, score: Score, table: Steps, k: int, noise: Single | None) -> Single:
-    """One step; ``noise`` is what is added, already scaled."""
+    """One step of a sampler; ``noise`` is already scaled."""
     out = score.denoise(x, float(table.t[k])) * np.float32(table.pull[k])
     out += np.float32(table.keep[k]) * x
     if noise is not None:
@@ -39,13 +39,13 @@ def advance(x: Single, score: Score, table: Steps, k: int, noise: Single | None)
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """Both samples at one logged time."""
+    """The samples of both samplers at one logged time."""
 
     t: float
     sde: Single
     ode: Single
     sde_moved: float
-    """mean length of the path since the time before, relative to the root of the dimension"""
+    """mean length of the paths since the previous logged time, divided by the root of the dimension"""
     ode_moved: float
 
 
@@ -61,10 +61,10 @@ def side_by_side(
     d: int,
     seed: int,
 ) -> Iterator[Moment]:
-    """SDE and probability flow from the same initial noise, at n_times times of a shared grid.
+    """Runs SDE and probability flow from the same initial noise; yields n_times times of a shared grid.
 
-    Each logged interval is cut into ``refine`` steps; with 1 the samplers step on the logged grid, as
-    EOT's do.
+    Each interval between logged times is divided into ``refine`` steps; with 1 the samplers step from one
+    logged time to the next, as those of EOT do.
     """
     times = grid(n_times * refine, t_end)
     random, smooth = (steps(vp, times, flow, scheme) for flow in ("sde", "ode"))
@@ -99,10 +99,10 @@ def on_one_path(
     seed: int,
     bar: Bar | None = None,
 ) -> dict[int, Single]:
-    """The SDE's samples at t_end for every number of steps, all driven by the same Brownian path.
+    """The SDE's samples at t_end for every number of steps, all with the same Brownian path.
 
-    Every level must divide the largest. Differences between levels have little variance, which is what
-    lets a weak error be seen.
+    Every number must divide the largest. Because the path is shared, differences between the results have
+    little variance, so that weak errors can be measured.
     """
     finest = max(levels)
     small = steps(vp, grid(finest, t_end), "sde", scheme)

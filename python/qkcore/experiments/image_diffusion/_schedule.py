@@ -1,6 +1,6 @@
 """The variance-preserving process, and its reverse-time samplers as tables of coefficients.
 
-Forwards :math:`dx = -\\frac12\\beta(t)x\\,dt + \\sqrt{\\beta(t)}\\,dW` with linear beta, so that
+The forward process is :math:`dx = -\\frac12\\beta(t)x\\,dt + \\sqrt{\\beta(t)}\\,dW` with linear beta, hence
 :math:`x_t = \\alpha x_0 + \\sigma\\varepsilon`, :math:`\\alpha^2 + \\sigma^2 = 1`. With
 :math:`D(x, t) = E[x_0 | x_t = x]` the score is :math:`(\\alpha D - x)/\\sigma^2`, and one step of any
 sampler here is
@@ -43,11 +43,11 @@ class VP:
         return np.asarray(-0.25 * s * s * (self.beta_max - self.beta_min) - 0.5 * s * self.beta_min)
 
     def alpha(self, t: npt.ArrayLike) -> Array:
-        """What is left of the image."""
+        """The factor of the image in x_t."""
         return np.asarray(np.exp(self.log_alpha(t)))
 
     def sigma(self, t: npt.ArrayLike) -> Array:
-        """The noise's standard deviation; no cancellation near t = 0."""
+        """The noise's standard deviation, computed without cancellation near t = 0."""
         return np.asarray(np.sqrt(-np.expm1(2 * self.log_alpha(t))))
 
 
@@ -58,11 +58,11 @@ def grid(n_steps: int, t_end: float) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """A sampler: coefficients of step k, from t[k] to t[k+1].
+    """A sampler as a table: coefficients of step k, from t[k] to t[k+1].
 
-    ``carry``, ``gain`` and ``release`` tell how normal numbers of small steps add up to the noise of a
-    large one: the large step's noise is release times the last of ``c = carry c + gain xi`` over the
-    small ones, which is what makes samplers of different step sizes share one Brownian path.
+    With ``carry``, ``gain`` and ``release`` the normal numbers xi of small steps add up to the noise of a
+    large step: this is ``release`` times the last value of ``c = carry c + gain xi`` over the small steps. So
+    samplers with different step sizes can share one Brownian path.
     """
 
     t: Array
@@ -78,10 +78,11 @@ class Steps:
 
 
 def steps(vp: VP, times: Array, flow: str, scheme: str) -> Steps:
-    """The table of a flow, "sde" or "ode".
+    """The table for a flow ("sde" or "ode") and a scheme ("euler" or "ddim").
 
-    "euler": Euler-Maruyama, and Euler for the probability flow. "ddim": exact while D stands still, that
-    is DDIM (Song et al. 2020) with eta = 0 for the flow and eta = 1, DDPM's ancestral step, for the SDE.
+    "euler" is Euler-Maruyama for the SDE and Euler for the probability flow. "ddim" is exact as long as D
+    does not change: it is DDIM (Song et al. 2020) with eta = 0 for the flow, and with eta = 1 (DDPM's
+    ancestral step) for the SDE.
 
     >>> ode = steps(VP(0.1, 20.0), grid(4, 0.001), "ode", "ddim")
     >>> bool(np.all(ode.noise == 0))
@@ -111,7 +112,7 @@ def steps(vp: VP, times: Array, flow: str, scheme: str) -> Steps:
     if not stochastic:
         ratio = np.sqrt(w / v)
         return Steps(times, ratio, b - a * ratio, 0 * h, one, 0 * h, one)
-    # q(x_s | x_t, x_0): the variance that the forward step from s to t adds, without cancellation
+    # For q(x_s | x_t, x_0): the variance that the forward step from s to t adds, without cancellation.
     added = -np.expm1(2 * (vp.log_alpha(t) - vp.log_alpha(s)))
     keep = (a / b) * w / v
     spread = np.sqrt(added * w / v)

@@ -1,7 +1,7 @@
-"""Scores in the coordinates of the data's principal axes: two exact ones and what they share.
+"""Two exact scores in the coordinates of the data's principal axes, and the protocol of all scores.
 
-The rotation leaves the noise what it is and makes the Gaussian law diagonal. Every score is given by its
-denoiser :math:`D(x, t) = E[x_0 | x_t = x]`.
+The rotation to these axes does not change the noise, and makes the Gaussian law diagonal. Every score is
+given by its denoiser :math:`D(x, t) = E[x_0 | x_t = x]`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Single = npt.NDArray[np.float32]
 
 
 class Score(Protocol):
-    """What a sampler asks for."""
+    """What a sampler needs from a score."""
 
     def denoise(self, x: Single, t: float) -> Single:
         """E[x_0 | x_t = x], (n, d)."""
@@ -38,13 +38,13 @@ class Axes:
     axes: Single
     """(d, d), columns are axes"""
     mean: Array
-    """of the images, in z"""
+    """mean of the images, in z"""
     variance: Array
-    """(d,), in z"""
+    """(d,), variances of the images, in z"""
 
     @classmethod
     def of(cls, images: Single) -> Axes:
-        """From the covariance of the images."""
+        """Computes the axes from the covariance of the images."""
         centre = images.mean(axis=0, dtype=np.float64)
         moved = images - centre.astype(np.float32)
         covariance = (moved.T @ moved).astype(np.float64) / len(images)
@@ -54,12 +54,12 @@ class Axes:
         return cls(np.ascontiguousarray(V, dtype=np.float32), centre @ V, variance)
 
     def enter(self, images: npt.NDArray[np.floating]) -> Single:
-        """Images to z."""
+        """Converts images to z."""
         out: Single = np.asarray(images, dtype=np.float32) @ self.axes
         return out
 
     def pixels(self, z: Single) -> Single:
-        """z to pixels, black 0, white 1."""
+        """Converts z to pixels, where black is 0 and white 1."""
         x = z @ self.axes.T
         x += 1
         x *= 0.5
@@ -67,7 +67,7 @@ class Axes:
 
     @cached_property
     def brightness(self) -> Array:
-        """The functional of z that is an image's mean pixel, up to the constant 1/2."""
+        """The linear functional of z that gives an image's mean pixel, except for the constant 1/2."""
         out: Array = self.axes.sum(axis=0, dtype=np.float64) / (2 * len(self.axes))
         return out
 
@@ -81,28 +81,28 @@ class GaussianScore:
     vp: VP
 
     def gain(self, t: float) -> Array:
-        """D = mean + gain (x - alpha mean)."""
+        """The gain in D = mean + gain (x - alpha mean)."""
         a, s = self.vp.alpha(t), self.vp.sigma(t)
         out: Array = a * self.variance / (a * a * self.variance + s * s)
         return out
 
     def denoise(self, x: Single, t: float) -> Single:
-        """Wiener's filter."""
+        """The denoiser, which is Wiener's filter."""
         g = self.gain(t)
         shift = self.mean * (1 - g * self.vp.alpha(t))
         out: Single = x * g.astype(np.float32) + shift.astype(np.float32)
         return out
 
     def law(self, t: float) -> tuple[Array, Array]:
-        """Mean and variance of the true marginal."""
+        """Mean and variance of the true law at time t."""
         a, s = self.vp.alpha(t), self.vp.sigma(t)
         return a * self.mean, a * a * self.variance + s * s
 
     def sampled(self, table: Steps, *, true_start: bool = False) -> tuple[Array, Array]:
-        """Mean and variance of what a sampler ends with: no sampling error.
+        """Mean and variance of the law at the end of a sampler, without sampling error.
 
-        It starts from N(0, I), or from the true law at t = 1, which is not quite that. Everything is linear
-        here, so that the recursion of the two moments is exact for any step size.
+        The sampler starts from N(0, I), or from the true law at t = 1, which differs a little. Everything is
+        linear here, so the recursion of the two moments is exact for any step size.
         """
         *_, last = self.path(table, true_start=true_start)
         return last
@@ -124,14 +124,14 @@ class GaussianScore:
 class EmpiricalScore:
     """The exact score of a finite set of images: attention of the noisy image over them.
 
-    :math:`D = \\sum_j \\text{softmax}_j(-|x - \\alpha y_j|^2 / 2\\sigma^2)\\,y_j`, by the engine.
+    The engine computes :math:`D = \\sum_j \\text{softmax}_j(-|x - \\alpha y_j|^2 / 2\\sigma^2)\\,y_j`.
     """
 
     points: Single
     vp: VP
 
     def denoise(self, x: Single, t: float) -> Single:
-        """The barycentre of the images that x may have come from."""
+        """The mean of the images, weighted by how likely x came from each."""
         a, s = float(self.vp.alpha(t)), float(self.vp.sigma(t))
         shrunk = self.points * np.float32(a)
         weights = qk.softmax(qk.scores.distance(x, shrunk, beta=1 / (2 * s * s)))
@@ -140,7 +140,7 @@ class EmpiricalScore:
 
 @dataclass(frozen=True, eq=False)
 class PooledLaw:
-    """The law of a pixel of a random image, any pixel: a mixture of Gaussians at every time."""
+    """The law of a random pixel of a random image; at every time it is a mixture of Gaussians."""
 
     weights: Array
     centres: Array
@@ -148,19 +148,19 @@ class PooledLaw:
 
     @classmethod
     def of_images(cls, images: Single) -> PooledLaw:
-        """Grey levels and how often they occur."""
+        """The law of the images' pixels: grey levels and how often they occur."""
         levels, counts = np.unique(images, return_counts=True)
         return cls(counts / counts.sum(), levels.astype(np.float64), np.zeros(len(levels)))
 
     @classmethod
     def of_gaussian(cls, axes: Axes) -> PooledLaw:
-        """One component for each pixel."""
+        """The law of the pixels of the Gaussian, with one component for each pixel."""
         V = axes.axes.astype(np.float64)
         d = len(V)
         return cls(np.full(d, 1 / d), V @ axes.mean, (V * V) @ axes.variance)
 
     def masses(self, vp: VP, t: float, bins: int) -> Array:
-        """Of the bins over [0, 1] and of what lies beyond, as PooledParity.masses has them."""
+        """Masses of the bins over [0, 1] and of both sides beyond, in the order of PooledParity.masses."""
         a, s = float(vp.alpha(t)), float(vp.sigma(t))
         edges = 2 * np.linspace(0.0, 1.0, bins + 1) - 1
         spread = np.sqrt(a * a * self.variances + s * s)
@@ -170,7 +170,7 @@ class PooledLaw:
 
 
 def score_of(denoised: Single, x: Single, t: float, vp: VP) -> Array:
-    """:math:`\\nabla\\log p_t = (\\alpha D - x) / \\sigma^2` in double precision."""
+    """The score :math:`\\nabla\\log p_t = (\\alpha D - x) / \\sigma^2` in double precision."""
     a, s = float(vp.alpha(t)), float(vp.sigma(t))
     out: Array = (a * denoised.astype(np.float64) - x) / (s * s)
     return out

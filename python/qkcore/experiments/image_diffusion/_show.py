@@ -1,4 +1,4 @@
-"""Figures and tables of the image experiment, from its files alone."""
+"""Figures and tables of the image experiment, made from its files only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCHEMES = {"ddim": "DDIM / ancestral", "euler": "Euler(–Maruyama)"}
 
 
 def plot(folder: Path) -> list[Path]:
-    """parity.png, weak_error.png, rotation.png, samples.png."""
+    """Draws parity.png, weak_error.png, rotation.png and samples.png."""
     metrics = read_json(folder / "metrics.json")
     return [
         _parity(folder, metrics),
@@ -33,7 +33,7 @@ def plot(folder: Path) -> list[Path]:
 
 
 def _parity(folder: Path, metrics: dict[str, Any]) -> Path:
-    """Figure 2a, for every score; columns are numbers of steps of the first scheme, then the others."""
+    """Figure 2a for every score. Columns: numbers of steps of the first scheme, then the other schemes."""
     rows = Table.read(folder / "parity.csv")
     first = metrics["first_scheme"]
     cases = list(dict.fromkeys((r["scheme"], r["steps"]) for r in rows.rows))
@@ -64,7 +64,7 @@ def _parity(folder: Path, metrics: dict[str, Any]) -> Path:
 
 
 def _weak(folder: Path, metrics: dict[str, Any]) -> Path:
-    """Figure 2b, for both observables and every scheme."""
+    """Figure 2b for both observables and every scheme."""
     rows = Table.read(folder / "weak_error.csv")
     schemes = list(metrics["weak"]["model"])
     made = figures.figure(4.8 * len(schemes), 8.2)
@@ -98,7 +98,7 @@ def _weak(folder: Path, metrics: dict[str, Any]) -> Path:
 
 
 def _rotation(folder: Path, metrics: dict[str, Any]) -> Path:
-    """Energy, its two parts, and the asymmetry of the Jacobian over time and checkpoints."""
+    """The energy, its two parts, and the asymmetry of the Jacobian against time and checkpoint."""
     rows = Table.read(folder / "rotation.csv")
     last = max(rows.where(score="model")["step"])
     made = figures.figure(12.5, 3.9)
@@ -152,7 +152,7 @@ def _samples(folder: Path, metrics: dict[str, Any]) -> Path:
 
 
 def tables(folder: Path) -> list[Listing]:
-    """Parity, weak error, rotational energy, checkpoints."""
+    """Tables of parity, weak error, rotational energy and checkpoints."""
     m = read_json(folder / "metrics.json")
     return [_parity_table(m), _true_table(m), _weak_table(m), _rotation_table(m), _quality_table(m)]
 

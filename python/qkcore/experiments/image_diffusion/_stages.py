@@ -1,4 +1,4 @@
-"""The stages after training, each kept as a checkpoint of its own."""
+"""The stages after training; the result of each is kept as a checkpoint."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ Single = npt.NDArray[np.float32]
 Row = dict[str, Any]
 
 PICTURES = 10
-# images from which the asymmetry of a Jacobian is estimated
+# number of images with which the asymmetry of a Jacobian is estimated
 PROBES = 500
-# what these stages depend on, besides what a changed setting trains anew
+# settings that these stages depend on, in addition to those that change the training
 SETTINGS = {
     "parity": ("n_images", "n_control"),
     "weak": ("weak_steps", "weak_images"),
@@ -47,13 +47,13 @@ class Case:
     trainer: Trainer
     models: dict[int, NetworkScore]
     scores: dict[str, tuple[Score, PooledLaw]]
-    """each with the law of a pixel that it should lead to"""
+    """each with the law of a pixel to which it should lead"""
     origin: dict[str, Single]
-    """samples of the law at t = 0 that each score belongs to"""
+    """for each score, samples of its law at t = 0"""
 
     @property
     def d(self) -> int:
-        """Pixels of an image."""
+        """Number of pixels of an image."""
         return len(self.axes.mean)
 
     def validation(self, model: NetworkScore) -> float:
@@ -62,13 +62,13 @@ class Case:
         return self.trainer.validate(model.weights, test, self.config["seed"])
 
     def key(self, kind: str, *names: object) -> str:
-        """Of a checkpoint: it belongs to the settings that it depends on."""
+        """The name of a checkpoint, which includes a fingerprint of the settings that it depends on."""
         mine = fingerprint({k: self.config[k] for k in SETTINGS[kind]})
         return "-".join([kind, *map(str, names), mine])
 
 
 def prepare(config: Config, run: Run) -> Case:
-    """Loads the images, trains the model, makes the exact scores."""
+    """Loads the images, trains the model and makes the exact scores."""
     images = _images.load(config)
     vp = VP(config["beta_min"], config["beta_max"])
     axes = Axes.of(images.train)
@@ -99,7 +99,7 @@ def parity(case: Case) -> Row:
     """SDE against flow for every score, scheme and number of steps: parity.csv, samples.csv."""
     config, run = case.config, case.run
     first, *others = config["schemes"]
-    # more steps for the first scheme; the others once, on the logged grid
+    # The first scheme is run with several numbers of steps, the others once, on the logged grid.
     plans = [(first, r) for r in config["refinements"]]
     plans += [(scheme, config["refinements"][0]) for scheme in others]
     rows: list[Row] = []
@@ -144,7 +144,7 @@ def _side_by_side(case: Case, name: str, scheme: str, refine: int, n: int) -> Ro
 
 
 def _pictures(kind: str, images: Any) -> list[Row]:
-    """Lines of samples.csv: the pixels of a few images, black 0, white 1, to four digits."""
+    """Lines of samples.csv: pixels of a few images (black 0, white 1), rounded to four digits."""
     return [
         {"kind": kind, "index": i, **{f"p{j}": round(float(v), 4) for j, v in enumerate(image)}}
         for i, image in enumerate(images)
@@ -164,7 +164,7 @@ def weak_error(case: Case) -> Row:
             done = case.run.stage(case.key("weak", name, scheme), work)
             rows += [{"score": name, "scheme": scheme} | r for r in done["rows"]]
             found[name][scheme] = done["slopes"]
-    for row in rows:  # what is not known comes back from JSON as None; in CSV it is nan
+    for row in rows:  # Unknown values come back from JSON as None; in CSV they are nan.
         row["exact"] = float("nan") if row["exact"] is None else row["exact"]
     case.run.write_csv("weak_error", rows)
     return found
@@ -182,7 +182,7 @@ def _doubling(case: Case, name: str, scheme: str) -> Row:
 
 
 def rotational_energy(case: Case) -> Row:
-    """Of the exact scores and of the model at every checkpoint: rotation.csv."""
+    """Rotational energy of the exact scores and of the model at every checkpoint: rotation.csv."""
     last = max(case.models)
     exact: list[tuple[str, int, Score]] = [
         (name, 0, case.scores[name][0]) for name in ("gaussian", "empirical")
@@ -214,7 +214,7 @@ def _energies(case: Case, name: str, score: Score) -> list[Row]:
 
 
 def _asymmetry(case: Case, score: Score, x0: Single, t: float) -> float:
-    """Of a model's Jacobian; those of the exact scores are covariances, hence symmetric."""
+    """Asymmetry of a model's Jacobian; 0 for exact scores, whose Jacobians are multiples of covariances."""
     if not isinstance(score, NetworkScore):
         return 0.0
     seed = case.config["seed"]
@@ -227,16 +227,16 @@ def _asymmetry(case: Case, score: Score, x0: Single, t: float) -> float:
 
 
 def checkpoints(case: Case) -> Row:
-    """How good the model is at every age: held-out loss, MMD² of its samples to held-out images."""
+    """How good the model is at every checkpoint: held-out loss, and MMD² of samples to held-out images."""
     n = min(case.config["quality_images"], len(case.images.test))
-    # at random: MNIST's first test images are the easier ones
+    # chosen at random, because MNIST's first test images are easier
     draw = np.random.default_rng([case.config["seed"], 8])
     test, other = (
         case.axes.enter(x[draw.permutation(len(x))[:n]]).astype(np.float64)
         for x in (case.images.test, case.images.train)
     )
     half = n // 2
-    # bandwidth: the median distance between held-out images
+    # the bandwidth is the median distance between held-out images
     sigma = float(np.median(np.linalg.norm(test[:half] - test[half : 2 * half], axis=1)))
     rows = []
     for step, model in case.run.progress(sorted(case.models.items()), "quality"):

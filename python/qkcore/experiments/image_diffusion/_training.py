@@ -1,4 +1,4 @@
-"""The training run: checkpoints after every chunk, models of several ages."""
+"""Trains the model, with a checkpoint after every chunk, and keeps models after several numbers of steps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from ._schedule import VP
 from ._scores import Axes
 
 Single = npt.NDArray[np.float32]
-HELD_OUT = 2000  # images that the held-out loss is taken over
+HELD_OUT = 2000  # images for the held-out loss
 
 
 def trainer_of(images: Single, axes: Axes, config: Config) -> Trainer:
-    """For images in [-1, 1]."""
+    """A trainer for images in [-1, 1]."""
     recipe = Recipe(
         width=config["width"],
         blocks=config["blocks"],
@@ -34,7 +34,7 @@ def trainer_of(images: Single, axes: Axes, config: Config) -> Trainer:
 
 
 def train(trainer: Trainer, test: Single, config: Config, run: Run) -> dict[int, NetworkScore]:
-    """Models by step, with averaged weights; goes on from the last chunk of an earlier run."""
+    """Models by step, with averaged weights; training continues from the last chunk of an earlier run."""
     seed = config["seed"]
     stops = sorted({*config["checkpoints"], config["steps"]})
     state, step = trainer.start(seed), 0

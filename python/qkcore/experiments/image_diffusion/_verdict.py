@@ -1,4 +1,4 @@
-"""Track I's statements beside what was measured, and who is to blame where they fail."""
+"""Track I's statements, compared with what was measured, and the cause where they fail."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 from .._results import Claim, number
 
-# Figure 2b, section 6.3 and table 3.
+# Values printed in figure 2b, section 6.3 and table 3.
 PAPER_SLOPE = (-1.08, -2.18, -0.28)
 PAPER_ENERGY = (0.03092, 0.01046, 0.05385)
-SMALL_KS = 0.02  # below, a difference that is no accident is called small
+SMALL_KS = 0.02  # a significant difference below this is called small
 LEVEL = 0.05
 NAMES = {"gaussian": "Gaussian", "empirical": "images themselves", "model": "model"}
 
 
 def claims(metrics: dict[str, Any]) -> list[Claim]:
-    """Parity for exact scores and for the model, order of the weak error, rotational energy (two)."""
+    """Claims on parity (exact scores, model), the order of the weak error, and rotational energy (two)."""
     out = [_theorem(metrics), _parity(metrics)]
     out += [_slope(metrics, scheme) for scheme in metrics["weak"]["model"]]
     return [*out, _energy(metrics), _improves(metrics)]
 
 
 def _cases(metrics: dict[str, Any], score: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The paper's number of steps, one per logged time, and the largest, of the first scheme."""
+    """Results of the first scheme with the paper's number of steps (one per time) and with the largest."""
     found = metrics["parity"][score]
     scheme = metrics["first_scheme"]
     sizes = sorted(v["steps"] for k, v in found.items() if k.startswith(f"{scheme}-"))
@@ -49,8 +49,9 @@ def _distance(m: dict[str, Any]) -> str:
 
 
 def _theorem(metrics: dict[str, Any]) -> Claim:
-    """The theorem is about exact scores, small steps and one law at the start: the Gaussian without
-    sampling error from its true law; both controls sampled as the paper samples, from N(0, I)."""
+    """The theorem assumes exact scores, small steps and the same law at the start. It is tested with the
+    Gaussian from its true law, without sampling error, and with both controls sampled from N(0, I), as the
+    paper does."""
     parts = []
     for score in ("gaussian", "empirical"):
         few, many = _cases(metrics, score)
@@ -76,7 +77,7 @@ def _theorem(metrics: dict[str, Any]) -> Claim:
 
 
 def blame(metrics: dict[str, Any]) -> str:
-    """Steps or model: what the exact scores show on the same grid, and what more steps change."""
+    """Whether steps or model cause a difference, judged by exact scores on the same grid and more steps."""
     few, many = _cases(metrics, "model")
     exact_few, exact_many = _cases(metrics, "empirical")
     if _agree(few):
@@ -114,9 +115,10 @@ def _parity(metrics: dict[str, Any]) -> Claim:
 
 
 def _slope(metrics: dict[str, Any], scheme: str) -> Claim:
-    """First order: -1 in the interval of every error that is seen holds; near -1 (0.5 to 1.5) in part.
+    """First order holds if -1 is in the interval of every visible error, in part if slopes are near -1.
 
-    An observable most of whose errors are below two standard errors has no slope to speak of.
+    Near means -0.5 to -1.5. If most errors of an observable are below two standard errors, it gets no
+    verdict.
     """
     name = {"euler": "Euler-Maruyama", "ddim": "the ancestral step"}[scheme]
     found = metrics["weak"]["model"][scheme]
@@ -150,7 +152,7 @@ def _slope(metrics: dict[str, Any], scheme: str) -> Claim:
 
 
 def _energy(metrics: dict[str, Any]) -> Claim:
-    """R > 0 is to tell a flow from a bridge's: it must be larger than that of scores, which have none."""
+    """R > 0 should show that a flow is not a bridge's, so it must exceed R of exact scores (truly 0)."""
     mean, low, high = PAPER_ENERGY
     found = metrics["rotation"]
     parts = [
@@ -175,7 +177,7 @@ def _energy(metrics: dict[str, Any]) -> Claim:
 
 
 def _improves(metrics: dict[str, Any]) -> Claim:
-    """M.6's P4: energy and asymmetry at every checkpoint, beside the held-out loss."""
+    """M.6's P4: energy and asymmetry at every checkpoint, compared with the held-out loss."""
     energy = metrics["rotation"]["checkpoints"]
     rows = metrics["checkpoints"]
     values = [energy[str(r["step"])] for r in rows]

@@ -1,7 +1,7 @@
 """AMAP- and DMAP-DDPM on the Swiss roll (DAC-13, appendix D.2, figure 2; errata 2, 3, 4).
 
-Every model is trained with several seeds, as printed and corrected, in rounds: all of them to the
-first evaluation, all to the second, and so on, so that what an unfinished run has is comparable.
+Every model is trained with several seeds, as printed and corrected. Training goes in rounds: all models up
+to the first evaluation, then all up to the second, and so on. So an unfinished run has comparable results.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Array = npt.NDArray[np.float64]
 
 
 def check(config: Config) -> None:
-    """Refuses settings that make no model."""
+    """Refuses settings with which no model can be trained."""
     positive(
         config,
         *("n_seeds", "n_data", "timesteps", "blocks", "heads", "d_model", "batch", "chunk"),
@@ -49,7 +49,7 @@ def check(config: Config) -> None:
 
 
 def compute(config: Config, run: Run) -> None:
-    """Trains, samples and measures; writes what there is after every evaluation."""
+    """Trains, samples and measures; writes the results so far after every evaluation."""
     raw = swiss_roll(config["n_data"], config["noise"], config["data_seed"])
     data = standardize(raw, config["standardize_epsilon"])
     run.write_csv("data", _points(data.points))
@@ -110,7 +110,7 @@ def _trainer(model: str, variant: str, points: Array, config: Config) -> Trainer
 
 @dataclass(frozen=True)
 class _Job:
-    """One model with one seed: trained on from where its checkpoint is."""
+    """One model with one seed, whose training continues from its checkpoint."""
 
     trainer: Trainer
     key: str
@@ -127,7 +127,7 @@ class _Job:
     def reach(self, stop: int, run: Run) -> dict[str, float]:
         """Trains up to ``stop``, saving after every chunk, then samples and measures."""
         state, step = self._resume(run)
-        if step > stop:  # an evaluation that was asked for later: the run is repeated up to there
+        if step > stop:  # this evaluation was added later, so training is repeated from the start
             state, step = self.trainer.start(self.seed), 0
         loss, size = float("nan"), self.config["chunk"]
         for start in run.progress(range(step, stop, size), f"{self.key} to {stop}"):
@@ -165,7 +165,7 @@ def _write_schedules(config: Config, run: Run) -> None:
 
 
 def _write_samples(trainers: Any, config: Config, run: Run) -> None:
-    """The last samples of the first seed, for the figure."""
+    """Writes the last samples of the first seed, for the figure."""
     for model, variant in trainers:
         saved = run.load_arrays(f"{model}-{variant}-{config['seed']}-samples")
         if saved is not None:

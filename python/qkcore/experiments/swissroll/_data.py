@@ -20,7 +20,7 @@ def swiss_roll(n: int, noise: float, seed: int) -> Array:
     >>> swiss_roll(4, 0.1, 0).shape
     (4, 3)
     """
-    # The legacy generator and the order of its draws are scikit-learn's, so that the points are.
+    # The generator and the order of the draws are those of scikit-learn, so the points are the same.
     draw = np.random.RandomState(seed)
     t = 1.5 * np.pi * (1 + 2 * draw.uniform(size=n))
     height = 21 * draw.uniform(size=n)
@@ -31,7 +31,7 @@ def swiss_roll(n: int, noise: float, seed: int) -> Array:
 
 @dataclass(frozen=True)
 class Standardized:
-    """Points with mean 0 and variance 1 in each coordinate, and what was done to make them so."""
+    """Points with mean 0 and variance 1 in each coordinate, and the map that made them so."""
 
     points: Array
     mean: Array
@@ -43,7 +43,7 @@ class Standardized:
 
 
 def standardize(X: Array, epsilon: float) -> Standardized:
-    """D.2: divided by sqrt(variance + epsilon)."""
+    """Standardizes points as D.2 does: centres them and divides by sqrt(variance + epsilon)."""
     mean = X.mean(axis=0)
     scale = np.sqrt(np.square(X - mean).mean(axis=0) + epsilon)
     return Standardized((X - mean) / scale, mean, scale)
@@ -51,7 +51,7 @@ def standardize(X: Array, epsilon: float) -> Standardized:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Noise by step t = 0 .. T-1 (the paper's 1 .. T): variances and what follows from them."""
+    """The noise of the steps t = 0 .. T-1 (the paper's 1 .. T): variances and quantities made from them."""
 
     beta: Array
     alpha_bar: Array
@@ -59,15 +59,15 @@ class Schedule:
     posterior: Array
     """variance of the reverse step, (1 - alpha_bar_{t-1}) / (1 - alpha_bar_t) beta_t"""
     turned: int
-    """steps whose beta came out negative and was set to 0: alpha_bar would have risen"""
+    """number of steps whose beta was negative and was set to 0, as alpha_bar would have risen"""
 
 
 def cosine_schedule(timesteps: int, offset: float, beta_max: float, variant: str) -> Schedule:
     """The clipped cosine schedule, as printed or with Nichol and Dhariwal's factor 1/2 (erratum 3).
 
-    As printed the angle reaches pi, so that cos^2 rises again after half of the steps and its
-    ratios give negative variances. They are set to 0 here: without that alpha_bar goes to 20030 and the
-    square root of 1 - alpha_bar is not a number.
+    As printed the angle reaches pi, so cos^2 rises again after half of the steps and its ratios give negative
+    variances. They are set to 0 here; otherwise alpha_bar would reach 20030, and the square root of
+    1 - alpha_bar would be NaN.
 
     >>> bool(cosine_schedule(200, 0.008, 0.02, "corrected").alpha_bar[-1] < 0.08)
     True

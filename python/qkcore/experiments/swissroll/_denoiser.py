@@ -1,9 +1,9 @@
 """AMAP and DMAP denoisers of D.2 in JAX: forward pass, training loop, sampler (DAC-13).
 
-The three coordinates of a point are the tokens. Time enters through the temperature alone, as in
-the paper. Whole loops are compiled: a call of :meth:`Trainer.advance` runs many steps with no Python
-between them, and random numbers are derived from the step, so that a run that was cut into calls, or
-interrupted and resumed, is the same run.
+The three coordinates of a point are the tokens. Time enters only through the temperature, as in the paper.
+Whole loops are compiled: a call of :meth:`Trainer.advance` runs many steps without Python between them.
+Random numbers depend only on the seed and the step, so the result is the same if a run is divided into
+several calls, or interrupted and resumed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ TOKENS = 3
 
 @dataclass(frozen=True)
 class Architecture:
-    """What the denoiser is; ``symmetrized`` is erratum 2's correction of DMAP's metric."""
+    """The architecture of a denoiser; ``symmetrized`` is erratum 2's correction of DMAP's metric."""
 
     kind: str
     d_model: int
@@ -37,7 +37,7 @@ class Architecture:
 
 
 class State(NamedTuple):
-    """Everything that a run needs to go on."""
+    """Everything that a run needs to continue."""
 
     weights: Tree
     optimizer: Tree
@@ -45,7 +45,7 @@ class State(NamedTuple):
 
 
 def initial_weights(seed: int, a: Architecture) -> Tree:
-    """Dense layers with variance 1 / inputs, zero biases; layer norms at the identity."""
+    """Random weights: variance 1 / inputs for dense layers, zero biases, layer norms at the identity."""
     draw = np.random.default_rng(seed)
 
     def dense(inputs: int, outputs: int) -> Tree:
@@ -88,8 +88,8 @@ def markov_logits(q: jax.Array, k: jax.Array, a: Architecture) -> jax.Array:
 def predict(w: Tree, x: jax.Array, temperature: jax.Array, a: Architecture) -> jax.Array:
     """The predicted noise (n, 3) for x (n, 3) at inverse temperatures (n,).
 
-    The points are the last axis throughout: everything between the matrix products then runs along
-    them, in whole vectors, where an axis of three tokens or four channels would not fill one.
+    The points are always the last axis. Everything between the matrix products then runs along the points in
+    whole SIMD vectors, which an axis of three tokens or four channels would not fill.
     """
     n, d = x.shape[0], a.d_model
     head = (a.heads, d // a.heads, TOKENS, n)
@@ -114,7 +114,7 @@ def _column(x: jax.Array) -> jax.Array:
 
 
 class Noise(NamedTuple):
-    """A schedule and its temperatures as arrays on the device, by step t."""
+    """A schedule and its temperatures as arrays on the device, indexed by step t."""
 
     alpha_bar: jax.Array
     heat: jax.Array
@@ -124,7 +124,7 @@ class Noise(NamedTuple):
 
 
 def noise_of(schedule: Schedule, temperatures: npt.NDArray[np.float64]) -> Noise:
-    """The standard DDPM: the reverse mean in terms of the predicted noise, the posterior variance."""
+    """Coefficients of the standard DDPM: reverse mean from the predicted noise, and posterior variance."""
     return Noise(
         alpha_bar=_single(schedule.alpha_bar),
         heat=_single(temperatures),
@@ -135,7 +135,7 @@ def noise_of(schedule: Schedule, temperatures: npt.NDArray[np.float64]) -> Noise
 
 
 class Recipe(NamedTuple):
-    """How to train; part of what is compiled."""
+    """How to train; a constant of the compiled program."""
 
     batch: int
     learning_rate: float
@@ -197,7 +197,7 @@ def _sample(w: Tree, seed: jax.Array, noise: Noise, *, n: int, a: Architecture) 
 
 
 class Trainer:
-    """One model on one schedule, advanced and sampled for any seed."""
+    """One model on one schedule, which can be trained and sampled with any seed."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ class Trainer:
         return State(w, optax.adam(self.recipe.learning_rate).init(w), w)
 
     def advance(self, state: State, seed: int, start: int, stop: int) -> tuple[State, float]:
-        """Steps start .. stop-1; the new state and the mean loss over them."""
+        """Trains for the steps start .. stop-1; returns the new state and the mean loss over them."""
         a, recipe = self.architecture, self.recipe
         state, loss = _advance(
             state, seed, start, stop, self._noise, self._points, a=a, recipe=recipe

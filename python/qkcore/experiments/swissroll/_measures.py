@@ -14,7 +14,7 @@ Array = npt.NDArray[np.float64]
 def mmd2(X: Array, Y: Array, sigma: float = 1.0) -> float:
     """The unbiased estimate of the squared maximum mean discrepancy for a Gaussian kernel.
 
-    It has mean 0 for two samples of one law, and so can be negative. Nothing of size n x m is formed.
+    Its mean is 0 for two samples of the same law, so it can be negative. No array of size n x m is formed.
 
     >>> import numpy as np
     >>> X = np.random.default_rng(0).normal(size=(300, 3))
@@ -33,7 +33,7 @@ def mmd2(X: Array, Y: Array, sigma: float = 1.0) -> float:
 
 
 def chamfer(X: Array, Y: Array) -> tuple[float, float]:
-    """Mean squared distance from X to its nearest in Y, and from Y to its nearest in X.
+    """Mean squared distance from points of X to the nearest of Y, and from points of Y to the nearest of X.
 
     >>> import numpy as np
     >>> chamfer(np.array([[0.0], [1.0]]), np.array([[0.0]]))

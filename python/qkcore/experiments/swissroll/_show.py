@@ -13,12 +13,12 @@ from .._results import Claim, Listing, number
 from ._verdict import MEASURES
 
 NAMES = {"mmd2": "MMD²", "chamfer": "Chamfer"}
-# Section 5's figures: Chamfer at the paper's number of steps.
+# Numbers of section 5: the Chamfer distances after the paper's numbers of steps.
 PAPER = {"amap": 5.30e-3, "dmap": 4.55e-3}
 
 
 def plot(folder: Path) -> list[Path]:
-    """curves.png from evaluations.csv, samples.png from data.csv and samples_*.csv."""
+    """Draws curves.png from evaluations.csv, and samples.png from data.csv and samples_*.csv."""
     made = [_curves(folder)]
     if any(folder.glob("samples_*.csv")):
         made.append(_clouds(folder))
@@ -98,7 +98,7 @@ def _clouds(folder: Path) -> Path:
 
 
 def tables(folder: Path) -> list[Listing]:
-    """Measures by steps, and the comparison by seed."""
+    """Tables of the measures by steps, and of the comparison by seed."""
     metrics = read_json(folder / "metrics.json")
     rows = []
     for variant, found in metrics["variants"].items():
@@ -111,7 +111,7 @@ def tables(folder: Path) -> list[Listing]:
         f"Sample quality against steps, mean (lowest–highest seed), d_model = {metrics['d_model']}",
         ("variant", "model", "steps", "seeds", "MMD²", "Chamfer", "loss"),
         tuple(rows),
-        f"fresh points of the Swiss roll: MMD² {number(floor['mmd2'])}, Chamfer {number(floor['chamfer'])}; "
+        f"new points of the roll have MMD² {number(floor['mmd2'])}, Chamfer {number(floor['chamfer'])}; "
         "Chamfer is the sum of both mean squared nearest distances",
     )
     compared = tuple(
@@ -121,7 +121,7 @@ def tables(folder: Path) -> list[Listing]:
         for variant, found in metrics["variants"].items() for c in found["comparison"]
     )  # fmt: skip
     header = ("variant", "seed", "measure", "AMAP steps", "AMAP", "DMAP, same steps", "DMAP steps")
-    second = Listing("Is DMAP slower?", (*header, "DMAP", "DMAP as good at"), compared)
+    second = Listing("Is DMAP slower?", (*header, "DMAP", "DMAP as good after"), compared)
     return [first, second] if compared else [first]
 
 
@@ -133,7 +133,7 @@ def _spread(m: dict[str, float]) -> str:
 
 
 def claims(metrics: dict[str, Any]) -> list[Claim]:
-    """Section 5's two sentences, for each variant that was run."""
+    """The two statements of section 5, for each variant that was run."""
     out = []
     for variant, found in metrics["variants"].items():
         rows = found["comparison"]
@@ -143,8 +143,8 @@ def claims(metrics: dict[str, Any]) -> list[Claim]:
 
 
 def _enough(rows: list[dict[str, Any]]) -> bool:
-    """Whether there is what a verdict needs: three seeds, AMAP's steps, and DMAP trained until it was
-    as good, or for three times as many."""
+    """Whether the results suffice for a verdict: three seeds, AMAP's steps, and DMAP trained until it was
+    as good, or for three times as many steps."""
     return len({r["seed"] for r in rows}) >= 3 and all(
         r["amap_step"] >= 30_000
         and (r["dmap_reaches_at"] is not None or r["dmap_step"] >= 3 * r["amap_step"])
@@ -153,7 +153,7 @@ def _enough(rows: list[dict[str, Any]]) -> bool:
 
 
 def _slower(variant: str, rows: list[dict[str, Any]]) -> Claim:
-    """The claim holds when DMAP needed three times AMAP's steps or more, fails when it needed no more."""
+    """The claim holds if DMAP needed at least three times AMAP's steps, and fails if it needed no more."""
     cells, counts = [], []
     for measure in MEASURES:
         mine = [r for r in rows if r["measure"] == measure]
@@ -163,14 +163,17 @@ def _slower(variant: str, rows: list[dict[str, Any]]) -> Claim:
         late = sum(s is not None and s >= 3 * last for s in reached)
         never = reached.count(None)
         cells.append(
-            f"{NAMES[measure]}: as good within AMAP's {last} steps for {early} of {len(mine)} seeds, after "
-            f"three times as many or more for {late}, not within {max(r['dmap_step'] for r in mine)} "
-            f"for {never}"
+            f"{NAMES[measure]}: DMAP was as good within AMAP's {last} steps for {early} of {len(mine)} "
+            f"seeds, after at least three times as many for {late}, and not within "
+            f"{max(r['dmap_step'] for r in mine)} for {never}"
         )
         counts.append((early, late + never, len(mine)))
     note = ""
     if not _enough(rows):
-        verdict, note = "not tested", " (a verdict needs 3 seeds, AMAP at 3e4 steps, DMAP beyond)"
+        verdict, note = (
+            "not tested",
+            " (a verdict needs 3 seeds, 3e4 steps of AMAP and more of DMAP)",
+        )
     elif all(slow == n for _, slow, n in counts):
         verdict = "holds"
     elif all(fast == n for fast, _, n in counts):
@@ -198,6 +201,6 @@ def _level(variant: str, rows: list[dict[str, Any]], metrics: dict[str, Any]) ->
         "section 5",
         f"{PAPER['amap']:.3g} and {PAPER['dmap']:.3g}",
         f"{amap:.3g} after {steps[0]} and {dmap:.3g} after {steps[1]} steps (mean of {len(mine)} seeds; "
-        f"fresh data {floor:.3g})",
+        f"new data {floor:.3g})",
         ("holds" if close else "does not hold") if full else "not tested",
     )

@@ -1,4 +1,4 @@
-"""From evaluations to D.2's comparison: which model reaches what, after how many steps."""
+"""Compares the models of D.2: how good each one is after how many steps."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MEASURES = ("mmd2", "chamfer")
 def summarize(
     rows: list[dict[str, Any]], floor: dict[str, float], config: Config
 ) -> dict[str, Any]:
-    """metrics.json: by variant and model the measures at each step over seeds, and the comparison.
+    """The content of metrics.json: for each variant and model the measures by step, and the comparison.
 
-    ``floor`` is what fresh points of the Swiss roll itself score: no model can be told to be better.
+    ``floor`` has the measures of new points of the Swiss roll itself, the best that a model can reach.
     """
     found: dict[str, Any] = {
         "floor": floor,
@@ -48,8 +48,8 @@ def _by_step(rows: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _compare(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """For each seed and measure: AMAP at its last step, DMAP at the same and at its own last step, and
-    the first evaluated step at which DMAP was as good (None when it never was)."""
+    """For each seed and measure: AMAP after its last step, DMAP after the same step and after its own last
+    step, and the first evaluated step at which DMAP was as good (None if it never was)."""
     out = []
     for seed in sorted({r["seed"] for r in rows}):
         runs = {

@@ -1,8 +1,8 @@
 """P0 to P4 on pre-trained transformers, and the regimes of their attention (EOT-16, Track T; DAC-8, MTA-3).
 
-Two readings of "rows through depth" are measured, as the document leaves it open: the attention rows of head
-h at layer l (M.1), and a read-out of the residual stream over the vocabulary ("probe-induced", C.6). The gate
-P0 is applied as N.4 says, and what P1 to P4 would say without it is reported beside, marked as such.
+The document does not say what "rows through depth" are, so two readings are measured: the attention rows of
+head h at layer l (M.1), and a read-out of the residual stream over the vocabulary ("probe-induced", C.6). The
+gate P0 is applied as N.4 says; the verdicts that P1 to P4 would give without it are reported too, marked.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FILES = ("heads", "transitions", "curvature", "locking", "layers", "evi", "key_s
 
 
 def check(config: Config) -> None:
-    """Refuses settings that measure nothing."""
+    """Refuses settings with which the models cannot be measured."""
     positive(config, "passages", "pairs", "evi_rows", "probe_rows", "central_layers", "components")
     positive(
         config,
@@ -63,12 +63,12 @@ def check(config: Config) -> None:
 
 
 def require(config: Config) -> None:
-    """Refuses to start without the weights."""
+    """Refuses to start if weights are missing."""
     _models.require(config)
 
 
 def compute(config: Config, run: Run) -> None:
-    """Every model, then its control with shuffled weights; a checkpoint after every passage."""
+    """Measures every model and its control with shuffled weights, with a checkpoint after every passage."""
     texts = _text.passages(config["passages"])
     found: dict[str, _summary.Found] = {}
     for name in _models.chosen(config):
@@ -97,7 +97,7 @@ def compute(config: Config, run: Run) -> None:
 
 
 class _Lazy:
-    """A model that is loaded when something is left to compute."""
+    """A model that is loaded only if something has to be computed."""
 
     def __init__(self, name: str, control: bool, config: Config) -> None:
         self.name, self.control, self.config = name, control, config
@@ -127,7 +127,7 @@ class _Lazy:
 
 
 def _one(source: _Lazy, label: str, k: int, text: str, config: Config, run: Run) -> Row:
-    """States of a passage, kept for P4, the loss, and of the first passages all other measures."""
+    """Saves the states of a passage for P4; returns its loss and, for the first passages, all measures."""
     model = source.model
     trace = model.trace(model.ids(text, config["tokens"]))
     if not np.isfinite(trace.hidden).all():
@@ -142,7 +142,7 @@ def _one(source: _Lazy, label: str, k: int, text: str, config: Config, run: Run)
 
 
 def _turning(label: str, count: int, config: Config, run: Run) -> Row:
-    """P4 over the tokens of all passages, and of each passage alone (for the prediction on quality)."""
+    """P4 with the tokens of all passages, and with each passage alone (for the prediction on quality)."""
     parts = []
     for k in range(count):
         saved = run.load_arrays(f"{label}-{k}-states")
@@ -164,7 +164,7 @@ def _turning(label: str, count: int, config: Config, run: Run) -> Row:
 
 
 def _rows(found: dict[str, _summary.Found], topics: list[str]) -> dict[str, list[Row]]:
-    """The CSV files."""
+    """The rows of the CSV files."""
     out: dict[str, list[Row]] = {name: [] for name in FILES}
     for label, f in found.items():
         for k, m in enumerate(f.passages):
@@ -206,5 +206,5 @@ def _rows(found: dict[str, _summary.Found], topics: list[str]) -> dict[str, list
 
 
 def _without_none(row: Row) -> Row:
-    """JSON has no NaN: checkpoints give None back."""
+    """Replaces None by NaN, since checkpoints are JSON, which has no NaN."""
     return {k: math.nan if v is None else v for k, v in row.items()}

@@ -1,4 +1,4 @@
-"""Attention of all heads on qkcore's engine, and what a forward pass leaves behind."""
+"""Attention of all heads on qkcore's engine, and the record of a forward pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Ids = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, eq=False)
 class Heads:
-    """Queries and keys (heads, n, d) of one layer, from which its logits follow."""
+    """Queries and keys (heads, n, d) of one layer, which determine its logits."""
 
     queries: Array
     keys: Array
@@ -41,23 +41,23 @@ class Heads:
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """One passage through a model: every layer's heads and every state of the residual stream."""
+    """The record of one passage through a model: heads of all layers, and states of the residual stream."""
 
     ids: Ids
     layers: tuple[Heads, ...] = field(repr=False)
     hidden: Array = field(repr=False)
-    """(layers + 1, n, d): what enters the first layer, then what leaves each"""
+    """(layers + 1, n, d): the input of the first layer, then the output of each layer"""
     output: Array = field(repr=False)
     """(n, d): hidden[-1] after the model's last norm, if it has one"""
 
     @property
     def n_tokens(self) -> int:
-        """Rows of every attention matrix."""
+        """The number of tokens, and so of rows of every attention matrix."""
         return len(self.ids)
 
 
 def split(x: Array, n_heads: int) -> Array:
-    """(n, heads * d) to (heads, n, d)."""
+    """Reshapes (n, heads * d) to (heads, n, d)."""
     n, width = x.shape
     return np.ascontiguousarray(x.reshape(n, n_heads, width // n_heads).swapaxes(0, 1))
 

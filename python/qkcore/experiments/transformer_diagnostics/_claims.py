@@ -1,4 +1,4 @@
-"""What EOT says of transformers beside what was measured, with a verdict for each statement."""
+"""EOT's statements on transformers, compared with what was measured, with a verdict for each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAPER_R = "1.096e-7 [3.468e-8, 2.153e-7], 10 central layers"
 
 
 def claims(metrics: dict[str, Any]) -> list[Claim]:
-    """Every statement of section 6, M.6 and N.4 on transformers; on trained models alone."""
+    """Claims for all statements of section 6, M.6 and N.4 on transformers; only trained models count."""
     models = {n: m for n, m in metrics["models"].items() if m["about"]["trained"]}
     if not models:
         return [
@@ -296,9 +296,9 @@ def _quality(models: dict[str, Row], metrics: Row) -> Claim:
         for n, m in models.items()
         if metrics["passages"] >= 8 and m["rotation"]["rank_correlation_with_surprise"] is not None
     }
-    # Kendall and Stuart's large-sample band of a rank correlation of none.
+    # Kendall and Stuart's large-sample band of a rank correlation if there is no dependence.
     band = 1.96 / max(metrics["passages"] - 1, 1) ** 0.5
-    # Within the band nothing is decided: so few passages cannot exclude a correlation of that size.
+    # Within the band nothing is decided, because so few passages cannot exclude a correlation of this size.
     found = [m["rotation"]["rank_correlation_with_surprise"] for m in seen.values()]
     decided = [rho > 0 for rho in found if abs(rho) > band]
     return Claim(

@@ -1,4 +1,4 @@
-"""A llama decoder: pre-norm layers, rotary positions, grouped keys, gated feed-forward, causal."""
+"""A causal llama decoder: pre-norm layers, rotary positions, grouped keys, gated feed-forward."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ class Decoder:
     rotary_base: float
     eps: float
     unembedding: Array | None = None
-    """(V, d); None: the word embeddings"""
+    """(V, d); None stands for the word embeddings"""
     causal: bool = True
 
     @property
     def width(self) -> int:
-        """Of the states."""
+        """The dimension of the states."""
         return int(self.words.shape[1])
 
     @property
     def probe(self) -> Array:
-        """(V, d): what turns normed states into logits of the next token."""
+        """(V, d): the matrix that turns normed states into logits of the next token."""
         return self.words if self.unembedding is None else self.unembedding
 
     def trace(self, ids: Ids) -> Trace:
-        """The forward pass of one passage."""
+        """Runs the forward pass of one passage."""
         x = self.words[ids]
         states, layers = [x], []
         group = self.n_heads // self.n_key_heads
@@ -70,6 +70,6 @@ class Decoder:
         return Trace(ids, tuple(layers), np.stack(states), rms_norm(x, self.norm, self.eps))
 
     def read_out(self, states: Array) -> Array:
-        """Logits over the vocabulary of states (..., d), through the last norm (the logit lens)."""
+        """Logits over the vocabulary for states (..., d), after the last norm (the logit lens)."""
         out: Array = rms_norm(states, self.norm, self.eps) @ self.probe.T
         return out

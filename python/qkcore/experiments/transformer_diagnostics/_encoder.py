@@ -1,4 +1,4 @@
-"""BERT and ALBERT encoders: post-norm layers, every token sees every other."""
+"""BERT and ALBERT encoders: post-norm layers, in which every token sees every other."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class EncoderLayer:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """What predicts masked words from states."""
+    """The layers that predict masked words from states."""
 
     dense: Affine
     norm: Affine
@@ -60,7 +60,7 @@ class Encoder:
     layers: tuple[EncoderLayer, ...]
     n_heads: int
     project: Affine | None = None
-    """from the width of the embeddings to that of the layers (ALBERT)"""
+    """map from the width of the embeddings to that of the layers (ALBERT)"""
     activation: str = "gelu"
     eps: float = 1e-12
     head: Head | None = None
@@ -68,11 +68,11 @@ class Encoder:
 
     @property
     def width(self) -> int:
-        """Of the states."""
+        """The dimension of the states."""
         return int(self.layers[0].mixed.weight.shape[1])
 
     def trace(self, ids: Ids) -> Trace:
-        """The forward pass of one passage."""
+        """Runs the forward pass of one passage."""
         x: Array = self.words[ids] + self.positions[: len(ids)] + self.segment
         x = layer_norm(x, self.norm.weight, self.norm.bias, self.eps)
         if self.project is not None:
@@ -93,12 +93,12 @@ class Encoder:
         return Trace(ids, tuple(layers), np.stack(states), x)
 
     def read_out(self, states: Array) -> Array | None:
-        """Logits over the vocabulary of states (..., d): the head's, else by the word embeddings."""
+        """Logits over the vocabulary for states (..., d), by the head or else by the word embeddings."""
         if self.head is not None:
             x = ACTIVATIONS[self.activation](self.head.dense(states))
             x = layer_norm(x, self.head.norm.weight, self.head.norm.bias, self.eps)
             return self.head.decoder(x)
-        if self.project is not None:  # embeddings of another width
+        if self.project is not None:  # the embeddings have another width, and there is no head
             return None
         out: Array = states @ self.words.T
         return out

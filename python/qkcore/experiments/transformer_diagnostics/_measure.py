@@ -1,4 +1,4 @@
-"""Everything that is measured on one passage of one model, as plain numbers."""
+"""All measures of one passage of one model, as plain numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Row = dict[str, Any]
 
 
 def passage(trace: Trace, model: Model, config: Config, *, follow: bool, first: bool) -> Row:
-    """Measures of a passage; ``first``: spectra too, ``follow``: Sinkhorn distances and linear programmes."""
+    """Measures of a passage; with ``first`` also spectra, with ``follow`` also Sinkhorn W2 and key space."""
     layers = [_paths.centred(heads.logits) for heads in trace.layers]
     states = _rotation.prepared(trace.hidden)
     moves = _paths.transitions(layers, config["locked_tail"])
@@ -55,13 +55,13 @@ def passage(trace: Trace, model: Model, config: Config, *, follow: bool, first: 
     if probe is not None:
         out["probe"] = _states.probe_profile(probe)
         shown = [_paths.centred(z) for z in probe]
-        # No P3: words of a vocabulary have no positions; no P4: that is the states' own.
+        # There is no P3, because words of a vocabulary have no positions, and no P4, which is about states.
         out["suite"]["probe"] = _paths.verdicts(shown, None, config["seed"], ("P0", "P1", "P2"))
     return out
 
 
 def _evi(layers: list[Array], count: int) -> list[Row]:
-    """Figure 8: Sinkhorn W2 to the last layer, of rows of the mean of the heads."""
+    """Figure 8: Sinkhorn W2 from rows of the mean of the heads to the same rows at the last layer."""
     n = layers[0].shape[1]
     chosen = np.unique(np.linspace(n // 2, n - 1, count).round().astype(int))
     laws = np.stack([_paths._rows(z).p.reshape(z.shape)[:, chosen].mean(axis=0) for z in layers])

@@ -1,4 +1,4 @@
-"""The models that the experiment knows: what they are, where their weights come from, how they load."""
+"""The models that the experiment knows: what they are, where their weights come from, how to load them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ Network = Encoder | Decoder
 
 @dataclass(frozen=True, eq=False)
 class Model:
-    """Weights that run, and a way from text to token numbers."""
+    """A model that can be run, with its tokenizer."""
 
     name: str
     network: Network
     encode: Callable[[str], list[int]]
-    """token numbers of a text, special ones included"""
+    """token numbers of a text, including special tokens"""
     closing: int | None = None
     """the token that ends every passage ([SEP]), if there is one"""
 
     def ids(self, text: str, n: int) -> Ids:
-        """The first n tokens of the text, the closing one last."""
+        """The first n tokens of the text, of which the last is the closing token."""
         found = self.encode(text)
         if len(found) < n:
             raise ValueError(f"{self.name}: wanted a text of {n} tokens, got {len(found)}")
@@ -40,7 +40,7 @@ class Model:
         return np.array(found, dtype=np.int64)
 
     def trace(self, ids: Ids) -> Trace:
-        """The forward pass."""
+        """Runs the forward pass."""
         return self.network.trace(ids)
 
     def read_out(self, states: Array) -> Array | None:
@@ -56,23 +56,23 @@ class Model:
 
 @dataclass(frozen=True)
 class Known:
-    """A model by name."""
+    """The description of a model, before it is loaded."""
 
     title: str
     load: Callable[[Config], Model]
     weights: tuple[Weights, ...] = ()
-    """none: random weights, made on the spot"""
+    """packages with the weights; none if weights are random, made when the model is loaded"""
     tied: bool = False
-    """one layer, repeated: depth is a setting"""
+    """whether one layer is repeated, so that the depth is a setting"""
 
     @property
     def trained(self) -> bool:
-        """Whether there is anything learned in it."""
+        """Whether the weights were trained."""
         return bool(self.weights)
 
 
 def _bytes(text: str) -> list[int]:
-    """Token numbers for random models: bytes."""
+    """Token numbers for random models: the bytes of the text."""
     return [b % 97 for b in text.encode()]
 
 
@@ -110,14 +110,14 @@ MODELS: dict[str, Known] = {
 
 
 def get(name: str) -> Known:
-    """By name; an ExperimentError names the nearest otherwise."""
+    """The model of this name; for an unknown name, an ExperimentError that suggests the nearest."""
     if name not in MODELS:
         raise unknown("model", name, MODELS)
     return MODELS[name]
 
 
 def chosen(config: Config) -> list[str]:
-    """The models of a run: those asked for, and of ``if_installed`` those whose weights are there."""
+    """The models of a run: all of ``models``, and those of ``if_installed`` whose weights are installed."""
     names = list(config["models"])
     for name in config["if_installed"]:
         if name == "none" or name in names:
@@ -128,6 +128,6 @@ def chosen(config: Config) -> list[str]:
 
 
 def require(config: Config) -> None:
-    """Refuses to start without the weights of the models asked for, or with other weights."""
+    """Refuses to start if weights of the chosen models are missing or are not the expected ones."""
     wanted = [w for name in chosen(config) for w in get(name).weights]
     _weights.require(list(dict.fromkeys(wanted)))

@@ -1,4 +1,4 @@
-"""The elementwise parts of a transformer, in the dtype that comes in."""
+"""The elementwise parts of a transformer, computed in the dtype of their input."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Array = npt.NDArray[np.floating[Any]]
 
 
 def layer_norm(x: Array, gain: Array, bias: Array, eps: float) -> Array:
-    """Rows to mean 0 and variance 1, then scaled and shifted."""
+    """Normalises rows to mean 0 and variance 1, then scales and shifts them."""
     centred = x - x.mean(axis=-1, keepdims=True)
     spread = np.sqrt(np.square(centred).mean(axis=-1, keepdims=True) + x.dtype.type(eps))
     out: Array = centred / spread * gain + bias
@@ -21,21 +21,21 @@ def layer_norm(x: Array, gain: Array, bias: Array, eps: float) -> Array:
 
 
 def rms_norm(x: Array, gain: Array, eps: float) -> Array:
-    """Rows to mean square 1, then scaled."""
+    """Normalises rows to mean square 1, then scales them."""
     size = np.sqrt(np.square(x).mean(axis=-1, keepdims=True) + x.dtype.type(eps))
     out: Array = x / size * gain
     return out
 
 
 def gelu(x: Array) -> Array:
-    """x times the normal distribution function, exactly (BERT)."""
+    """GELU, exactly: x times the normal distribution function (BERT)."""
     half = x.dtype.type(0.5)
     out: Array = half * x * (1 + erf(x * x.dtype.type(math.sqrt(0.5))))
     return out
 
 
 def gelu_tanh(x: Array) -> Array:
-    """Its approximation by tanh (ALBERT)."""
+    """GELU, approximated with tanh (ALBERT)."""
     real = x.dtype.type
     inner = real(math.sqrt(2 / math.pi)) * (x + real(0.044715) * x**3)
     out: Array = real(0.5) * x * (1 + np.tanh(inner))
@@ -43,7 +43,7 @@ def gelu_tanh(x: Array) -> Array:
 
 
 def silu(x: Array) -> Array:
-    """x times the logistic function."""
+    """SiLU: x times the logistic function."""
     out: Array = x * expit(x)
     return out
 
@@ -51,7 +51,7 @@ def silu(x: Array) -> Array:
 def rotate(x: Array, base: float) -> Array:
     """Rotary positions on (heads, n, d): coordinates 2k, 2k + 1 of token i turn by i base^(-2k/d).
 
-    GGUF stores the rows of llama's queries and keys so that neighbours make a pair.
+    GGUF stores the rows of llama's query and key matrices in an order in which neighbours form a pair.
 
     >>> x = np.array([[[1.0, 0.0], [1.0, 0.0]]])
     >>> rotate(x, 1e4)[0].round(4)

@@ -1,9 +1,9 @@
 """Attention matrices as Markov chains: regime, currents, entropy production, sinks (DAC-8).
 
-A causal matrix is reducible: whoever reads only what came before ends at the first token and stays. Its one
-stationary law is a point, which is in equilibrium for want of motion; that says nothing about the head. So
-for causal heads the chain's way to the first token is described instead, and the regime is that of the
-same logits without the mask, which the model computes but never uses: marked "unmasked".
+A causal matrix is reducible: tokens attend only to earlier ones, so the chain ends at the first token and
+stays there. Its only stationary law is that point, which is trivially in equilibrium and says nothing about
+the head. For causal heads the mean number of steps to the first token is measured instead, and the regime is
+that of the same logits without the mask. It is marked "unmasked", because the model never uses these.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from ._attention import Array, Heads
 
 
 def of_heads(heads: Heads, *, spectrum: bool) -> list[dict[str, Any]]:
-    """A row for each head of a layer, and one for the mean of its heads (head -1).
+    """Measures each head of a layer, and the mean of its heads as head -1; one row each.
 
-    ``spectrum``: spectral gaps of matrices that are not triangular too, which take longest.
+    With ``spectrum`` the spectral gaps of matrices that are not triangular are computed too, which takes
+    longest.
     """
     used = qk.softmax(qk.scores.dense(heads.logits.astype(np.float64))).to_numpy()
     free = heads.unmasked.to_numpy().astype(np.float64)
@@ -35,7 +36,7 @@ def of_heads(heads: Heads, *, spectrum: bool) -> list[dict[str, Any]]:
 
 
 def _visible(P: Array) -> dict[str, float]:
-    """Where the mass of the rows lies."""
+    """How the mass of the rows is distributed."""
     columns = P.mean(axis=0)
     with np.errstate(divide="ignore", invalid="ignore"):
         entropy = -np.where(P > 0, P * np.log(P), 0.0).sum(axis=1)
@@ -52,7 +53,7 @@ def _visible(P: Array) -> dict[str, float]:
 
 
 def _chain(P: Array, free: Array, causal: bool, spectrum: bool) -> dict[str, Any]:
-    """The regime at the stationary law, of the unmasked logits when the matrix is causal."""
+    """The regime at the stationary law; if the matrix is causal, that of the unmasked logits."""
     found = regime(free)
     out: dict[str, Any] = {"reducible": int(causal), "asymmetry": asymmetry(free), **found}
     out["absorption"] = steps_to_first(P) if causal else float("nan")
@@ -70,11 +71,11 @@ def spectral_gap(P: Array) -> float:
 
 
 def regime(logits: Array) -> dict[str, Any]:
-    """EQ, NESS or NE of the softmax of (n, n) logits at its stationary law, with the figures."""
+    """The regime (EQ, NESS or NE) of the softmax of (n, n) logits at its stationary law, and measures."""
     try:
         found = qk.softmax(qk.scores.dense(logits)).regime()
     except (qk.ReducibleChainError, RuntimeError) as problem:
-        # Masked weights may cut a chain in two: then there is no one law to speak of.
+        # Weights that are 0 may cut the chain into parts; then the stationary law is not unique.
         kind = "reducible" if isinstance(problem, qk.ReducibleChainError) else "not found"
         nan = float("nan")
         return {"regime": kind, "entropy_production": nan, "current": nan, "unbalanced": nan}
@@ -87,7 +88,7 @@ def regime(logits: Array) -> dict[str, Any]:
 
 
 def steps_to_first(P: Array) -> float:
-    """Mean number of steps from a random later token to the first, of a causal chain."""
+    """Mean number of steps of a causal chain from a random later token to the first."""
     if len(P) < 2:
         return 0.0
     from scipy.linalg import solve_triangular
@@ -97,9 +98,9 @@ def steps_to_first(P: Array) -> float:
 
 
 def asymmetry(logits: Array) -> float:
-    """Share of the antisymmetric part in the logits that rows and columns do not explain.
+    """Share of the antisymmetric part in the logits after row and column terms are removed.
 
-    Detailed balance holds if and only if it is 0: row and column terms do not drive currents (erratum 38).
+    Detailed balance holds if and only if it is 0, as row and column terms do not drive currents (erratum 38).
 
     >>> x = np.random.default_rng(0).normal(size=(30, 30))
     >>> asymmetry(x + x.T + x[0]), round(asymmetry(x - x.T), 12)

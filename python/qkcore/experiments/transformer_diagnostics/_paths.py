@@ -1,4 +1,4 @@
-"""Rows on their way through depth: P0 to P3 head by head, and the suite's own verdicts (EOT-13)."""
+"""How rows change through depth: P0 to P3 for every head, and the verdicts of the suite (EOT-13)."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ...diagnostics._layers import Rows, row_change, row_motion, softmax
 from ...diagnostics.curvature import Geometry, curvature_sweep, gaps_at
 from ._attention import Array, Heads
 
-# A gate that lets everything through: what P1 to P4 would say if they were asked nevertheless.
+# A gate that lets everything pass, to see what P1 to P4 would say where P0 fails.
 OPEN = 1e300
 SHOWN = ("P0", "P1", "P2", "P3", "P4")
 
 
 def centred(logits: Array) -> Array:
-    """(heads, n, m) without the mean of each row, which the softmax ignores; float64."""
+    """(heads, n, m) logits in float64 without the mean of each row, which the softmax ignores."""
     z = logits.astype(np.float64)
     seen = np.isfinite(z)
     mean = np.where(seen, z, 0.0).sum(axis=-1) / seen.sum(axis=-1)
@@ -28,7 +28,7 @@ def centred(logits: Array) -> Array:
 
 
 def transitions(layers: Sequence[Array], locked_tail: float) -> list[dict[str, Any]]:
-    """A row for each transition and head: what P0, P1 and P2 measure there."""
+    """The measures of P0, P1 and P2, with a row for each transition and head."""
     out = []
     heads, n, _ = layers[0].shape
     before = _rows(layers[0])
@@ -43,7 +43,7 @@ def transitions(layers: Sequence[Array], locked_tail: float) -> list[dict[str, A
         }
         means = {name: value.reshape(heads, n).mean(axis=1) for name, value in each.items()}
         tail, tv = m.tail.reshape(heads, n), m.tv.reshape(heads, n)
-        # A row that sees one key has no tail and cannot move: it is not locked but trivial.
+        # A row that sees only one key has no tail and cannot move. It does not count as locked.
         several = (m.seen > 1).reshape(heads, n)
         for h in range(heads):
             locked = (tail[h] <= locked_tail) & several[h]
@@ -75,7 +75,7 @@ def _rows(layer: Array) -> Rows:
 
 
 def locking(layers: Sequence[Array]) -> dict[str, Any]:
-    """Figure 7: TV against tail mass in bins, over all rows that see more than one key."""
+    """Figure 7: TV against tail mass in bins, for all rows that see more than one key."""
     parts = []
     before = _rows(layers[0])
     for k in range(1, len(layers)):
@@ -107,7 +107,7 @@ def locking(layers: Sequence[Array]) -> dict[str, Any]:
 
 
 def _kept(layers: Sequence[Array]) -> float:
-    """Share of rows whose largest entry stays the largest: eq 23 speaks of those alone."""
+    """Share of rows whose largest entry stays the largest; eq 23 is about these rows only."""
     tops = np.stack([layer.argmax(axis=-1) for layer in layers])
     several = np.isfinite(layers[0]).sum(axis=-1) > 1
     return float((tops[1:] == tops[:-1])[:, several].mean())
@@ -116,7 +116,7 @@ def _kept(layers: Sequence[Array]) -> float:
 def contraction(
     layers: Sequence[Array], temperatures: Sequence[float], n_pairs: int, seed: int
 ) -> list[dict[str, Any]]:
-    """P3 of every layer and head: the curvature gap of neighbouring queries as temperature rises."""
+    """P3 for every layer and head: how the curvature gap of neighbouring queries depends on temperature."""
     rng = np.random.default_rng(seed)
     heads, n, m = layers[0].shape
     geometry = Geometry((n, m), None, None)
@@ -135,7 +135,7 @@ def contraction(
 
 
 def longest_window(squares: Array, limit: float) -> tuple[int, int]:
-    """(first transition, how many): the longest stretch of depth through which P0 would pass.
+    """The longest stretch of depth through which P0 would pass, as (first transition, number of them).
 
     ``squares`` (transitions, heads): the worst head of a stretch must stay within ``limit``.
 
@@ -154,7 +154,7 @@ def longest_window(squares: Array, limit: float) -> tuple[int, int]:
 def verdicts(
     logits: Sequence[Array], activations: Array | None, seed: int, checks: Sequence[str] = SHOWN
 ) -> dict[str, Any]:
-    """The suite as N.4 prescribes it, and with the gate open."""
+    """The verdicts of the suite as N.4 prescribes it, and those with the gate open."""
     options: dict[str, Any] = {"activations": activations, "rng": seed}
     strict = diagnostics.run(list(logits), **options)
     lifted = diagnostics.run(
@@ -173,9 +173,9 @@ def verdicts(
 def in_key_space(
     layers: Sequence[Heads], n_pairs: int, n_layers: int, seed: int
 ) -> list[dict[str, Any]]:
-    """P3 with the distances of the queries and keys themselves (l1): a linear programme for each pair.
+    """P3 with l1 distances of the queries and keys, which needs a linear programme for each pair.
 
-    Of a few layers, as temperature doubles and as keys shrink to half.
+    It is computed for a few layers, when the temperature doubles and when keys are halved.
     """
     out = []
     for k in np.unique(np.linspace(0, len(layers) - 1, n_layers).round().astype(int)):
@@ -183,7 +183,7 @@ def in_key_space(
         logits = heads.logits.astype(np.float64)
         for h in range(len(logits)):
             points = {"queries": heads.queries[h], "keys": heads.keys[h]}
-            # Pairs in the second half: early rows of causal heads see next to nothing.
+            # Pairs are taken from the second half, because early rows of causal heads see few keys.
             n = len(logits[h])
             first = np.linspace(n // 2, n - 2, n_pairs).round().astype(int)
             pairs = np.stack([first, first + 1], axis=1)

@@ -15,7 +15,7 @@ from ._encoder import Affine, Encoder, EncoderLayer
 def tiny_encoder(
     seed: int, *, layers: int = 4, d: int = 24, heads: int = 3, vocabulary: int = 97
 ) -> Encoder:
-    """An encoder of random weights: the code path of BERT, and nothing learned."""
+    """An encoder with random weights, which runs the same code as BERT."""
     draw = _Draw(seed)
     return Encoder(
         words=draw.matrix(vocabulary, d, 1.0),
@@ -42,7 +42,7 @@ def tiny_encoder(
 def tiny_decoder(
     seed: int, *, layers: int = 6, d: int = 32, heads: int = 4, vocabulary: int = 97
 ) -> Decoder:
-    """A decoder of random weights: rotary, grouped, gated, as llama, and nothing learned."""
+    """A decoder with random weights; it is rotary, grouped and gated like llama."""
     draw = _Draw(seed)
     keys = heads // 2
     return Decoder(
@@ -87,9 +87,9 @@ class _Draw:
 
 
 def shuffled(model: Any, seed: int) -> Any:
-    """The model with the entries of every matrix in random order: its sizes and scales, nothing learned.
+    """The model with the entries of every matrix in random order, which keeps sizes and scales only.
 
-    A layer that occurs many times stays one layer.
+    A layer that occurs several times is shuffled once and stays shared.
     """
     rng = np.random.default_rng(seed)
     done: dict[int, Any] = {}

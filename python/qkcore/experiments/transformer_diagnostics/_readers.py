@@ -1,4 +1,4 @@
-"""From the files of a package to a model and its tokenizer, through the readers of their formats."""
+"""Reads models and their tokenizers from the files of packages, with a reader for each format."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ ALBERT = Weights(
 
 
 def minilm() -> tuple[Encoder, Encode, int]:
-    """all-MiniLM-L6-v2 from safetensors."""
+    """Reads all-MiniLM-L6-v2 from safetensors."""
     from safetensors.numpy import load_file
 
     files = MINILM.files_checked()
@@ -81,7 +81,7 @@ def minilm() -> tuple[Encoder, Encode, int]:
 
 
 def bert(tensors: dict[str, Array], n_heads: int) -> Encoder:
-    """An encoder from tensors under the names that BERT's checkpoints use."""
+    """An encoder from tensors that have the names of BERT's checkpoints."""
 
     def affine(name: str) -> Affine:
         # Checkpoints hold (outputs, inputs).
@@ -119,7 +119,7 @@ def _turned(matrix: Array) -> Array:
 
 
 def _tokenizer(file: Path) -> tuple[Encode, int]:
-    """WordPiece as the file describes it, whole texts; and the number of [SEP]."""
+    """WordPiece as the file describes it, without truncation, and the number of [SEP]."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(file))
@@ -134,7 +134,7 @@ def _tokenizer(file: Path) -> tuple[Encode, int]:
 
 
 def smollm2() -> tuple[Decoder, Encode, None]:
-    """SmolLM2-135M-Instruct from GGUF, its 4-bit weights made float32."""
+    """Reads SmolLM2-135M-Instruct from GGUF and converts its 4-bit weights to float32."""
     from gguf import GGUFReader
 
     reader = GGUFReader(str(next(iter(SMOLLM2.files_checked().values()))))
@@ -149,7 +149,7 @@ def _dequantized(reader: Any) -> dict[str, Array]:
 
 
 def llama(tensors: dict[str, Array], about: dict[str, Any]) -> Decoder:
-    """A decoder from tensors and metadata under GGUF's names."""
+    """A decoder from tensors and metadata that have GGUF's names."""
 
     def layer(k: int) -> DecoderLayer:
         def at(name: str) -> Array:
@@ -186,7 +186,7 @@ def _byte_pairs(about: dict[str, Any]) -> Encode:
     words = about["tokenizer.ggml.tokens"]
     merges = [tuple(m.split(" ", 1)) for m in about["tokenizer.ggml.merges"]]
     tokenizer = Tokenizer(models.BPE({w: k for k, w in enumerate(words)}, merges))
-    # What the file calls "smollm": digits one by one, then bytes.
+    # The splitting that the file calls "smollm": digits one by one, then bytes.
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
     )
@@ -198,7 +198,7 @@ def _byte_pairs(about: dict[str, Any]) -> Encode:
 
 
 def paraphrase() -> tuple[Encoder, Encode, int]:
-    """paraphrase-MiniLM-L3-v2 from ONNX; its package has no tokenizer, all-MiniLM's is the same."""
+    """Reads paraphrase-MiniLM-L3-v2 from ONNX; its package has no tokenizer, but all-MiniLM's is the same."""
     import onnx
 
     (file,) = PARAPHRASE.files_checked().values()
@@ -207,10 +207,10 @@ def paraphrase() -> tuple[Encoder, Encode, int]:
 
 
 def _named(graph: Any) -> dict[str, Array]:
-    """Tensors of an ONNX graph under BERT's names.
+    """The tensors of an ONNX graph, with BERT's names.
 
-    Exported matrices have lost theirs, and are (inputs, outputs); the product that uses one goes
-    into the sum with the bias, which has kept its name.
+    Exported matrices have lost their names, and are (inputs, outputs). The name follows from the bias, which
+    has kept its own: it is added to the product that uses the matrix.
     """
     from onnx.numpy_helper import to_array
 
@@ -234,7 +234,7 @@ def _named(graph: Any) -> dict[str, Array]:
 
 
 def _bert_name(name: str) -> str:
-    """From "embeddings." or "encoder." on; nothing when neither is in it."""
+    """The part of the name from "embeddings." or "encoder." on; empty if it has neither."""
     for start in ("embeddings.", "encoder."):
         if start in name:
             return name[name.index(start) :]
@@ -242,14 +242,14 @@ def _bert_name(name: str) -> str:
 
 
 def albert(depth: int) -> tuple[Encoder, Encode, int]:
-    """ALBERT (Korean), its one layer repeated ``depth`` times."""
+    """Reads ALBERT (Korean), with its one layer repeated ``depth`` times."""
     files = ALBERT.files_checked()
     tensors = _torch_file.read(files["pytorch_model.bin"])
     return tied_encoder(tensors, n_heads=12, depth=depth), *_word_pieces(files["vocab.txt"])
 
 
 def tied_encoder(tensors: dict[str, Array], n_heads: int, depth: int) -> Encoder:
-    """An encoder from tensors under ALBERT's names."""
+    """An encoder from tensors that have ALBERT's names."""
 
     def affine(name: str) -> Affine:
         return Affine(_turned(tensors[f"{name}.weight"]), tensors[f"{name}.bias"])
@@ -286,7 +286,7 @@ def tied_encoder(tensors: dict[str, Array], n_heads: int, depth: int) -> Encoder
 
 
 def _word_pieces(file: Path) -> tuple[Encode, int]:
-    """WordPiece of a list of words, lower case, accents kept; [CLS] first; and the number of [SEP]."""
+    """WordPiece with a list of words (lower case, accents kept, [CLS] first), and the number of [SEP]."""
     from tokenizers import BertWordPieceTokenizer
 
     tokenizer = BertWordPieceTokenizer(str(file), lowercase=True, strip_accents=False)

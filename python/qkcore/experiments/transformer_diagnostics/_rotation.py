@@ -23,7 +23,7 @@ _FIELDS, _SAMPLES = (
 
 
 def prepared(hidden: Array) -> Array:
-    """(layers + 1, n - 1, d): states as a layer's norm sees them, without token 0."""
+    """(layers + 1, n - 1, d): states divided by their root mean square, without token 0."""
     H = hidden[:, 1:].astype(np.float64)
     H /= np.sqrt(np.square(H).mean(axis=2, keepdims=True))
     return H

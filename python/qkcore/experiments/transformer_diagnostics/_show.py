@@ -1,4 +1,4 @@
-"""Figures from the CSV files: P0 to P4 by model, regimes and sinks head by head, profiles of depth."""
+"""Draws figures from the CSV files: P0 to P4 by model, regimes and sinks by head, profiles over depth."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Row = dict[str, Any]
 
 
 def plot(folder: Path) -> list[Path]:
-    """diagnostics.png, regimes.png, depth.png."""
+    """Draws diagnostics.png, regimes.png and depth.png."""
     models: dict[str, Row] = read_json(folder / "metrics.json")["models"]
     shown = [n for n in models if not n.endswith("-shuffled")]
     return [
@@ -26,14 +26,14 @@ def plot(folder: Path) -> list[Path]:
 
 
 def _by(table: Table, key: str, value: str) -> tuple[Any, Any]:
-    """Values (groups, members) sorted by a key: all rows of one key are a group."""
+    """Sorted keys, and values (groups, members), where all rows with the same key are a group."""
     keys, values = table[key], table[value]
     found = np.unique(keys)
     return found, [values[keys == k] for k in found]
 
 
 def _bands(axes: Any, x: Any, groups: list[Any], colour: str, label: str, **style: Any) -> None:
-    """Median with quartiles."""
+    """Draws medians with quartiles."""
     low, middle, high = (
         np.array([np.nanquantile(g, q) for g in groups]) for q in (0.25, 0.5, 0.75)
     )
@@ -42,7 +42,7 @@ def _bands(axes: Any, x: Any, groups: list[Any], colour: str, label: str, **styl
 
 
 def _diagnostics(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
-    """A column for each model, a row for each check: that wide it can be read on a page."""
+    """A column for each model and a row for each check, so that the figure is narrow enough for a page."""
     moves, bins = Table.read(folder / "transitions.csv"), Table.read(folder / "locking.csv")
     gaps, turn = Table.read(folder / "curvature.csv"), Table.read(folder / "rotation.csv")
     evi = Table.read(folder / "evi.csv")
@@ -161,7 +161,7 @@ def _gap_panel(axes: Any, part: Table) -> None:
 
 
 def _shade(k: int, n: int) -> Any:
-    """Dark to light, which does not hang on colour."""
+    """Shades from dark to light, which can be told apart without colour."""
     from matplotlib import colormaps
 
     return colormaps["viridis"](0.85 * k / max(n - 1, 1))
@@ -218,7 +218,7 @@ def _turn_panel(axes: Any, turn: Table, name: str, model: Row) -> None:
 
 
 def _whole(axes: Any) -> None:
-    """Layers are counted: no halves on the axis."""
+    """Only whole numbers on the axis, which counts layers."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
@@ -240,7 +240,7 @@ def _regimes(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
 
 
 def _rows(made: Any, heights: list[float]) -> list[Any]:
-    """A part of the figure for each model, so that its name can stand above its panels."""
+    """One subfigure for each model, so that its name can stand above its panels."""
     return list(made.subfigures(len(heights), 1, squeeze=False, height_ratios=heights).ravel())
 
 
@@ -259,7 +259,7 @@ def _head_map(made: Any, axes: Any, table: Any, column: str, unit: str) -> None:
     ticks: Any = (0, 0.5, 1)
     if column == "entropy_production":
         positive = table[np.isfinite(table) & (table > 0)]
-        # Below 1e-10 nats is rounding: it would eat the colours of what is there.
+        # Values below 1e-10 nats are rounding errors, and would take most of the range of colours.
         low, high = (positive.min(), positive.max()) if positive.size else (1e-10, 1.0)
         scale = LogNorm(max(low, 1e-10), max(high, 2e-10))
         table = np.where(table <= scale.vmin, scale.vmin, table)
@@ -283,7 +283,7 @@ def _height(model: Row) -> float:
 
 
 def _matrix(part: Table, column: str) -> Any:
-    """(layers, heads): means over passages."""
+    """(layers, heads) means over passages."""
     layer, head, value = (part[c] for c in ("layer", "head", column))
     value = np.where(np.isinf(value), np.nan, value)
     out = np.full((int(layer.max()) + 1, int(head.max()) + 1), np.nan)
@@ -297,7 +297,7 @@ def _matrix(part: Table, column: str) -> Any:
 
 
 def _depth(folder: Path, models: dict[str, Row], shown: list[str]) -> Path:
-    """Medians over heads and passages, with quartiles."""
+    """Draws medians over heads and passages, with quartiles."""
     layers, heads = Table.read(folder / "layers.csv"), Table.read(folder / "heads.csv")
     made = figures.figure(12.5, 7.6)
     grid = made.subplots(2, 3).ravel()

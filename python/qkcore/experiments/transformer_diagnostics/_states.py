@@ -1,4 +1,4 @@
-"""The residual stream through depth: clustering, updates, what a read-out sees (MTA-3, EOT 3.3)."""
+"""Measures of the residual stream through depth: clustering, updates, read-out (MTA-3, EOT 3.3)."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ._models import Model
 
 
 def profile(trace: Trace) -> list[dict[str, float]]:
-    """A row for each state of the stream: how alike tokens are, how far they moved.
+    """How similar tokens are and how far they moved, with a row for each state of the stream.
 
-    Token 0 is left out: in decoders it is the sink, with a norm of its own.
+    Token 0 is left out, because in decoders it is the sink, whose norm is much larger.
     """
     out = []
     states = trace.hidden[:, 1:].astype(np.float64)
@@ -27,7 +27,7 @@ def profile(trace: Trace) -> list[dict[str, float]]:
         row = {
             "layer": k,
             "norm": float(size.mean()),
-            # The mean over pairs of different tokens.
+            # The mean over all pairs of different tokens.
             "cosine": float((n * mean @ mean - 1) / (n - 1)),
             "rank": float(values.sum() ** 2 / spread) if spread > 0 else 0.0,
             "update": float("nan"),
@@ -43,14 +43,14 @@ def profile(trace: Trace) -> list[dict[str, float]]:
 
 
 def fixed_point(trace: Trace) -> list[float]:
-    """Relative distance of successive states, all tokens: falls geometrically near a fixed point (26)."""
+    """Relative distance of successive states of all tokens; falls geometrically near fixed points (26)."""
     H = trace.hidden.astype(np.float64)
     steps = np.linalg.norm(np.diff(H, axis=0), axis=(1, 2))
     return [float(v) for v in steps / np.linalg.norm(H[1:], axis=(1, 2))]
 
 
 def probe_logits(model: Model, trace: Trace, n_rows: int) -> list[Array] | None:
-    """Logits over the vocabulary at every depth, of tokens spread over the passage; None: no read-out."""
+    """Logits over the vocabulary at every depth, for tokens all over the passage; None without read-out."""
     at = np.unique(np.linspace(1, trace.n_tokens - 1, n_rows).round().astype(int))
     layers = [model.read_out(state[at]) for state in trace.hidden]
     found = [z for z in layers if z is not None]
@@ -58,7 +58,7 @@ def probe_logits(model: Model, trace: Trace, n_rows: int) -> list[Array] | None:
 
 
 def probe_profile(layers: list[Array]) -> list[dict[str, float]]:
-    """How the read-out's law moves: TV to the next layer and to the last, entropy."""
+    """How the read-out's law changes: TV to the next layer and to the last one, and entropy."""
     from ...diagnostics._layers import softmax
 
     laws = [softmax(z.astype(np.float64)) for z in layers]
@@ -79,7 +79,7 @@ def probe_profile(layers: list[Array]) -> list[dict[str, float]]:
 
 
 def surprise(model: Model, trace: Trace) -> float:
-    """Mean negative log-probability of the next token, nats; NaN for models that predict none."""
+    """Mean negative log-probability of the next token in nats; NaN for models that do not predict it."""
     if not model.network.causal:
         return float("nan")
     z = model.read_out(trace.hidden[-1][:-1])
@@ -98,7 +98,7 @@ def central(n_layers: int, count: int) -> slice:
 
 
 def summarize(values: Any) -> dict[str, float]:
-    """Mean, spread and range over passages; all None when there is nothing."""
+    """Mean, spread and range over passages; all are None if there are no values."""
     x = np.asarray([v for v in values if v is not None and v == v], dtype=np.float64)
     if not x.size:
         return dict.fromkeys(("mean", "sd", "low", "high"), float("nan"))

@@ -1,4 +1,4 @@
-"""metrics.json: the key numbers of every model over its passages."""
+"""Makes metrics.json, the key numbers of every model over its passages."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Found:
-    """What was measured of one model."""
+    """All measurements of one model."""
 
     about: Row
     passages: list[Row]
     """measures of the first passages"""
     rotation: Row
     surprise: list[float | None]
-    """loss per token of every passage, of models that predict"""
+    """loss per token of every passage, for models that predict tokens"""
 
 
 def metrics(found: dict[str, Found], config: Config, text: dict[str, str]) -> Row:
-    """The whole file."""
+    """The content of the whole file."""
     return {
         "models": {label: _model(f, config) for label, f in found.items()},
         "text": {"source": "pydoc_data.topics", "sha256": text},
@@ -84,14 +84,14 @@ def _adequacy(f: Found) -> Row:
             ),
         ),
         "over_budget": float((tv > sizes * (1 + 1e-12)).mean()),
-        # Prediction (i): where logits move less, the flow describes the motion better.
+        # Prediction (i): the less logits move, the better the flow describes the motion.
         "rank_correlation": _spearman(sizes, missed / np.maximum(tv, 1e-300)),
         "smallest_steps_missed": _lowest_tenth(sizes, missed, tv),
     }
 
 
 def _lowest_tenth(sizes: Any, missed: Any, tv: Any) -> float:
-    """Share of the motion that is missed in the tenth of heads and layers that move least."""
+    """Share of the motion that an Euler step misses, for the tenth of heads and layers that move least."""
     small = sizes <= np.quantile(sizes, 0.1)
     return float(missed[small].sum() / max(tv[small].sum(), 1e-300))
 
@@ -189,7 +189,7 @@ def _rotation(f: Found) -> Row:
 
 
 def _suite(f: Found) -> Row:
-    """Verdicts of the suite over the passages: how often each, by reading."""
+    """How often the suite gave each verdict over the passages, for each reading."""
     out: Row = {}
     readings = {reading for m in f.passages for reading in m["suite"]}
     for reading in sorted(readings):
@@ -245,7 +245,7 @@ def _sink(f: Found) -> Row:
 
 
 def _uniform_first(f: Found) -> float:
-    """What rows without preference would give to the first token."""
+    """The mass on the first token if every row were uniform."""
     n = f.about["tokens"]
     return float(np.mean(1 / np.arange(1, n + 1))) if f.about["causal"] else 1 / n
 

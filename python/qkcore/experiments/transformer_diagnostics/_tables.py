@@ -1,4 +1,4 @@
-"""Tables for a reader, from metrics.json."""
+"""Makes the tables of the report from metrics.json."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Row = dict[str, Any]
 
 
 def tables(folder: Path) -> list[Listing]:
-    """Models, P0 to P4, verdicts, regimes, of every head too, depth."""
+    """Tables of models, P0 to P4, verdicts, regimes (also of every head), and depth."""
     models: dict[str, Row] = read_json(folder / "metrics.json")["models"]
     heads = Table.read(folder / "heads.csv")
     each = [_heads(n, m, heads) for n, m in models.items() if not n.endswith("-shuffled")]
@@ -23,7 +23,7 @@ def tables(folder: Path) -> list[Listing]:
 
 
 def spread(found: Row, digits: int = 3) -> str:
-    """Mean ± standard deviation over passages."""
+    """Mean ± standard deviation over passages, as text."""
     if found["mean"] is None:
         return "–"
     around = found["sd"]
@@ -31,7 +31,7 @@ def spread(found: Row, digits: int = 3) -> str:
 
 
 def percent(value: float | None, digits: int = 3) -> str:
-    """Of a share."""
+    """A share as text in per cent."""
     if value is None:
         return "–"
     text = f"{100 * value:.{digits}g}"
@@ -167,7 +167,7 @@ def _regimes(models: dict[str, Row]) -> Listing:
 
 
 def _heads(name: str, model: Row, heads: Table) -> Listing:
-    """Entropy production of every head, mean over passages; regimes of all of them together."""
+    """Entropy production of every head, as mean over passages, and the regimes in each layer."""
     here = heads.where(model=name)
     count = model["about"]["heads"]
     rows = []

@@ -1,4 +1,4 @@
-"""Passages of English from the standard library: the help topics of Python itself."""
+"""Passages of English from Python's standard library: its help topics."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .._errors import ExperimentError
 
 
 def topics() -> list[tuple[str, str]]:
-    """(name, text in one line) of the longest topics first; the text is that of the running Python."""
+    """(name, text in one line) of all topics, longest first, as the running Python has them."""
     from pydoc_data import topics as source
 
     plain = {name: _plain(text) for name, text in source.topics.items()}
@@ -16,7 +16,7 @@ def topics() -> list[tuple[str, str]]:
 
 
 def _plain(text: str) -> str:
-    """Without underlines and line breaks."""
+    """The text without underlines and line breaks."""
     lines = [line for line in text.splitlines() if line.strip().strip('*=-~^"')]
     return " ".join(" ".join(lines).split())
 
@@ -25,7 +25,7 @@ def passages(count: int) -> list[tuple[str, str]]:
     """The ``count`` longest topics, none of which is part of another."""
     chosen: list[tuple[str, str]] = []
     for name, text in topics():
-        # Topics overlap: "customization" is a chapter of "specialnames".
+        # Topics overlap; for example, "customization" is a chapter of "specialnames".
         if not any(text[200:400] in other for _, other in chosen):
             chosen.append((name, text))
         if len(chosen) == count:
@@ -34,5 +34,5 @@ def passages(count: int) -> list[tuple[str, str]]:
 
 
 def digest(text: str) -> str:
-    """Tells texts apart: topics differ between versions of Python."""
+    """A digest of the text, since topics differ between versions of Python."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

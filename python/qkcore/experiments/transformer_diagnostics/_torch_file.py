@@ -1,9 +1,9 @@
-"""Tensors of a file that PyTorch saved in its older format, without PyTorch, running nothing that is in it.
+"""Reads tensors from a file in PyTorch's older format, without PyTorch and without running code from it.
 
-The file is a row of pickles (a magic number, a version, facts on the machine, the dictionary, the names of
-its storages) and then the storages, each a count and its raw numbers. The dictionary may name two
-harmless functions and the types of storages; everything else is refused. So is a file that says of itself
-what cannot be: every number is checked against the size of the file before it is used.
+The file is a sequence of pickles (a magic number, a version, facts about the machine, the dictionary, the
+names of the storages), followed by the storages, each a count and its raw numbers. The dictionary may name
+two harmless functions and the types of storages; everything else is refused. Inconsistent files are refused
+too: every number is checked against the size of the file before it is used.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MOST_AXES = 16
 
 
 class _Later:
-    """A tensor whose numbers come at the end of the file."""
+    """A tensor whose numbers are read later, from the end of the file."""
 
     def __init__(self, storage: Any, offset: Any, size: Any, stride: Any) -> None:
         self.key, self.dtype, self.count = storage
@@ -40,7 +40,8 @@ class _Later:
                 f"wanted as many strides as sizes, at most {_MOST_AXES}, "
                 f"got {len(self.stride)} and {len(self.size)}"
             )
-        # The reader of a file must not need more memory than the file: no axis is repeated by a stride of 0.
+        # Strides of 0 are refused: they repeat an axis, so that the tensor would need more memory than the
+        # file.
         entries = math.prod(self.size)
         last = offset + sum((n - 1) * s for n, s in zip(self.size, self.stride, strict=True))
         if offset > self.count or entries > self.count or (entries and last >= self.count):
@@ -53,7 +54,8 @@ class _Later:
         view = np.lib.stride_tricks.as_strided(
             storage[self.offset :], self.size, [step * s for s in self.stride], writeable=False
         )
-        return np.ascontiguousarray(view).reshape(self.size)  # it gives a single number an axis
+        # Reshape removes the axis of a single number.
+        return np.ascontiguousarray(view).reshape(self.size)
 
 
 def _rebuild(storage: Any, offset: Any, size: Any, stride: Any, *_: Any) -> _Later:
@@ -78,13 +80,13 @@ class _Careful(pickle.Unpickler):
 
 
 def read(path: Path) -> dict[str, npt.NDArray[Any]]:
-    """The tensors by name; a ValueError for a file that is broken or of another kind."""
+    """The tensors by name; raises a ValueError if the file is broken or of another kind."""
     try:
         with path.open("rb") as file:
             return _read(file)
     except OSError:
         raise
-    except Exception as error:  # unpickling broken data raises nearly everything
+    except Exception as error:  # unpickling broken data can raise nearly any exception
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise ValueError(
             f"{path}: wanted a file of torch.save in its older format, got a broken one or another ({reason})"
@@ -114,9 +116,9 @@ def _read(file: BinaryIO) -> dict[str, npt.NDArray[Any]]:
 
 
 def _unpickled(file: BinaryIO) -> Any:
-    """The next pickle of the file, whose operations are looked at before any is done.
+    """The next pickle of the file; its operations are checked before any of them is executed.
 
-    A broken length or position in the memo would otherwise make the unpickler ask for all memory.
+    Otherwise a broken length or position in the memo would make the unpickler ask for all memory.
     """
     start = file.tell()
     content: Any = _Bounded(file, _left(file))
@@ -129,7 +131,7 @@ def _unpickled(file: BinaryIO) -> Any:
 
 
 class _Bounded:
-    """Reads no more than a file has left: asked for more, a file would reserve memory for it first."""
+    """Limits reads to the rest of the file, because asking a file for more reserves the memory first."""
 
     def __init__(self, file: BinaryIO, left: int) -> None:
         self._file, self._end = file, file.tell() + left

