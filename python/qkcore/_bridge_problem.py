@@ -96,25 +96,30 @@ def uniform_marginals(s: Scores, mu: Any, nu: Any) -> tuple[Any, Any]:
     b, offsets = s.backend, s.terms.offsets
     if mu is None and nu is None:
         both = zip(s.shape[-2:], offsets or (None, None), strict=True)
-        mu, nu = (b.give(b.from_host(_uniform(n, cuts, 1.0).astype(s.dtype))) for n, cuts in both)
+        mu, nu = (b.give(b.from_host(_uniform(n, cuts, 1.0, s.dtype))) for n, cuts in both)
         return mu, nu
     side = 0 if nu is None else 1
     name, given = ("mu", mu) if nu is None else ("nu", nu)
     ((array, _),) = b.vectors(s.dtype, s.batch, (name, given, s.shape[side - 2]))
     weights = b.to_host(array)
     cuts, others = (None, None) if offsets is None else (offsets[side], offsets[1 - side])
-    mass = weights.sum(axis=-1, dtype=np.float64) if cuts is None else block_sums(weights, cuts)
-    other = _uniform(s.shape[-1 - side], others, mass)
-    found = b.give(b.from_host(other.astype(s.dtype)))
+    if cuts is None:
+        mass = _pieces.total(lambda w: w.sum(axis=-1, dtype=np.float64), weights)
+    else:
+        mass = block_sums(weights, cuts)
+    found = b.give(b.from_host(_uniform(s.shape[-1 - side], others, mass, s.dtype)))
     return (mu, found) if nu is None else (found, nu)
 
 
-def _uniform(n: int, cuts: Any, mass: Any) -> npt.NDArray[np.float64]:
+def _uniform(n: int, cuts: Any, mass: Any, dtype: np.dtype[Any]) -> Real:
     """Equal weights of this total mass for n entries, or for the entries of each block between cuts."""
     if cuts is None:
-        return np.repeat(np.asarray(mass)[..., None] / n, n, axis=-1)
+        each = np.asarray(mass)[..., None] / n
+        every = np.broadcast_to(each, (*each.shape[:-1], n))
+        return _pieces.mapped(lambda x: x.astype(dtype, order="C"), every)
     sizes = np.diff(cuts)
-    return np.repeat(np.broadcast_to(mass, sizes.shape) / np.maximum(sizes, 1), sizes)
+    each = np.broadcast_to(mass, sizes.shape) / np.maximum(sizes, 1)
+    return np.repeat(each, sizes).astype(dtype)
 
 
 def _same_mass(p: Problem) -> None:

@@ -50,7 +50,7 @@ public:
                         const Run& run) = 0;
 
     // A bound on the L1 error of the columns of the last rows(), beyond the rounding of the type. After refine() the
-    // next rows() has no such error.
+    // next rows(), at the same potentials, has no such error to speak of.
     virtual double uncertainty() const { return 0; }
     virtual void refine() {}
 
@@ -89,9 +89,9 @@ std::unique_ptr<Sweep> sweep_on_the_fly(const Problem<T>& problem, const Run& ru
 template <class T>
 std::unique_ptr<Sweep> sweep_stored(const Problem<T>& problem, const Run& run);
 
-// Stores the entries in single precision, which halves what is read, and computes in double. An exact visit (refine())
-// measures by how much the rounding of the entries changes the sums, and from then on this change is divided out. As
-// the potentials move, the change varies only to second order. Not for weights below 1e-20 of the total.
+// Stores the entries in single precision, which halves what is read, and computes in double. Exact sums (refine()) measure
+// by how much the rounding of the entries changes the sums, and from then on this change is divided out. As the potentials
+// move, the change varies only to second order. Not for weights below 1e-20 of the total.
 std::unique_ptr<Sweep> sweep_stored_single(const Problem<double>& problem, const Run& run);
 
 }  // namespace qk
