@@ -434,7 +434,7 @@ def test_metrics_and_large_neighbourhoods_in_single_precision() -> None:
         ({"neighbors": 2.5}, TypeError, "neighbors: wanted"),
         ({"weights": np.ones(5)}, ValueError, r"weights: wanted weights of shape \(20,\)"),
         ({"weights": lambda x: x}, ValueError, r"weights: wanted what weights returns of shape \(20,\)"),
-        ({"target": np.zeros(20)}, ValueError, "target: wanted numbers > 0, got 0 for point 0"),
+        ({"target": np.zeros(20)}, ValueError, "target: wanted numbers > 0, got 0 at index 0"),
         ({"weights": np.full(20, np.nan)}, ValueError, "weights: wanted finite"),
         ({"target": bump, "weights": bump}, ValueError, "weights: wanted None together with a target"),
         ({"target": bump, "alpha": 0.5}, ValueError, "alpha: wanted 0 or 1 together with a target"),

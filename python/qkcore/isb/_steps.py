@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from .. import _checks
 from .._backend import Backend, backend_of
-from .._convergence import failure
+from .._convergence import failure, limit_named
 from .._host import HOST
 from .._lazy_scores import Real
 from ._barycentric import BarycentricMap, Init, Options, cloud, masses, solve, solver_options, start
@@ -103,7 +103,8 @@ def step(
         options = solver_options(support, tol, max_iter, max_visits, max_memory, n_threads, where)
         found = solve(support, epsilon, w, start(init, w), options)._given(where)
     if not np.all(found.converged):
-        raise RuntimeError(f"step: bridge {failure(found)}; raise max_iter or tol, or use float64")
+        limit = limit_named(found.status)
+        raise RuntimeError(f"step: bridge {failure(found)}; raise {limit} or tol, or use float64")
     values = where.here("values", found.values if own else found(X))
     new = moved(x, values, theta)
     if not np.isfinite(new).all():
