@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 
 #include "qk/scalar_math.hpp"
 
@@ -188,7 +189,7 @@ public:
                 take_entries(kernel_.attr("entries")(first, end, least), first, end, n_cols_, found);
             });
             if (status != Status::ok) return status;
-            if (static_cast<Index>(found.share.size()) > most) return Status::ok;
+            if (std::cmp_greater(found.share.size(), most)) return Status::ok;
         }
         out = std::move(found);
         return Status::ok;

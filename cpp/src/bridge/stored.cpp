@@ -2,6 +2,7 @@
 #include <atomic>
 #include <numeric>
 #include <tuple>
+#include <utility>
 
 #include "bridge/gathering.hpp"
 #include "bridge/long_vectors.hpp"
@@ -287,7 +288,7 @@ private:
     Status measure_last(const Run& run) {
         constexpr double most_lost = 1.0 / (1 << 22);  // four times the largest rounding error of an entry
         const Index n = problem().n_rows, m = problem().n_cols;
-        if (static_cast<Index>(seen_.size()) != m || !is_one_matrix(problem())) return Status::overflow;
+        if (std::cmp_not_equal(seen_.size(), m) || !is_one_matrix(problem())) return Status::overflow;
         std::vector<double> f = zeros(n, run), g = zeros(m, run), rows = zeros(n, run),
                             columns = zeros(m, run), scaled;
         if (should_stop(run, 0)) return Status::interrupted;
