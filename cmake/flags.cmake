@@ -8,6 +8,8 @@ target_compile_definitions(qk_flags INTERFACE QKCORE_VERSION="${SKBUILD_PROJECT_
 target_compile_options(
   qk_flags
   INTERFACE $<$<CONFIG:Release,RelWithDebInfo>:$<IF:$<BOOL:$<TARGET_PROPERTY:QK_QUICK_TO_COMPILE>>,-O2,-O3>>
+            -ffunction-sections # so that the linker can drop functions that nothing calls
+            -fdata-sections
             -fno-math-errno
             -fno-trapping-math
             -ffp-contract=fast

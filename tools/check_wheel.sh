@@ -13,10 +13,16 @@ trap 'rm -rf "$work"' EXIT
 pip=("$work/venv/bin/python" -m pip --disable-pip-version-check -q install)
 # The time and the space that installing takes a user who has NumPy and SciPy already; printed, not tested.
 "${pip[@]}" numpy scipy
+most=5000000 # bytes: a wheel with all levels stays below
+size=$(stat -c %s "$wheel")
+if ((size >= most)); then
+    echo "$wheel: wanted less than $most bytes, got $size; see unzip -v" >&2
+    exit 1
+fi
 start=$(date +%s%N)
 "${pip[@]}" "$wheel"
 took=$((($(date +%s%N) - start) / 1000000))
-echo "$(basename "$wheel"): $(stat -c %s "$wheel") bytes, installed in $took ms," \
+echo "$(basename "$wheel"): $size bytes, installed in $took ms," \
     "$(du -sb "$work"/venv/lib/python*/site-packages/qkcore | cut -f1) bytes installed"
 "${pip[@]}" "$wheel[test]"
 
